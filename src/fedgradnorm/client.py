@@ -1,0 +1,146 @@
+"""A client: who it is, its task, its data, what it keeps to itself, and its part of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.errors import DataError
+from fedgradnorm.tasks import Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any] | Tensor
+    Split = tuple[Array, Array]
+
+
+class Scaler(Protocol):
+    """Turns raw inputs into what the client was trained on, and its outputs back."""
+
+    def scale_inputs(self, x: Tensor) -> Tensor:
+        """Raw inputs as the network saw them."""
+
+    def restore_targets(self, output: Tensor) -> Tensor:
+        """Outputs in the units of the raw targets."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The scaler as tensors, saved with the run."""
+
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: a name, a task, and its own data.
+
+    Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
+    ``0 .. classes - 1`` for classification, one row of ``outputs`` numbers for regression.
+    ``head`` is any module from the representation to the task's outputs; by default one linear
+    layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
+    and ``labels`` the classes' names. The data is checked here, once, so that training never meets
+    a bad row.
+
+    >>> import numpy as np
+    >>> from fedgradnorm import Client, classification
+    >>> x = np.random.default_rng(0).normal(size=(8, 4))
+    >>> Client("a", classification(2), train=(x, np.arange(8) % 2)).size
+    8
+    """
+
+    name: str
+    task: Task
+    train: Split
+    test: Split | None = None
+    validation: Split | None = None
+    head: nn.Module | None = None
+    scaling: Scaler | None = None
+    labels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
+        for split in SPLITS:
+            pair = getattr(self, split)
+            if pair is not None:
+                object.__setattr__(self, split, _checked(self, split, pair))
+        if self.task.kind == "classification" and self.size < self.task.outputs:
+            raise DataError(
+                f"client {self.name!r}: {self.task.outputs} classes but only {self.size} training "
+                "rows; give it more data or fewer classes"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of training rows."""
+        return len(self.train[0])
+
+    @property
+    def task_name(self) -> str:
+        """The task's name, or the client's own where the task has none."""
+        return self.task.name or self.name
+
+
+def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
+    """The split as tensors, or a DataError that names the client, the split and the value."""
+    where = f"client {client.name!r}, {split} data"
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
+    x, y = (_tensor(where, part, name) for part, name in zip(pair, "xy", strict=True))
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"{where}: x is empty; a client needs at least one row")
+    if y.ndim == 0 or len(x) != len(y):
+        rows = 0 if y.ndim == 0 else len(y)
+        raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
+    _finite(where, x, "x")
+    return x, _target(where, client.task, y)
+
+
+def _tensor(where: str, values: Any, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+    else:
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
+        tensor = torch.from_numpy(array.copy())
+    if tensor.dtype in (torch.uint8, torch.bool, torch.float16):
+        tensor = tensor.to(torch.float32)
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def _finite(where: str, values: Tensor, name: str) -> None:
+    bad = ~torch.isfinite(values)
+    if bad.any():
+        place = tuple(bad.nonzero()[0].tolist())
+        raise DataError(
+            f"{where}: {name}{list(place)} is {values[place].item()}; "
+            "remove or fill the rows that are not finite"
+        )
+
+
+def _target(where: str, task: Task, y: Tensor) -> Tensor:
+    _finite(where, y, "y")
+    if task.kind == "regression":
+        y = y.reshape(len(y), -1)
+        if y.shape[1] != task.outputs:
+            raise DataError(f"{where}: y has {y.shape[1]} numbers a row, the task {task.outputs}")
+        return y if y.is_floating_point() else y.to(torch.float32)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        shape = tuple(y.shape)
+        raise DataError(f"{where}: class labels must be one number a row, y has shape {shape}")
+    labels = y.to(torch.int64)
+    wrong = (labels != y) | (labels < 0) | (labels >= task.outputs)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise DataError(
+            f"{where}: y[{row}] is {y[row].item()}; labels must be 0 .. {task.outputs - 1}"
+        )
+    return labels

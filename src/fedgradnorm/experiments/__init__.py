@@ -1,0 +1,1 @@
+"""From settings to a finished run: training, storing, resuming, comparing."""

@@ -1,0 +1,95 @@
+"""A run folder on disk: what the run is, how it goes, and where it can go on from.
+
+run.json                 settings, seed, clients, versions, command
+metrics.csv              the history, append-only
+log.txt                  warnings and milestones with their time
+checkpoint.safetensors   everything needed to go on, replaced atomically
+network.safetensors      the trained shared network, once finished
+clients/NAME.safetensors each client's head, once finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.run import ABOUT, METRICS, Run, read_about, write_about, write_models
+from fedgradnorm.experiments.trainer import Trainer
+
+CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
+
+
+class RunFolder:
+    """Keeps a trainer's progress on disk; one process at a time."""
+
+    def __init__(self, path: Path, trainer: Trainer, about: Mapping[str, Any], resume: bool):
+        if not resume and (path / ABOUT).exists():
+            raise RunFolderError(
+                f"{path} already holds a run; resume it, remove it, or choose another folder"
+            )
+        before = read_about(path) if resume else None
+        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.trainer, self.about = path, trainer, dict(before or about)
+        self._lock = _locked(path / LOCK)
+        self._handler = self._start_log()
+        if before is None:
+            trainer.history.attach(path / METRICS)
+            write_about(path, self.about)
+        else:
+            self._restore(before, about)
+
+    def _restore(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        for key in ("settings", "weighting", "clients"):
+            if before[key] != now[key]:
+                raise RunFolderError(
+                    f"{self.path}: cannot resume with other {key} than the run was started with"
+                )
+        if not (self.path / CHECKPOINT).exists():  # stopped before its first checkpoint: start over
+            self.trainer.history.attach(self.path / METRICS)
+            return
+        state = checkpoint.load(self.path / CHECKPOINT)
+        self.trainer.load_state_dict(state["trainer"])
+        self.trainer.history.reattach(self.path / METRICS, state["metrics_size"])
+
+    def save_checkpoint(self) -> None:
+        """Put everything needed to go on into one file, atomically."""
+        size = self.trainer.history.sync()
+        state = {"trainer": self.trainer.state_dict(), "metrics_size": size}
+        checkpoint.save(state, self.path / CHECKPOINT)
+
+    def finish(self, run: Run) -> None:
+        """Write the trained network and heads."""
+        write_models(run, self.path)
+        self.about["finished"] = True
+        write_about(self.path, self.about)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.trainer.history.close()
+        logging.getLogger("fedgradnorm").removeHandler(self._handler)
+        self._handler.close()
+        self._lock.close()
+
+    def _start_log(self) -> logging.Handler:
+        handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger = logging.getLogger("fedgradnorm")
+        logger.addHandler(handler)
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+        return handler
+
+
+def _locked(path: Path) -> IO[str]:
+    lock = path.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RunFolderError(f"{path.parent} is in use by another process") from error
+    return lock

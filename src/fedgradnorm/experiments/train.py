@@ -1,0 +1,224 @@
+"""``fgn.train``: the one function that trains."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgradnorm.client import Client
+from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
+from fedgradnorm.experiments.folder import RunFolder
+from fedgradnorm.experiments.run import FORMAT, Run, blueprints
+from fedgradnorm.experiments.trainer import Progress, Trainer
+from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm.server import Aggregate, Order
+from fedgradnorm.settings import EngineName, Key, Participation, Settings, Share
+from fedgradnorm.weighting import GradNorm, Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+
+def train(
+    network: nn.Module,
+    clients: Sequence[Client],
+    *,
+    weighting: Weighting | None = None,
+    rounds: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = 64,
+    head_steps: int = 1,
+    shared_steps: int = 1,
+    lr: float = 2e-4,
+    head_optimizer: str | dict[str, Any] = "adam",
+    server_optimizer: str | dict[str, Any] = "adam",
+    local_optimizer: str | dict[str, Any] = "sgd",
+    first_loss: FirstLoss = "dataset",
+    update: Update = "gradient",
+    report_loss: ReportLoss = "before",
+    schedule: Schedule = "alternating",
+    aggregate: Aggregate = "mean",
+    order: Order = "new",
+    key: Key = "client",
+    share: Share = "all",
+    participation: Participation = 1.0,
+    gauge: str | list[str] | None = None,
+    engine: EngineName = "auto",
+    device: str = "auto",
+    seed: int = 0,
+    eval_every: int | None = None,
+    checkpoint_every: int | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | Callable[[Progress], None] = False,
+) -> Run:
+    """Train one shared network and a personal head per client.
+
+    Args:
+        network: any module from an input row to a feature vector; it is copied, never changed.
+        clients: who takes part; see :class:`fedgradnorm.Client`.
+        weighting: how the server weighs clients; the paper's ``GradNorm(gamma=0.9)`` by default.
+        rounds, epochs: how long; a round is one communication, an epoch one pass over the largest
+            client's training rows. Ten epochs if neither is given.
+        batch_size: rows per local step (a smaller client uses all its rows); None for all rows.
+        head_steps, shared_steps: local steps per round on the head, then on the shared network.
+        lr: learning rate of every network optimiser that does not name its own.
+        head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
+            such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
+            rounds, the server's steps ``shared``, the local one steps a client's copy of it.
+        first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
+            or ``log_classes``.
+        update: a client sends the mean raw ``gradient``, or the ``delta`` of its copy over
+            (steps x lr). The gauge norm is always that of the mean raw gradient.
+        report_loss: measured ``before`` each local step, or ``after`` it.
+        schedule: ``alternating`` (head, then shared network) or both ``together``.
+        aggregate: clients count the same (``mean``), or ``by_size``.
+        order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
+        key: one weight per ``client``, or per ``task`` (clients whose tasks share a name).
+        share: ``all`` train one network, or ``none``: each client trains alone.
+        participation: share of clients per round, drawn from the seed; or a list of names; or a
+            list of such lists, taken in turn.
+        gauge: layers or parameters whose gradient is measured; the last layer by default.
+        engine: who runs the clients; ``auto`` picks the fastest that is right.
+        device: "cpu", "cuda", or "auto".
+        seed: decides heads, batches, participation and dropout.
+        eval_every, checkpoint_every: in rounds; once an epoch by default, 0: only at the end.
+        folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
+        resume: go on with the run in ``folder``.
+        progress: True for a live display in the terminal, or a function to call after each round.
+
+    Returns:
+        A :class:`fedgradnorm.experiments.run.Run`.
+    """
+    given = locals()
+    settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
+    weighting = GradNorm() if weighting is None else weighting
+    trainer = Trainer(network, clients, weighting, settings, _device(device))
+    about = _about(trainer, network, weighting)
+    keeper = RunFolder(Path(folder), trainer, about, resume) if folder is not None else None
+    if keeper is not None:
+        about = keeper.about
+    display = _display(progress, trainer)
+    try:
+        with display as show:
+            _fit(trainer, keeper, show)
+        run = trainer.result(about)
+        if keeper is not None:
+            keeper.finish(run)
+        return run
+    except KeyboardInterrupt:
+        if keeper is not None:
+            keeper.save_checkpoint()
+        where = f"; resume from {folder}" if folder is not None else ""
+        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
+        raise Interrupted(message, trainer.result(about)) from None
+    finally:
+        if keeper is not None:
+            keeper.close()
+
+
+def _fit(
+    trainer: Trainer, keeper: RunFolder | None, show: Callable[[Progress], None] | None
+) -> None:
+    """All remaining rounds, with evaluations and checkpoints on the way."""
+    started = time.perf_counter()
+    evaluate = trainer.every(trainer.settings.eval_every)
+    save = trainer.every(trainer.settings.checkpoint_every)
+    log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
+    if trainer.round == 0:
+        trainer.evaluate()
+    while not trainer.done:
+        try:
+            event = trainer.advance()
+        except TrainingError:
+            if keeper is not None:
+                keeper.save_checkpoint()
+            raise
+        if trainer.done or (evaluate and trainer.round % evaluate == 0):
+            trainer.evaluate()
+        if keeper is not None and (trainer.done or trainer.round % save == 0):
+            keeper.save_checkpoint()
+        if show is not None:
+            show(event)
+    log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
+
+
+def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> Any:
+    if progress is True:
+        from fedgradnorm.experiments.display import live_display
+
+        return live_display(trainer.round)
+    return nullcontext(progress or None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used here: {reason}") from error
+    return device
+
+
+def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
+    """What is stored with every run, so that anyone can make it again."""
+    from fedgradnorm.version import __version__
+
+    heads = {n: h for f in trainer.federations for n, h in f.engine.heads().items()}
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "settings": asdict(trainer.settings),
+        "weighting": describe_weighting(weighting),
+        "clients": {name: _client_info(client) for name, client in trainer.clients.items()},
+        "rounds": trainer.rounds,
+        "gauge": list(trainer.federations[0].gauge),
+        "blueprints": blueprints(network, heads),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {
+            "fedgradnorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def describe_weighting(weighting: Weighting) -> dict[str, Any]:
+    """The weighting's class and plain settings."""
+    plain = (bool, int, float, str)
+    settings: Mapping[str, Any] = {
+        key: value
+        for key, value in vars(weighting).items()
+        if not key.startswith("_") and isinstance(value, plain)
+    }
+    weights = getattr(weighting, "weights", None)
+    extra = {"weights": weights} if isinstance(weights, dict) else {}
+    return {"name": type(weighting).__name__, **settings, **extra}
+
+
+def _client_info(client: Client) -> dict[str, Any]:
+    return {
+        "kind": client.task.kind,
+        "outputs": client.task.outputs,
+        "task": client.task_name,
+        "loss_scale": client.task.loss_scale,
+        "size": client.size,
+        "labels": list(client.labels) if client.labels else None,
+    }

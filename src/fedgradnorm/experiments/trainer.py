@@ -1,0 +1,205 @@
+"""The rounds of a run: who takes part, what is recorded, what a checkpoint holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgradnorm.client import SPLITS, Client
+from fedgradnorm.data.batches import Batches
+from fedgradnorm.errors import TrainingError
+from fedgradnorm.experiments.history import History, Row
+from fedgradnorm.experiments.run import Run, TrainedClient
+from fedgradnorm.federation import Federation, federations
+from fedgradnorm.reports import Reports
+from fedgradnorm.settings import Settings
+from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every round."""
+
+    round: int
+    rounds: int
+    epoch: float
+    losses: Mapping[str, float]
+    weights: Mapping[str, float]
+
+
+class Trainer:
+    """One run in the making: its federations, its round counter and its history."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        weighting: Weighting,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        self.clients = {client.name: client for client in clients}
+        self.federations = federations(network, clients, weighting, settings, device)
+        self.names = list(self.clients)
+        self.settings = settings
+        sizes = [client.size for client in clients]
+        self.per_epoch = settings.rounds_per_epoch(sizes)
+        self.rounds = settings.total_rounds(sizes)
+        self.round = 0
+        self.taken = dict.fromkeys(self.names, 0)
+        self.failures = dict.fromkeys(self.names, 0)
+        self._held: set[str] = set()
+        batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
+        self._samples = {name: settings.local().steps * batch[name] for name in self.names}
+        metrics = {key for client in clients for key in client.task.metrics}
+        self.history = History(sorted(metrics))
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the largest client's training rows so far."""
+        return self.round / self.per_epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.round >= self.rounds
+
+    def every(self, given: int | None) -> int:
+        """An interval in rounds: as given, or once an epoch."""
+        return max(1, round(self.per_epoch)) if given is None else given
+
+    def advance(self) -> Progress:
+        """One round of everybody who takes part in it."""
+        active = self.settings.active(self.names, self.round)
+        rows: list[Row] = []
+        failed: list[str] = []
+        for federation in self.federations:
+            mine = [name for name in active if name in federation.names]
+            if mine:
+                reports, weights = federation.round(self.round, mine)
+                failed += reports.failed
+                rows += self._rows(federation, reports, weights.tolist(), mine)
+        self._note(failed)
+        if len(failed) == len(active):
+            raise TrainingError(
+                f"round {self.round + 1}: the loss or gradient of every active client is not "
+                f"finite ({', '.join(failed)}); lower the learning rate (lr) or look at the data"
+            )
+        self.round += 1
+        for row in rows:
+            row.update(round=self.round, epoch=self.epoch)
+        self.history.append(rows)
+        return Progress(
+            self.round,
+            self.rounds,
+            self.epoch,
+            {row["client"]: row["loss"] for row in rows if row["active"]},
+            {row["client"]: row["weight"] for row in rows},
+        )
+
+    def _rows(
+        self, federation: Federation, reports: Reports, weights: list[float], mine: list[str]
+    ) -> list[Row]:
+        held = federation.server.weighting.held
+        held_rows = [False] * len(weights) if held is None else held.tolist()
+        columns = {
+            key: getattr(reports, key).tolist()
+            for key in ("loss", "loss_ratio", "gauge_norm", "active")
+        }
+        rows = []
+        for i, name in enumerate(federation.names):
+            if name not in mine:
+                continue
+            ok = bool(columns["active"][i])
+            self.taken[name] += ok
+            row: Row = {"client": name, "split": "batch", "active": int(ok), "weight": weights[i]}
+            if ok:
+                row.update({k: columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
+            row["held"] = int(held_rows[i])
+            rows.append({**row, **self._meters(federation, name)})
+        self._note_held({row["client"] for row in rows if row["held"]}, set(mine))
+        return rows
+
+    def _meters(self, federation: Federation, name: str) -> Row:
+        """Samples a client has seen and bytes it has exchanged so far."""
+        traffic = federation.bytes_per_round() if self.settings.share == "all" else 0
+        taken = self.taken[name]
+        return {"samples": taken * self._samples[name], "bytes": taken * traffic}
+
+    def _note(self, failed: Sequence[str]) -> None:
+        for name in failed:
+            self.failures[name] += 1
+            log.warning(
+                "round %d: client %r left out: its loss or gradient is not finite "
+                "(%d times so far); its head was put back",
+                self.round + 1,
+                name,
+                self.failures[name],
+            )
+
+    def _note_held(self, held: set[str], seen: set[str]) -> None:
+        for name in sorted(held - self._held):
+            log.warning(
+                "round %d: client %r has a vanishing gradient; its weight is held",
+                self.round + 1,
+                name,
+            )
+        self._held = (self._held - seen) | held
+
+    def evaluate(self) -> None:
+        """Loss and metrics of every client on all its splits, into the history."""
+        rows: list[Row] = []
+        for federation in self.federations:
+            weight = federation.server.weighting.weight.tolist()
+            weights = dict(zip(federation.names, weight, strict=True))
+            for split in SPLITS:
+                for name, values in federation.evaluate(split).items():
+                    row: Row = {"round": self.round, "epoch": self.epoch, "client": name}
+                    row.update(split=split, weight=weights[name], **values)
+                    rows.append({**row, **self._meters(federation, name)})
+        order = {name: i for i, name in enumerate(self.names)}
+        self.history.append(sorted(rows, key=lambda row: order[row["client"]]))
+
+    def result(self, about: dict[str, Any]) -> Run:
+        """The run as it stands."""
+        one = len(self.federations) == 1 and self.settings.share == "all"
+        trained = {}
+        for federation in self.federations:
+            state, heads = federation.engine.state_dict(), federation.engine.heads()
+            for name in federation.names:
+                client = self.clients[name]
+                trained[name] = TrainedClient(
+                    heads[name].cpu(),
+                    client.task.kind,
+                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
+                    None if one else federation.shared_network(),
+                    client.scaling,
+                    client.labels,
+                )
+        shared = self.federations[0].shared_network() if one else None
+        return Run(trained, about, self.history, shared, finished=self.done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {
+            "round": self.round,
+            "taken": self.taken,
+            "failures": self.failures,
+            "held": sorted(self._held),
+            "federations": [federation.state_dict() for federation in self.federations],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.round = state["round"]
+        self.taken, self.failures = dict(state["taken"]), dict(state["failures"])
+        self._held = set(state["held"])
+        for federation, part in zip(self.federations, state["federations"], strict=True):
+            federation.load_state_dict(part)

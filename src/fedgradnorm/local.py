@@ -1,0 +1,230 @@
+"""A client's part of a round: what it keeps to itself, and what it reports."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import optimizers
+from fedgradnorm.client import Client
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.models import FlatNetwork
+from fedgradnorm.tasks import Task
+
+FirstLoss = Literal["dataset", "first_round", "log_classes"]
+Update = Literal["gradient", "delta"]
+ReportLoss = Literal["before", "after"]
+Schedule = Literal["alternating", "together"]
+
+EVALUATION_ROWS = 4096  # rows per forward pass when a whole split is evaluated
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client works: the open points of the algorithm that concern it, by name."""
+
+    head_steps: int = 1
+    shared_steps: int = 1
+    first_loss: FirstLoss = "dataset"
+    update: Update = "gradient"
+    report_loss: ReportLoss = "before"
+    schedule: Schedule = "alternating"
+    head_optimizer: Mapping[str, Any] | None = None
+    local_optimizer: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Batches a client reads in a round: step s of either phase takes batch s."""
+        return self.shared_steps if self.together else max(self.head_steps, self.shared_steps)
+
+    @property
+    def together(self) -> bool:
+        """Whether head and shared network step together, on one backward pass."""
+        return self.schedule == "together"
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether the local copy of the shared network moves at all."""
+        return self.shared_steps > 1 or self.update == "delta" or self.report_loss == "after"
+
+
+class ClientState:
+    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics."""
+
+    def __init__(self, head: nn.Module, optimizer: Mapping[str, Any], buffers: dict[str, Tensor]):
+        self.head = head
+        self.optimizer = optimizers.build(head.parameters(), optimizer)
+        self.buffers = buffers
+        self.first_loss: float | None = None
+        self.rounds = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as copies."""
+        return copy.deepcopy(
+            {
+                "head": dict(self.head.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "buffers": self.buffers,
+                "first_loss": self.first_loss,
+                "rounds": self.rounds,
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.buffers = dict(state["buffers"])
+        self.first_loss = state["first_loss"]
+        self.rounds = state["rounds"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client sends: about ``shared``, its pace, and its loudness."""
+
+    update: Tensor
+    loss: float
+    loss_ratio: float
+    gauge_norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number in it is usable."""
+        scalars = (self.loss, self.loss_ratio, self.gauge_norm)
+        return all(map(math.isfinite, scalars)) and bool(torch.isfinite(self.update).all())
+
+
+def local_round(
+    client: Client,
+    state: ClientState,
+    network: FlatNetwork,
+    shared: Tensor,
+    gauge: Tensor,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    data: tuple[Tensor, Tensor],
+    how: LocalSettings,
+) -> Report:
+    """One client's round (Algorithm 2, client part).
+
+    First ``head_steps`` updates of the head on the frozen ``shared``; then ``shared_steps``
+    gradients on ``shared`` with the head frozen, stepping a local copy between them:
+
+        update = mean_s grad F(omega_s),   gauge_norm = |update on the gauge|,
+        loss_ratio = mean_s F(omega_s) / F_0
+
+    ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
+    """
+    network.vector.copy_(shared)
+    network.module.train()
+    state.head.train()
+    if state.first_loss is None and how.first_loss != "first_round":
+        state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
+    if not how.together:
+        _head_phase(client.task, state, network, batch, how.head_steps)
+    gradient, loss = _shared_phase(client.task, state, network, batch, how)
+    if state.first_loss is None:
+        state.first_loss = loss
+    update = gradient
+    if how.update == "delta":
+        assert how.local_optimizer is not None
+        update = (shared - network.vector) / (how.shared_steps * how.local_optimizer["lr"])
+    state.rounds += 1
+    return Report(
+        update=update,
+        loss=loss,
+        loss_ratio=loss / max(state.first_loss, torch.finfo(shared.dtype).tiny),
+        gauge_norm=float(gradient[gauge].norm()),
+    )
+
+
+def _head_phase(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    steps: int,
+) -> None:
+    for step in range(steps):
+        x, y = batch(step)
+        with torch.no_grad():
+            features = network.module(x)
+        state.optimizer.zero_grad()
+        task.loss(state.head(features), y).backward()
+        state.optimizer.step()
+
+
+def _shared_phase(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    how: LocalSettings,
+) -> tuple[Tensor, float]:
+    """Mean gradient and mean loss over the steps on the shared network."""
+    assert how.local_optimizer is not None
+    local = nn.Parameter(network.vector)
+    local.grad = network.gradient
+    optimizer = optimizers.build([local], how.local_optimizer)
+    gradient, loss = torch.zeros_like(network.vector), 0.0
+    for step in range(how.shared_steps):
+        x, y = batch(step)
+        network.gradient.zero_()
+        state.optimizer.zero_grad()
+        here = task.loss(state.head(network.module(x)), y)
+        here.backward()
+        gradient += network.gradient / how.shared_steps
+        if how.steps_locally:
+            optimizer.step()
+        if how.together:
+            state.optimizer.step()
+        if how.report_loss == "after":
+            with torch.no_grad():
+                here = task.loss(state.head(network.module(x)), y)
+        loss += float(here.detach()) / how.shared_steps
+    return gradient, loss
+
+
+def first_loss(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    data: tuple[Tensor, Tensor],
+    kind: FirstLoss,
+) -> float:
+    """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
+    if kind == "dataset":
+        return evaluate(task, network.module, state.head, *data)["loss"]
+    if task.kind != "classification":
+        raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
+    return task.loss_scale * math.log(task.outputs)
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Tensor
+) -> dict[str, float]:
+    """Loss and metrics over a whole split, with dropout off and running statistics in use."""
+    output = predict(network, head, x)
+    values = {"loss": task.loss(output, y)}
+    values.update({name: metric(output, y) for name, metric in task.metrics.items()})
+    return {name: float(value) for name, value in values.items()}
+
+
+@torch.no_grad()
+def predict(network: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
+    """Head outputs for all rows of ``x``, in evaluation mode."""
+    modes = network.training, head.training
+    network.eval()
+    head.eval()
+    try:
+        return torch.cat([head(network(part)) for part in x.split(EVALUATION_ROWS)])
+    finally:
+        network.train(modes[0])
+        head.train(modes[1])

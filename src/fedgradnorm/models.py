@@ -1,0 +1,194 @@
+"""The paper's two networks, the linear head, and the shared network as one flat vector."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.errors import ModelError
+
+
+def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Network 1 (faces): four convolutions, 1x40x40 grey -> 256 numbers.
+
+    The paper does not name an activation; ReLU after every layer is our reading.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 48, 3), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(48, 64, 3), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 2), activation(), nn.Flatten(),
+    )  # fmt: skip
+
+
+def network2(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Network 2 (signals): five linear layers, 256 -> 256 numbers, 3,936,512 parameters.
+
+    >>> sum(p.numel() for p in network2().parameters())
+    3936512
+    """
+    widths = (256, 512, 1024, 2048, 512, 256)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers)
+
+
+def linear_head(features: int, outputs: int) -> nn.Linear:
+    """The paper's personal head: one linear layer."""
+    return nn.Linear(features, outputs)
+
+
+class FlatNetwork:
+    """A private copy of a network whose trainable parameters are views of one flat vector.
+
+    ``vector`` is what the server sends and ``gradient`` what a backward pass leaves; both have one
+    slice per parameter, in ``slices``. Frozen parameters and buffers stay outside.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = copy.deepcopy(network).to(device)
+        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        if not named:
+            raise ModelError("the shared network has no trainable parameters: nothing to learn")
+        kinds = {p.dtype for p in named.values()}
+        if len(kinds) > 1:
+            raise ModelError(f"the shared network mixes {kinds}; convert it to one, e.g. .float()")
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for name, parameter in named.items():
+            self.slices[name] = slice(start, start + parameter.numel())
+            start += parameter.numel()
+        self.vector = torch.cat([p.detach().flatten() for p in named.values()])
+        self.gradient = torch.zeros_like(self.vector)
+        for name, parameter in named.items():
+            part = self.slices[name]
+            parameter.data = self.vector[part].view_as(parameter)
+            parameter.grad = self.gradient[part].view_as(parameter)
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the network keeps running statistics or other buffers."""
+        return next(self.module.buffers(), None) is not None
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the network's buffers, by name."""
+        return {name: b.detach().clone() for name, b in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Put a client's own running statistics in place."""
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tensor:
+    """``x`` as the network takes it: its dtype, unless integers feed an embedding."""
+    if not x.is_floating_point() and any(isinstance(m, nn.Embedding) for m in network.modules()):
+        return x.to(device)
+    return x.to(device, dtype=next(network.parameters()).dtype)
+
+
+@torch.no_grad()
+def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
+    """Features per row that the network makes of ``x``; a ModelError if no head can take them."""
+    was_training = network.training
+    network.eval()
+    try:
+        output = network(x[:2])
+    except Exception as error:
+        raise ModelError(
+            f"client {client!r}: the shared network cannot take inputs of shape "
+            f"{tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        network.train(was_training)
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x[:2]):
+        raise ModelError(
+            f"client {client!r}: the shared network returns {shape} for {len(x[:2])} rows; a head "
+            "needs (rows, features): end the network with nn.Flatten()"
+        )
+    return output.shape[1]
+
+
+@torch.no_grad()
+def check_head(head: nn.Module, features: int, outputs: int, client: str, like: Tensor) -> None:
+    """A ModelError unless ``head`` maps ``features`` numbers a row to the task's ``outputs``."""
+    was_training = head.training
+    head.eval()
+    try:
+        output = head(like.new_zeros(2, features))
+    except Exception as error:
+        raise ModelError(
+            f"client {client!r}: the shared network gives {features} features, which its head "
+            f"cannot take: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        head.train(was_training)
+    if tuple(output.shape) != (2, outputs):
+        raise ModelError(
+            f"client {client!r}: its head gives {tuple(output.shape[1:])} numbers a row, its task "
+            f"needs {outputs}"
+        )
+
+
+def find_gauge(
+    network: nn.Module, x: Tensor, gauge: str | Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Names of the parameters whose gradient is measured.
+
+    By default the last layer with a weight matrix that a forward pass of ``x`` reaches, weight and
+    bias. ``gauge`` names other layers ("3", "encoder.last") or parameters ("encoder.last.weight").
+    """
+    trainable = [name for name, p in network.named_parameters() if p.requires_grad]
+    if gauge is None:
+        layer = _last_layer(network, x)
+        return tuple(n for n in trainable if n.rpartition(".")[0] == layer)
+    found: list[str] = []
+    for part in [gauge] if isinstance(gauge, str) else gauge:
+        names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
+        if not names:
+            layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
+            near = difflib.get_close_matches(part, layers + trainable, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(
+                f"gauge {part!r} is no trainable layer or parameter of the shared network{hint} "
+                f"(layers: {', '.join(layers)})"
+            )
+        found += [n for n in names if n not in found]
+    return tuple(found)
+
+
+def _last_layer(network: nn.Module, x: Tensor) -> str:
+    """The module with a trainable matrix that finishes last in a forward pass."""
+    owners = {
+        name: module
+        for name, module in network.named_modules()
+        if any(p.requires_grad and p.ndim > 1 for p in module.parameters(recurse=False))
+    }
+    if not owners:  # only vectors (norm layers, scales): the last of those
+        owners = {
+            name: module
+            for name, module in network.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+        }
+    order: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: order.append(name))
+        for name, module in owners.items()
+    ]
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            network(x[:2])
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return order[-1] if order else list(owners)[-1]

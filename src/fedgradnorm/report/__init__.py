@@ -1,0 +1,1 @@
+"""Pictures and tables of what happened; the only room that draws."""

@@ -1,0 +1,75 @@
+"""The server's part of a round: weigh the clients, average their updates, step the network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import optimizers
+from fedgradnorm.reports import Reports
+from fedgradnorm.weighting import Signals, Weighting
+
+Aggregate = Literal["mean", "by_size"]
+Order = Literal["new", "old"]
+
+
+class ServerState:
+    """What the server keeps between rounds: ``shared``, its optimiser, and the weighting."""
+
+    def __init__(
+        self,
+        shared: Tensor,
+        weighting: Weighting,
+        optimizer: Mapping[str, Any],
+        *,
+        aggregate: Aggregate = "mean",
+        order: Order = "new",
+    ) -> None:
+        self.shared = nn.Parameter(shared.clone())
+        self.weighting = weighting
+        self.optimizer = optimizers.build([self.shared], optimizer)
+        self.aggregate, self.order = aggregate, order
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as copies."""
+        return copy.deepcopy(
+            {
+                "shared": self.shared.data,
+                "optimizer": self.optimizer.state_dict(),
+                "weighting": self.weighting.state_dict(),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.shared.data.copy_(state["shared"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.weighting.load_state_dict(state["weighting"])
+
+
+def server_round(server: ServerState, reports: Reports) -> Tensor:
+    """Algorithm 2, server part: new weights p, then one step on g = (1/N) sum_i p_i update_i.
+
+    ``order="old"`` steps the network with the weights from before this round, as the centralised
+    GradNorm does. Returns the weights as they stand after the round, one per client.
+    """
+    signals = reports.signals(server.weighting.needs)
+    used = server.weighting.weight.clone()
+    weights = server.weighting.update(signals)
+    if server.order == "new":
+        used = weights
+    server.shared.grad = reports.aggregate(coefficients(used, signals, server.aggregate))
+    server.optimizer.step()
+    return weights
+
+
+def coefficients(weights: Tensor, signals: Signals, aggregate: Aggregate) -> Tensor:
+    """What each update is multiplied with: p_i / N, or p_i n_i / sum_j n_j with ``by_size``."""
+    share = signals.active.to(weights.dtype)
+    if aggregate == "by_size":
+        share = share * signals.size
+    return torch.where(signals.active, weights.to(share.device) * share / share.sum(), 0)

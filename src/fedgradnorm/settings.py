@@ -1,0 +1,129 @@
+"""Every choice of a training run that is not data, network or weighting, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fedgradnorm import optimizers
+from fedgradnorm.data.batches import number
+from fedgradnorm.errors import ConfigError, choose
+from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm.server import Aggregate, Order
+
+EngineName = Literal["auto", "loop"]
+Key = Literal["client", "task"]
+Share = Literal["all", "none"]
+Participation = float | list[str] | list[list[str]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of :func:`fedgradnorm.train`, which documents each of them."""
+
+    rounds: int | None = None
+    epochs: float | None = None
+    batch_size: int | None = 64
+    head_steps: int = 1
+    shared_steps: int = 1
+    lr: float = 2e-4
+    head_optimizer: str | dict[str, Any] = "adam"
+    server_optimizer: str | dict[str, Any] = "adam"
+    local_optimizer: str | dict[str, Any] = "sgd"
+    first_loss: FirstLoss = "dataset"
+    update: Update = "gradient"
+    report_loss: ReportLoss = "before"
+    schedule: Schedule = "alternating"
+    aggregate: Aggregate = "mean"
+    order: Order = "new"
+    key: Key = "client"
+    share: Share = "all"
+    participation: Participation = 1.0
+    gauge: str | list[str] | None = None
+    engine: EngineName = "auto"
+    device: str = "auto"
+    seed: int = 0
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _CHOICES.items():
+            choose(getattr(self, name), get_args(kind), name)
+        for name in ("head_steps", "shared_steps", "rounds", "batch_size", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 0 if name == "head_steps" else 1)
+        _at_least("eval_every", self.eval_every, 0)
+        if self.rounds is not None and self.epochs is not None:
+            raise ConfigError("give rounds or epochs, not both")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ConfigError(f"epochs must be > 0, not {self.epochs!r}")
+        if isinstance(self.participation, (int, float)) and not 0 < self.participation <= 1:
+            raise ConfigError(f"participation must be in (0, 1], not {self.participation!r}")
+
+    def local(self) -> LocalSettings:
+        """What concerns a client, with optimisers resolved."""
+        return LocalSettings(
+            self.head_steps,
+            self.shared_steps,
+            self.first_loss,
+            self.update,
+            self.report_loss,
+            self.schedule,
+            optimizers.resolve(self.head_optimizer, self.lr),
+            optimizers.resolve(self.local_optimizer, self.lr),
+        )
+
+    def rounds_per_epoch(self, sizes: Sequence[int]) -> float:
+        """Rounds in one pass over the largest client's training rows."""
+        largest = max(sizes)
+        return largest / (self.local().steps * min(self.batch_size or largest, largest))
+
+    def total_rounds(self, sizes: Sequence[int]) -> int:
+        """Rounds of the whole run; ten epochs where neither rounds nor epochs is given."""
+        if self.rounds is not None:
+            return self.rounds
+        epochs = 10 if self.epochs is None else self.epochs
+        # The slack keeps 100 epochs of 32 rounds from becoming 3201 through rounding.
+        return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
+
+    def active(self, names: Sequence[str], round_number: int) -> list[str]:
+        """Who takes part in a round: drawn from the seed, or as listed."""
+        if not isinstance(self.participation, (int, float)):
+            return _listed(self.participation, names, round_number)
+        count = max(1, round(self.participation * len(names)))
+        if count == len(names):
+            return list(names)
+        generator = np.random.default_rng(number(self.seed, "participation", round_number))
+        chosen = generator.choice(len(names), size=count, replace=False)
+        return [names[i] for i in sorted(chosen)]
+
+
+_CHOICES = {
+    "first_loss": FirstLoss,
+    "update": Update,
+    "report_loss": ReportLoss,
+    "schedule": Schedule,
+    "aggregate": Aggregate,
+    "order": Order,
+    "key": Key,
+    "share": Share,
+    "engine": EngineName,
+}
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or value < least or value != int(value)):
+        raise ConfigError(f"{name} must be a whole number >= {least}, not {value!r}")
+
+
+def _listed(
+    plan: list[str] | list[list[str]], names: Sequence[str], round_number: int
+) -> list[str]:
+    """A fixed list of names, or a list of such lists taken in turn."""
+    entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
+    for name in entry or [""]:
+        choose(str(name), names, "client in participation")
+    return [name for name in names if name in entry]

@@ -1,0 +1,71 @@
+"""Weights keyed by task, for several clients that share one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.weighting.base import Needs, Signals, Weighting
+
+
+class ByTask(Weighting):
+    """Runs another weighting with one row per task instead of one per client.
+
+    A task's signals are the means over its active clients (sizes are added up); each client gets
+    its task's weight, and the active clients' weights sum to their number as always.
+    """
+
+    def __init__(self, inner: Weighting, tasks: Mapping[str, str]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.tasks = dict(tasks)
+        self._member = torch.empty(0)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """What the inner weighting needs."""
+        return self.inner.needs
+
+    def bind(self, clients: Sequence[str]) -> None:
+        """Give each client a row, and each of their tasks a row of the inner weighting."""
+        super().bind(clients)
+        tasks = list(dict.fromkeys(self.tasks[name] for name in clients))
+        self.inner.bind(tasks)
+        self._member = torch.zeros(len(tasks), len(clients), dtype=torch.float64)
+        for column, name in enumerate(clients):
+            self._member[tasks.index(self.tasks[name]), column] = 1
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """Each client's task's weight."""
+        member = self._member = self._member.to(signals.active.device)
+        counted = member * signals.active
+        mean = counted / counted.sum(dim=1, keepdim=True).clamp_min(1)
+
+        def means(values: Tensor) -> Tensor:
+            return mean @ torch.where(signals.active, values.double(), 0)
+
+        gram, gradients = signals.gram, signals.gradients
+        task_signals = replace(
+            signals,
+            active=counted.sum(dim=1) > 0,
+            size=counted @ signals.size.double(),
+            loss=means(signals.loss),
+            loss_ratio=means(signals.loss_ratio),
+            gauge_norm=means(signals.gauge_norm),
+            gram=None if gram is None else mean @ gram.double() @ mean.T,
+            gradients=None if gradients is None else mean.to(gradients.dtype) @ gradients,
+        )
+        return member.T @ self.inner.update(task_signals)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clients' weights and the inner weighting's own state."""
+        return {**super().state_dict(), "tasks": self.inner.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self.inner.load_state_dict(state["tasks"])

@@ -1,0 +1,142 @@
+"""FedGradNorm's weights: every task is to learn at a similar pace.
+
+With p_i the weight, G_i the length of the client's gradient on the gauge (``gauge_norm``) and
+r_i its loss ratio over the mean loss ratio, all over the active clients of a round:
+
+    target_i = mean_j(p_j G_j) * r_i^gamma           taken as a constant
+    F_grad   = sum_i |p_i G_i - target_i|            the paper's loss of the weights
+
+Source: Mortaheb, Vahapoglu, Ulukus, "FedGradNorm" (2022), Algorithm 2, server part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.errors import ConfigError, choose
+from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean
+
+Rule = Literal["absolute", "squared", "relative", "direct"]
+Optimizer = Literal["adam", "sgd"]
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in torch.optim
+SMALLEST = 1e-12  # keeps logarithms and powers finite
+VANISHED = 1e-9  # a gauge norm this far below the loudest client's is rounding, not a gradient
+
+
+class GradNorm(Weighting):
+    """FedGradNorm's weights, by one of four rules.
+
+    - ``absolute``: the paper. One optimiser step (``lr``, ``optimizer``) on F_grad, ``floor``,
+      then rescaling. With a constant step p chatters around its limit with amplitude ~ ``lr``.
+    - ``squared``: the same with 1/2 (p_i G_i - target_i)^2, whose step shrinks near the limit.
+    - ``relative``: p_i <- s p_i + (1 - s) target_i / G_i with s = ``smoothing``.
+    - ``direct``: the point the paper's weights creep toward is q_i ~ r_i^gamma / G_i, so go there,
+      smoothed in log space: log p <- s log p + (1 - s) log q; a client's first round takes q
+      itself. No optimiser, no floor; insensitive to the scale of any client's loss.
+
+    ``gamma`` is the strength of the pull toward one common pace. A client whose gauge norm has
+    vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside the
+    loudest) is held: the rule would hand it ever more weight for nothing. ``held`` names such rows.
+
+    >>> weighting = GradNorm(gamma=0.9, rule="direct")
+    >>> weighting.bind(["quiet", "loud"])
+    >>> ones = torch.ones(2)
+    >>> weighting.update(Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))).tolist()
+    [1.5, 0.5]
+    """
+
+    needs = Needs.LOSS | Needs.NORM
+    starts: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        ("first_moment", "second_moment", "steps", "peak", "held"), 0.0
+    )
+
+    def __init__(
+        self,
+        gamma: float = 0.9,
+        rule: Rule = "absolute",
+        *,
+        lr: float = 0.004,
+        optimizer: Optimizer = "adam",
+        floor: float = 1e-3,
+        smoothing: float = 0.95,
+        guard: float = 1e-4,
+    ) -> None:
+        super().__init__()
+        choose(rule, get_args(Rule), "GradNorm rule")
+        choose(optimizer, get_args(Optimizer), "GradNorm optimizer")
+        _in_range("gamma", gamma, 0, float("inf"))
+        _in_range("lr", lr, 0, float("inf"))
+        _in_range("floor", floor, 0, 1)
+        _in_range("smoothing", smoothing, 0, 1)
+        _in_range("guard", guard, 0, 1)
+        self.gamma, self.rule, self.lr, self.optimizer = gamma, rule, lr, optimizer
+        self.floor, self.smoothing, self.guard = floor, smoothing, guard
+
+    @property
+    def held(self) -> Tensor | None:
+        """Rows the last update left alone because their gradient has vanished."""
+        return self.rows["held"] > 0 if self.rows else None
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """Move p by one step of the rule."""
+        active, p = signals.active, self.weight
+        norm = torch.where(active, signals.gauge_norm.double(), 0)
+        live = active & ~self._vanished(norm, active)
+        ratio = torch.where(live, signals.loss_ratio.double(), 0)
+        pace = (ratio / active_mean(ratio, live).clamp_min(SMALLEST)).clamp_min(SMALLEST)
+        pull = pace.pow(self.gamma)
+        if self.rule == "direct":
+            moved = self._direct(norm, pull, live)
+        else:
+            target = active_mean(p * norm, live) * pull
+            moved = self._stepped(norm, target, live).clamp_min(self.floor)
+        self.rows["steps"] += live
+        # Live rows keep their joint share: a held row neither gains nor loses by their moving.
+        before, after = (torch.where(live, values, 0).sum() for values in (p, moved))
+        return torch.where(live, moved * before / after.clamp_min(SMALLEST), p)
+
+    def _vanished(self, norm: Tensor, active: Tensor) -> Tensor:
+        peak = self.rows["peak"]
+        peak.copy_(torch.maximum(peak, norm))
+        gone = (norm <= self.guard * peak) | (norm <= VANISHED * norm.max())
+        self.rows["held"].copy_(active & gone)
+        return gone
+
+    def _direct(self, norm: Tensor, pull: Tensor, live: Tensor) -> Tensor:
+        log_q = pull.log() - norm.clamp_min(torch.finfo(norm.dtype).tiny).log()
+        # Only ratios matter, so put the live rows' q where their p stands before mixing the two.
+        log_q = log_q + active_mean(self.weight.log() - log_q, live)
+        s = torch.where(self.rows["steps"] > 0, self.smoothing, 0.0)
+        log_p = s * self.weight.log() + (1 - s) * log_q
+        return (log_p - torch.where(live, log_p, -torch.inf).max()).exp().clamp_min(SMALLEST)
+
+    def _stepped(self, norm: Tensor, target: Tensor, live: Tensor) -> Tensor:
+        p = self.weight
+        if self.rule == "relative":
+            goal = target / torch.where(live, norm, 1)
+            return self.smoothing * p + (1 - self.smoothing) * goal
+        gap = p * norm - target
+        gradient = (gap.sign() if self.rule == "absolute" else gap) * norm
+        if self.optimizer == "sgd":
+            return p - self.lr * gradient
+        return p - self._adam(gradient, live)
+
+    def _adam(self, gradient: Tensor, live: Tensor) -> Tensor:
+        """One Adam step; rows that are not live keep their moments."""
+        steps = (self.rows["steps"] + live).clamp_min(1)
+        first, second = self.rows["first_moment"], self.rows["second_moment"]
+        first.copy_(torch.where(live, BETA1 * first + (1 - BETA1) * gradient, first))
+        second.copy_(torch.where(live, BETA2 * second + (1 - BETA2) * gradient.square(), second))
+        spread = second.sqrt() / (1 - BETA2**steps).sqrt() + EPSILON
+        return self.lr / (1 - BETA1**steps) * first / spread
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high or value == float("inf"):
+        top = "" if high == float("inf") else f" and <= {high:g}"
+        raise ConfigError(f"GradNorm's {name} must be >= {low:g}{top}, not {value!r}")
