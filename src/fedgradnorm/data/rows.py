@@ -1,0 +1,103 @@
+"""Rows read from a user's file, and what happens to those that cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedgradnorm.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+OnBad = Literal["error", "drop"]
+LARGEST = float(np.finfo(np.float32).max)
+"""Training is in single precision, so a larger number is as bad as an infinite one."""
+
+LISTED = 20
+"""Dropped rows that the log spells out; the rest is counted there and listed in ``Loaded``."""
+
+
+@dataclass
+class BadRows:
+    """The rows of one file that cannot be used: an error at once, or dropped and listed."""
+
+    source: str
+    on_bad: OnBad
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def add(self, row: int, why: str, line: int | None = None) -> None:
+        """Report data row ``row`` (from 1, header not counted)."""
+        place = f"data row {row}" if line is None else f"data row {row} (line {line})"
+        if self.on_bad == "error":
+            raise DataError(
+                f"{self.source}, {place}: {why}; correct it, or set on_bad='drop' to leave such "
+                "rows out"
+            )
+        self.reasons.setdefault(row, f"{place}: {why}")
+
+    def tell(self, total: int) -> None:
+        """Log how many of ``total`` rows were dropped, and which."""
+        if not self.reasons:
+            return
+        listed = [self.reasons[row] for row in sorted(self.reasons)[:LISTED]]
+        more = len(self.reasons) - len(listed)
+        log.warning(
+            "%s: dropped %d of %d rows: %s%s",
+            *(self.source, len(self.reasons), total, "; ".join(listed)),
+            f"; and {more} more" if more else "",
+        )
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """What a reader returns: one entry per data row, the bad ones still among them.
+
+    ``y`` is a table of numbers, or a list of label texts for a classification; ``inputs`` names the
+    columns of ``x`` where they have names.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.float64] | list[str]
+    rows: Sequence[int]
+    lines: Sequence[int] | None
+    bad: BadRows
+    inputs: tuple[str, ...] | None = None
+
+    def report(self, index: int, why: str) -> None:
+        """Report the row at position ``index``."""
+        line = None if self.lines is None else self.lines[index]
+        self.bad.add(self.rows[index], why, line)
+
+    def good(self) -> NDArray[np.int64]:
+        """Positions of the rows that can be used."""
+        bad = self.bad.reasons
+        return np.array([i for i, row in enumerate(self.rows) if row not in bad], dtype=np.int64)
+
+
+def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers are finite and fit single precision."""
+    with np.errstate(invalid="ignore"):
+        result: NDArray[np.bool_] = np.abs(values) <= LARGEST
+    return result
+
+
+def shown(value: object) -> str:
+    """A value for a message: one line, not too long."""
+    return reprlib.repr(value).replace("\n", " ")
+
+
+def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> DataError:
+    """The error for a column or key that a file does not have, with the nearest that it has."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(repr(each) for each in names[:10]) + (", ..." if len(names) > 10 else "")
+    return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
