@@ -9,7 +9,7 @@ resumed run, another engine or another machine reads the same rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,40 +35,62 @@ def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
     """One permutation of 0 .. size-1 for each key, all drawn at once."""
     steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return np.argsort(_scrambled(keys[..., None] + steps), axis=-1, kind="stable")
+    order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
+    return order
 
 
 class Batches:
-    """The batches of some clients, as row numbers."""
+    """The batches of some clients, as row numbers.
 
-    def __init__(self, sizes: dict[str, int], batch_size: int | None, seed: int) -> None:
-        self.names = tuple(sizes)
-        self.sizes = sizes
+    ``steps`` is how many batches a round reads. The rows of many rounds are drawn at once, for all
+    clients of one size together, so that a round costs no sorting and no loop over steps.
+    """
+
+    WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
+
+    def __init__(
+        self, sizes: Mapping[str, int], batch_size: int | None, seed: int, steps: int = 1
+    ) -> None:
+        self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self._base = {n: np.uint64(number(seed, "batches", n)) for n in sizes}
-        self._passes: dict[str, tuple[int, NDArray[np.int64]]] = {}
+        self._base = {n: number(seed, "batches", n) for n in sizes}
+        per_round = steps * sum(self.batch.values())
+        epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
+        self.window = max(1, min(epoch, self.WINDOW // per_round))
+        self._first = -1
+        self._drawn_rows: dict[str, NDArray[np.int64]] = {}
+
+    def of_round(self, round_number: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of every client in a round."""
+        first = round_number - round_number % self.window
+        if first != self._first:
+            steps = self.window * self.steps
+            self._drawn_rows = self.many(list(self.sizes), first * self.steps, steps)
+            self._first = first
+        start = (round_number - first) * self.steps
+        return {name: rows[start : start + self.steps] for name, rows in self._drawn_rows.items()}
 
     def rows(self, name: str, step: int) -> NDArray[np.int64]:
         """Row numbers of client ``name``'s batch number ``step`` (counted from the run's start)."""
-        return self.many([name], step, 1)[name][0]
+        batch: NDArray[np.int64] = self.many([name], step, 1)[name][0]
+        return batch
 
     def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
         """Row numbers [steps, batch] of each client for ``steps`` batches from ``first`` on."""
-        return {name: self._window(name, first, steps) for name in names}
+        found: dict[str, NDArray[np.int64]] = {}
+        for size in sorted({self.sizes[name] for name in names}):
+            alike = [name for name in names if self.sizes[name] == size]
+            drawn = self._drawn(alike, size, first, steps)
+            found.update(zip(alike, drawn, strict=True))
+        return found
 
-    def _window(self, name: str, first: int, steps: int) -> NDArray[np.int64]:
-        size, batch = self.sizes[name], self.batch[name]
+    def _drawn(self, names: list[str], size: int, first: int, steps: int) -> NDArray[np.int64]:
+        """The stretch [clients, steps, batch] of the endless streams of clients of one size."""
+        batch = self.batch[names[0]]
         start, stop = first * batch, (first + steps) * batch
-        passes = range(start // size, -(-stop // size))
-        rows = np.concatenate([self._pass(name, number) for number in passes])
-        offset = start - passes[0] * size
-        return rows[offset : offset + steps * batch].reshape(steps, batch)
-
-    def _pass(self, name: str, which: int) -> NDArray[np.int64]:
-        held = self._passes.get(name)
-        if held is None or held[0] != which:
-            with np.errstate(over="ignore"):
-                key = _scrambled(self._base[name][None] + np.uint64(which))
-                held = (which, permutations(key, self.sizes[name])[0])
-            self._passes[name] = held
-        return held[1]
+        passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
+        bases = np.array([self._base[name] for name in names], dtype=np.uint64)
+        rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(names), -1)
+        offset = start - int(passes[0]) * size
+        stretch: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
+        return stretch.reshape(len(names), steps, batch)

@@ -1,0 +1,122 @@
+"""Clients by the name of a data source and its options, as a config gives them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm.client import Client
+from fedgradnorm.errors import ConfigError, DataError, choose
+from fedgradnorm.options import check_options, options_of
+
+DataProgress = Callable[[int, int], None]
+"""(done, total), called now and then while data is read or made."""
+
+_RENAMED = {"source": "path"}  # a config calls the data source itself its source
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where clients come from: the module, imported when used, and the options that are paths."""
+
+    summary: str
+    module: str
+    function: str = "clients"
+    paths: tuple[str, ...] = ()
+
+    def load(self) -> Callable[..., Any]:
+        """The function that makes the clients."""
+        found = getattr(importlib.import_module(f"fedgradnorm.data.{self.module}"), self.function)
+        assert callable(found)
+        return found  # type: ignore[no-any-return]
+
+
+SOURCES: dict[str, Source] = {
+    "radcom": Source(
+        "radio signals: generated, or RadComDynamic's file", "radcom", paths=("path",)
+    ),
+    "mtfl": Source("faces: the MTFL archive or folder", "mtfl", paths=("path", "boxes", "cache")),
+    "faces": Source("drawn faces, a stand-in for MTFL", "faces"),
+    "files": Source(
+        "your own tables, archives and images", "files", "client_from_files", ("base",)
+    ),
+}
+"""Every data source that ``[data] source`` can name."""
+
+
+def load_clients(
+    name: str,
+    options: Mapping[str, Any],
+    seed: int,
+    progress: DataProgress | None = None,
+) -> list[Client]:
+    """The clients of a source.
+
+    ``options`` are those of the source's own function, with ``path`` for its ``source``. A ``seed``
+    among them holds the data still while the run's own changes.
+    """
+    source = SOURCES[choose(name, SOURCES, "data source")]
+    function = source.load()
+    given = {"seed": seed, **options}
+    if name == "files":
+        return _from_files(function, given)
+    what = f"data source {name!r}"
+    check_options(what, given, options_of(function, without=("progress",), renamed=_RENAMED))
+    for key in source.paths:
+        if isinstance(given.get(key), str):
+            given[key] = Path(given[key]).expanduser()
+    if "path" in given:
+        given["source"] = given.pop("path")
+    clients: list[Client] = _call(what, partial(function, **given, progress=progress))
+    return clients
+
+
+def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``options`` with paths that hold wherever the run is resumed from.
+
+    Files of your own are looked for beside the config (``base``); other relative paths there, in
+    the working folder, or left alone for the source to find in the user's data folder.
+    """
+    result = dict(options)
+    if name == "files":
+        base = Path(result.get("base", ".")).expanduser()
+        result["base"] = os.path.abspath(folder / base)  # noqa: PTH100 (keeps symlinks as given)
+        return result
+    for key in SOURCES[name].paths if name in SOURCES else ():
+        value = result.get(key)
+        if isinstance(value, str):
+            places = (folder / value, Path(value).expanduser())
+            found = next((place for place in places if place.exists()), None)
+            result[key] = value if found is None else os.path.abspath(found)  # noqa: PTH100
+    return result
+
+
+def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> list[Client]:
+    """One client for each table of ``[[data.clients]]``; other options hold for all of them."""
+    shared = {key: value for key, value in options.items() if key != "clients"}
+    tables = options.get("clients")
+    if not isinstance(tables, Sequence) or isinstance(tables, str) or not tables:
+        raise DataError("no clients: give at least one [[data.clients]] table to source 'files'")
+    made = []
+    for number, table in enumerate(tables, start=1):
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise ConfigError(f"[[data.clients]] number {number} needs a name")
+        given = {**shared, **table}
+        what = f"client {table['name']!r} of data source 'files'"
+        check_options(what, given, options_of(function))
+        made.append(_call(what, partial(function, **given)).client)
+    return made
+
+
+def _call(what: str, function: Callable[[], Any]) -> Any:
+    """Call a reader; a value of the wrong kind deep inside an option is a ConfigError too."""
+    try:
+        return function()
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what}: an option has a value of the wrong kind ({reason})") from error
