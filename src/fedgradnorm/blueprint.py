@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedgradnorm.errors import RunFolderError
 
 Blueprint = dict[str, Any]
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def describe(module: nn.Module) -> Blueprint | None:
@@ -26,7 +28,8 @@ def describe(module: nn.Module) -> Blueprint | None:
     if getattr(nn, name, None) is not type(module):
         return None
     if isinstance(module, nn.Sequential):
-        parts = {key: describe(child) for key, child in module.named_children()}
+        # named_children() would leave out a layer that stands in two places.
+        parts = {key: describe(child) for key, child in module._modules.items()}
         return None if None in parts.values() else {"layer": name, "parts": parts}
     options = _options(module)
     return None if options is None else {"layer": name, "options": options}
@@ -52,7 +55,7 @@ def _options(module: nn.Module) -> dict[str, Any] | None:
     """Constructor arguments read back from the layer's attributes; None if one is not to be had."""
     options: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(module).__init__).parameters.items():
-        if name in ("self", "device", "dtype"):
+        if name in ("self", "device", "dtype") or parameter.kind in _STARRED:
             continue
         if name == "bias":
             options[name] = getattr(module, "bias", None) is not None
@@ -64,7 +67,8 @@ def _options(module: nn.Module) -> dict[str, Any] | None:
             continue
         options[name] = value
     try:
-        same = repr(type(module)(**options)) == repr(module)
+        with torch.device("meta"):  # no memory, and no draw from the global generator
+            same = repr(type(module)(**options)) == repr(module)
     except (TypeError, ValueError, RuntimeError):
         return None
     return options if same else None

@@ -105,13 +105,27 @@ def _tensor(where: str, values: Any, name: str) -> Tensor:
     if isinstance(values, Tensor):
         tensor = values.detach().cpu()
     else:
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-        tensor = torch.from_numpy(array.copy())
+        tensor = torch.from_numpy(_array(where, values, name))
+    if tensor.is_complex():
+        raise DataError(
+            f"{where}: {name} holds complex numbers; give real and imaginary part as two columns"
+        )
     if tensor.dtype in (torch.uint8, torch.bool, torch.float16):
         tensor = tensor.to(torch.float32)
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def _array(where: str, values: Any, name: str) -> NDArray[Any]:
+    """A copy of ``values`` that torch can take: native byte order, at most 64 bits a number."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{where}: the rows of {name} differ in shape") from error
+    if array.dtype.kind not in "fiubc":
+        raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array.astype(array.dtype.newbyteorder("="), order="C")
 
 
 def _finite(where: str, values: Tensor, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
 from fedgradnorm.data.batches import number
-from fedgradnorm.engines import Engine, LoopEngine
+from fedgradnorm.engines import JointEngine, make_engine
+from fedgradnorm.engines.captured import FIELDS, CapturedRounds
 from fedgradnorm.errors import ConfigError, DataError
 from fedgradnorm.models import (
     FlatNetwork,
@@ -26,6 +28,17 @@ from fedgradnorm.reports import Reports
 from fedgradnorm.server import ServerState, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting
+
+WARM_ROUNDS = 3  # ordinary rounds before a graph is captured: moments and first losses must exist
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round, on the host: who took part, who failed, and a column per quantity."""
+
+    active: Sequence[str]
+    failed: Sequence[str]
+    columns: dict[str, list[float]]
 
 
 class Federation:
@@ -48,16 +61,19 @@ class Federation:
         heads = {c.name: make_head(self.network, c, settings.seed) for c in clients}
         probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
         self.gauge = find_gauge(self.network, probe, settings.gauge)
-        self.engine: Engine = LoopEngine(
+        self.engine = make_engine(
+            settings.engine,
             self.network,
             clients,
-            heads,
             self.gauge,
             settings.local(),
+            weighting.needs,
+            device,
+            heads=heads,
             batch_size=settings.batch_size,
             seed=settings.seed,
-            device=device,
         )
+        self._captured: CapturedRounds | None = None
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
@@ -65,6 +81,54 @@ class Federation:
             aggregate=settings.aggregate,
             order=settings.order,
         )
+
+    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Some rounds in a row; on a GPU they run as one captured graph where that is possible."""
+        if len(actives) > 1 and (outcomes := self._replay(first, actives)) is not None:
+            return outcomes
+        return [self._outcome(first + k, active) for k, active in enumerate(actives)]
+
+    def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
+        if not active:
+            return Outcome([], [], {})
+        reports, weights = self.round(round_number, active)
+        held = self.server.weighting.held
+        columns = {
+            "loss": reports.loss,
+            "loss_ratio": reports.loss_ratio,
+            "gauge_norm": reports.gauge_norm,
+            "weight": weights,
+            "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
+        }
+        return Outcome(
+            list(active), list(reports.failed), {key: c.tolist() for key, c in columns.items()}
+        )
+
+    @property
+    def burst(self) -> int:
+        """How many rounds may be asked for at once."""
+        capturable = isinstance(self.engine, JointEngine) and self.engine.device.type == "cuda"
+        return CapturedRounds.LONGEST if capturable else 1
+
+    def _replay(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome] | None:
+        """The rounds from a captured graph; None, and nothing has happened, if that cannot be."""
+        everybody = all(len(active) == len(self.names) for active in actives)
+        if first < WARM_ROUNDS or not everybody or not isinstance(self.engine, JointEngine):
+            return None
+        before = self.state_dict()
+        if self._captured is None:
+            self._captured = CapturedRounds(self.engine, self.server, self.names)
+        results = self._captured.run(first, len(actives))
+        if not torch.isfinite(results).all():  # let the ordinary rounds find out who it was
+            self._captured = None
+            self.load_state_dict(before)
+            return None
+        for state in self.engine.states.values():
+            state.rounds += len(actives)
+        return [
+            Outcome(self.names, [], dict(zip(FIELDS, table.tolist(), strict=True)))
+            for table in results
+        ]
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
         """One communication: clients work, the server weighs and steps."""
@@ -96,6 +160,7 @@ class Federation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
+        self._captured = None  # a graph is tied to the very tensors it was captured with
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
 
@@ -134,7 +199,9 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"
                 )
-    settings.active(names, 0)
+    plan = settings.participation
+    for turn in range(1 if isinstance(plan, (int, float)) else max(1, len(plan))):
+        settings.active(names, turn)
 
 
 def federations(

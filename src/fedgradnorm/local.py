@@ -79,7 +79,7 @@ class ClientState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        optimizers.restore(self.optimizer, state["optimizer"])
         self.buffers = dict(state["buffers"])
         self.first_loss = state["first_loss"]
         self.rounds = state["rounds"]

@@ -67,9 +67,15 @@ class FlatNetwork:
         self.vector = torch.cat([p.detach().flatten() for p in named.values()])
         self.gradient = torch.zeros_like(self.vector)
         for name, parameter in named.items():
-            part = self.slices[name]
-            parameter.data = self.vector[part].view_as(parameter)
-            parameter.grad = self.gradient[part].view_as(parameter)
+            parameter.grad = self.gradient[self.slices[name]].view_as(parameter)
+        self.use(self.vector)
+
+    def use(self, vector: Tensor) -> None:
+        """Read the parameters straight from ``vector`` from now on, without a copy."""
+        self.vector = vector
+        for name, parameter in self.module.named_parameters():
+            if name in self.slices:
+                parameter.data = vector[self.slices[name]].view_as(parameter)
 
     @property
     def has_buffers(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,11 +12,11 @@ from fedgradnorm.weighting import Needs, Signals
 
 
 @dataclass(frozen=True)
-class Reports:
+class Reports(ABC):
     """The reports of one round; axis 0 is the engine's clients, ``active`` says who counts.
 
-    ``updates`` may be expensive to hold, so the server never asks for it directly: it asks for
-    the weighted sum (:meth:`aggregate`), and engines may answer that without N full gradients.
+    N full gradients may be too much to hold, so the server only asks for their weighted sum
+    (:meth:`aggregate`), which an engine may answer with a single backward pass.
     """
 
     active: Tensor
@@ -23,22 +24,44 @@ class Reports:
     loss: Tensor
     loss_ratio: Tensor
     gauge_norm: Tensor
-    updates: Tensor
-    failed: Sequence[str] = field(default=())
+    failed: Sequence[str]
 
     def signals(self, needs: Needs) -> Signals:
         """What a weighting with these needs may see."""
-        gradient = Needs.GRADIENT in needs
         return Signals(
             self.active,
             self.size,
             self.loss,
             self.loss_ratio,
             self.gauge_norm,
-            gram=self.updates @ self.updates.T if Needs.GRAM in needs else None,
-            gradients=self.updates if gradient else None,
+            gram=self.gram() if Needs.GRAM in needs else None,
+            gradients=self.gradients() if Needs.GRADIENT in needs else None,
         )
+
+    @abstractmethod
+    def aggregate(self, coefficients: Tensor) -> Tensor:
+        """sum_i c_i update_i."""
+
+    @abstractmethod
+    def gradients(self) -> Tensor:
+        """The updates, a row per client."""
+
+    def gram(self) -> Tensor:
+        """update_i . update_j for all pairs of clients."""
+        updates = self.gradients()
+        return updates @ updates.T
+
+
+@dataclass(frozen=True)
+class StackedReports(Reports):
+    """Reports that hold every client's update as a row of one matrix."""
+
+    updates: Tensor
 
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i."""
         return coefficients.to(self.updates.dtype) @ self.updates
+
+    def gradients(self) -> Tensor:
+        """The updates themselves."""
+        return self.updates

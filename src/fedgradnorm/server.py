@@ -47,7 +47,7 @@ class ServerState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.shared.data.copy_(state["shared"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        optimizers.restore(self.optimizer, state["optimizer"])
         self.weighting.load_state_dict(state["weighting"])
 
 

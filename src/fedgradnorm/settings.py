@@ -15,7 +15,8 @@ from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm.server import Aggregate, Order
 
-EngineName = Literal["auto", "loop"]
+Precision = Literal["float32", "tf32", "bf16"]
+EngineName = Literal["auto", "loop", "joint", "stacked"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Participation = float | list[str] | list[list[str]]
@@ -46,16 +47,17 @@ class Settings:
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
+    precision: Precision = "float32"
     seed: int = 0
+    log_every: int = 1
     eval_every: int | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             choose(getattr(self, name), get_args(kind), name)
-        for name in ("head_steps", "shared_steps", "rounds", "batch_size", "checkpoint_every"):
-            _at_least(name, getattr(self, name), 0 if name == "head_steps" else 1)
-        _at_least("eval_every", self.eval_every, 0)
+        for name, least in _LEAST.items():
+            _at_least(name, getattr(self, name), least)
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
@@ -101,6 +103,15 @@ class Settings:
         return [names[i] for i in sorted(chosen)]
 
 
+_LEAST = {
+    "head_steps": 0,
+    "shared_steps": 1,
+    "rounds": 1,
+    "batch_size": 1,
+    "log_every": 1,
+    "eval_every": 0,
+    "checkpoint_every": 1,
+}
 _CHOICES = {
     "first_loss": FirstLoss,
     "update": Update,
@@ -111,6 +122,7 @@ _CHOICES = {
     "key": Key,
     "share": Share,
     "engine": EngineName,
+    "precision": Precision,
 }
 
 

@@ -14,7 +14,7 @@ from fedgradnorm.data.batches import Batches, number
 from fedgradnorm.engines.base import row_mask
 from fedgradnorm.local import ClientState, LocalSettings, Report, evaluate, local_round
 from fedgradnorm.models import FlatNetwork, as_input
-from fedgradnorm.reports import Reports
+from fedgradnorm.reports import Reports, StackedReports
 
 
 class LoopEngine:
@@ -27,9 +27,9 @@ class LoopEngine:
         network: nn.Module,
         clients: Sequence[Client],
         heads: Mapping[str, nn.Module],
+        *,
         gauge: Sequence[str],
         how: LocalSettings,
-        *,
         batch_size: int | None,
         seed: int,
         device: torch.device,
@@ -38,7 +38,7 @@ class LoopEngine:
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
         self.network = FlatNetwork(network, device)
-        self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed)
+        self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
         self.data = {c.name: _placed(c, self.network.module, device) for c in clients}
         self.states = {
@@ -63,9 +63,7 @@ class LoopEngine:
 
     def _run_client(self, name: str, shared: Tensor, round_number: int) -> Report:
         state, (x, y) = self.states[name], self.data[name]["train"]
-        first = round_number * self.how.steps
-        rows = torch.from_numpy(self.batches.many([name], first, self.how.steps)[name])
-        rows = rows.to(self.device)
+        rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
         if self.network.has_buffers:
             self.network.load_buffers(state.buffers)
         # Dropout and the like draw from torch's generator: make that a function of the counter too.
@@ -99,7 +97,7 @@ class LoopEngine:
         for name, report in reports.items():
             updates[names.index(name)] = report.update
         sizes = [float(c.size) for c in self.clients.values()]
-        return Reports(
+        return StackedReports(
             active=row_mask(names, list(reports), self.device),
             size=torch.tensor(sizes, dtype=torch.float64, device=self.device),
             loss=column("loss"),

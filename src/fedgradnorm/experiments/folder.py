@@ -11,6 +11,7 @@ clients/NAME.safetensors each client's head, once finished
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,13 @@ from fedgradnorm.experiments.run import ABOUT, METRICS, Run, read_about, write_a
 from fedgradnorm.experiments.trainer import Trainer
 
 CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
+SAME = {
+    "settings": "settings",
+    "weighting": "weighting",
+    "clients": "clients",
+    "blueprints": "network or heads",
+}
+"""What a resumed run must share with the run it goes on with: keys of run.json, in words."""
 
 
 class RunFolder:
@@ -37,23 +45,37 @@ class RunFolder:
         self.path, self.trainer, self.about = path, trainer, dict(before or about)
         self._lock = _locked(path / LOCK)
         self._handler = self._start_log()
-        if before is None:
-            trainer.history.attach(path / METRICS)
-            write_about(path, self.about)
-        else:
-            self._restore(before, about)
+        try:
+            self._start(before, about)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+        for left_by_a_kill in self.path.rglob(".*.tmp"):
+            left_by_a_kill.unlink()
+        if before is not None:
+            self._restore(before, now)
+            return
+        self.trainer.history.attach(self.path / METRICS)
+        write_about(self.path, self.about)
 
     def _restore(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        for key in ("settings", "weighting", "clients"):
+        now = json.loads(json.dumps(now))  # as it would be read back: tuples are lists
+        for key, what in SAME.items():
             if before[key] != now[key]:
                 raise RunFolderError(
-                    f"{self.path}: cannot resume with other {key} than the run was started with"
+                    f"{self.path}: cannot resume with other {what} than the run was started with"
                 )
         if not (self.path / CHECKPOINT).exists():  # stopped before its first checkpoint: start over
             self.trainer.history.attach(self.path / METRICS)
             return
         state = checkpoint.load(self.path / CHECKPOINT)
-        self.trainer.load_state_dict(state["trainer"])
+        try:
+            self.trainer.load_state_dict(state["trainer"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunFolderError(f"{self.path}: its checkpoint does not fit: {reason}") from error
         self.trainer.history.reattach(self.path / METRICS, state["metrics_size"])
 
     def save_checkpoint(self) -> None:

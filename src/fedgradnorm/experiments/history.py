@@ -99,10 +99,12 @@ def _cell(value: Any) -> str:
 def read_rows(path: Path) -> list[Row]:
     """Rows of a CSV table that :class:`History` wrote; an unfinished last line is left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1].decode()
     except OSError as error:
         raise RunFolderError(f"{path}: {error.strerror}") from error
-    whole = text[: text.rfind("\n") + 1]
+    except UnicodeDecodeError as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from error
     reader = csv.DictReader(io.StringIO(whole))
     try:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 ABOUT, METRICS, NETWORK, CLIENTS = "run.json", "metrics.csv", "network.safetensors", "clients"
+LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
 
 
 @dataclass
@@ -172,7 +174,10 @@ def write_models(run: Run, folder: Path) -> None:
 
 def client_file(folder: Path, name: str) -> Path:
     """Where a client's head is stored; any name is safe as a file name."""
-    return folder / CLIENTS / f"{quote(name, safe='')}.safetensors"
+    safe = quote(name, safe="")
+    if len(safe) > LONGEST:
+        safe = f"{safe[:LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+    return folder / CLIENTS / f"{safe}.safetensors"
 
 
 def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, Any]:
@@ -195,6 +200,8 @@ def load(
     """
     folder = Path(path)
     about = read_about(folder)
+    if not (folder / CLIENTS).exists():
+        raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
     plans, clients = about["blueprints"], {}
     shared = _module(network, plans["network"], "network")
     for name, info in about["clients"].items():
@@ -213,7 +220,7 @@ def load(
     if (folder / NETWORK).exists():
         _fill(shared, checkpoint.read_tensors(folder / NETWORK)[0], "network")
     elif all(client.network is None for client in clients.values()):
-        raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
+        raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
     else:
         shared = None  # type: ignore[assignment]
     history = read_history(folder / METRICS)
@@ -232,8 +239,8 @@ def _module(given: nn.Module | None, plan: Blueprint | None, what: str) -> nn.Mo
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    if tensors:
-        module.to(dtype=next(iter(tensors.values())).dtype)
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+    module.to(dtype=dtype)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

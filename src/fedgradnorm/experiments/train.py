@@ -6,8 +6,8 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from torch import nn
 from fedgradnorm.client import Client
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
 from fedgradnorm.experiments.folder import RunFolder
+from fedgradnorm.experiments.interrupt import held_back
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
 from fedgradnorm.experiments.trainer import Progress, Trainer
 from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.server import Aggregate, Order
-from fedgradnorm.settings import EngineName, Key, Participation, Settings, Share
+from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
 from fedgradnorm.weighting import GradNorm, Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -55,7 +56,9 @@ def train(
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
+    precision: Precision = "float32",
     seed: int = 0,
+    log_every: int = 1,
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
     folder: str | Path | None = None,
@@ -91,8 +94,10 @@ def train(
         gauge: layers or parameters whose gradient is measured; the last layer by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right.
         device: "cpu", "cuda", or "auto".
+        precision: of the shared network's products: ``float32``, ``tf32`` (GPU) or ``bf16``.
         seed: decides heads, batches, participation and dropout.
-        eval_every, checkpoint_every: in rounds; once an epoch by default, 0: only at the end.
+        log_every: rounds between two rows of a client's own reports in the history.
+        eval_every, checkpoint_every: in rounds; once an epoch by default; 0 evaluates at the end.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
@@ -110,15 +115,13 @@ def train(
         about = keeper.about
     display = _display(progress, trainer)
     try:
-        with display as show:
+        with display as show, _precise(settings.precision, trainer.device):
             _fit(trainer, keeper, show)
         run = trainer.result(about)
         if keeper is not None:
             keeper.finish(run)
         return run
     except KeyboardInterrupt:
-        if keeper is not None:
-            keeper.save_checkpoint()
         where = f"; resume from {folder}" if folder is not None else ""
         message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
         raise Interrupted(message, trainer.result(about)) from None
@@ -135,22 +138,34 @@ def _fit(
     evaluate = trainer.every(trainer.settings.eval_every)
     save = trainer.every(trainer.settings.checkpoint_every)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
-    if trainer.round == 0:
-        trainer.evaluate()
-    while not trainer.done:
-        try:
-            event = trainer.advance()
-        except TrainingError:
-            if keeper is not None:
-                keeper.save_checkpoint()
-            raise
-        if trainer.done or (evaluate and trainer.round % evaluate == 0):
+    with held_back() as let_through:
+        if not trainer.history.rows:
             trainer.evaluate()
-        if keeper is not None and (trainer.done or trainer.round % save == 0):
-            keeper.save_checkpoint()
-        if show is not None:
-            show(event)
+        while not trainer.done:
+            try:
+                event = trainer.advance(_until_next(trainer.round, evaluate, save))
+            except TrainingError:
+                if keeper is not None:
+                    keeper.save_checkpoint()
+                raise
+            if trainer.done or (evaluate and trainer.round % evaluate == 0):
+                trainer.evaluate()
+            if keeper is not None and (trainer.done or trainer.round % save == 0):
+                keeper.save_checkpoint()
+            try:
+                if show is not None:
+                    show(event)
+                let_through()
+            except KeyboardInterrupt:
+                if keeper is not None:
+                    keeper.save_checkpoint()
+                raise
     log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
+
+
+def _until_next(round_number: int, *intervals: int) -> int:
+    """Rounds until the next evaluation or checkpoint is due."""
+    return min((every - round_number % every for every in intervals if every), default=1 << 30)
 
 
 def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> Any:
@@ -159,6 +174,23 @@ def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> A
 
         return live_display(trainer.round)
     return nullcontext(progress or None)
+
+
+@contextmanager
+def _precise(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Products in the precision asked for; the process's own setting is put back afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    convolutions, torch.backends.cudnn.allow_tf32 = (
+        torch.backends.cudnn.allow_tf32,
+        precision != "float32",
+    )
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _device(name: str) -> torch.device:

@@ -15,8 +15,7 @@ from fedgradnorm.data.batches import Batches
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row
 from fedgradnorm.experiments.run import Run, TrainedClient
-from fedgradnorm.federation import Federation, federations
-from fedgradnorm.reports import Reports
+from fedgradnorm.federation import Federation, Outcome, federations
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
 
@@ -48,7 +47,7 @@ class Trainer:
         self.clients = {client.name: client for client in clients}
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
-        self.settings = settings
+        self.settings, self.device = settings, device
         sizes = [client.size for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.rounds = settings.total_rounds(sizes)
@@ -75,27 +74,19 @@ class Trainer:
         """An interval in rounds: as given, or once an epoch."""
         return max(1, round(self.per_epoch)) if given is None else given
 
-    def advance(self) -> Progress:
-        """One round of everybody who takes part in it."""
-        active = self.settings.active(self.names, self.round)
-        rows: list[Row] = []
-        failed: list[str] = []
-        for federation in self.federations:
-            mine = [name for name in active if name in federation.names]
-            if mine:
-                reports, weights = federation.round(self.round, mine)
-                failed += reports.failed
-                rows += self._rows(federation, reports, weights.tolist(), mine)
-        self._note(failed)
-        if len(failed) == len(active):
-            raise TrainingError(
-                f"round {self.round + 1}: the loss or gradient of every active client is not "
-                f"finite ({', '.join(failed)}); lower the learning rate (lr) or look at the data"
+    def advance(self, most: int = 1) -> Progress:
+        """One round, or up to ``most`` where the engine runs several without coming back."""
+        count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
+        actives = [self.settings.active(self.names, self.round + k) for k in range(count)]
+        outcomes = [
+            federation.rounds(
+                self.round, [[n for n in active if n in federation.names] for active in actives]
             )
-        self.round += 1
-        for row in rows:
-            row.update(round=self.round, epoch=self.epoch)
-        self.history.append(rows)
+            for federation in self.federations
+        ]
+        rows: list[Row] = []
+        for together in zip(*outcomes, strict=True):
+            rows = self._record(list(together))
         return Progress(
             self.round,
             self.rounds,
@@ -104,27 +95,39 @@ class Trainer:
             {row["client"]: row["weight"] for row in rows},
         )
 
-    def _rows(
-        self, federation: Federation, reports: Reports, weights: list[float], mine: list[str]
-    ) -> list[Row]:
-        held = federation.server.weighting.held
-        held_rows = [False] * len(weights) if held is None else held.tolist()
-        columns = {
-            key: getattr(reports, key).tolist()
-            for key in ("loss", "loss_ratio", "gauge_norm", "active")
-        }
+    def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
+        """Count a round and write down what became of it."""
+        active = [name for outcome in outcomes for name in outcome.active]
+        failed = [name for outcome in outcomes for name in outcome.failed]
+        self._note(failed)
+        if len(failed) == len(active):
+            raise TrainingError(
+                f"round {self.round + 1}: the loss or gradient of every active client is not "
+                f"finite ({', '.join(failed)}); lower the learning rate (lr) or look at the data"
+            )
+        self.round += 1
+        rows: list[Row] = []
+        for federation, outcome in zip(self.federations, outcomes, strict=True):
+            rows += self._rows(federation, outcome)
+        if self.round % self.settings.log_every == 0 or self.done:
+            self.history.append(rows)
+        return rows
+
+    def _rows(self, federation: Federation, outcome: Outcome) -> list[Row]:
         rows = []
+        wanted, failed = set(outcome.active), set(outcome.failed)
         for i, name in enumerate(federation.names):
-            if name not in mine:
+            if name not in wanted:
                 continue
-            ok = bool(columns["active"][i])
+            ok = name not in failed
             self.taken[name] += ok
-            row: Row = {"client": name, "split": "batch", "active": int(ok), "weight": weights[i]}
+            row: Row = {"round": self.round, "epoch": self.epoch, "client": name, "split": "batch"}
+            row.update(active=int(ok), weight=outcome.columns["weight"][i])
             if ok:
-                row.update({k: columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
-            row["held"] = int(held_rows[i])
+                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
+            row["held"] = int(outcome.columns["held"][i])
             rows.append({**row, **self._meters(federation, name)})
-        self._note_held({row["client"] for row in rows if row["held"]}, set(mine))
+        self._note_held({row["client"] for row in rows if row["held"]}, wanted)
         return rows
 
     def _meters(self, federation: Federation, name: str) -> Row:
@@ -148,7 +151,7 @@ class Trainer:
         for name in sorted(held - self._held):
             log.warning(
                 "round %d: client %r has a vanishing gradient; its weight is held",
-                self.round + 1,
+                self.round,
                 name,
             )
         self._held = (self._held - seen) | held

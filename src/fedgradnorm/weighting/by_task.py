@@ -48,7 +48,12 @@ class ByTask(Weighting):
         def means(values: Tensor) -> Tensor:
             return mean @ torch.where(signals.active, values.double(), 0)
 
-        gram, gradients = signals.gram, signals.gradients
+        def masked(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else torch.where(signals.active[:, None], rows, 0)
+
+        gram, gradients = masked(signals.gram), masked(signals.gradients)
+        if gram is not None:
+            gram = torch.where(signals.active, gram, 0).double()
         task_signals = replace(
             signals,
             active=counted.sum(dim=1) > 0,
@@ -56,10 +61,16 @@ class ByTask(Weighting):
             loss=means(signals.loss),
             loss_ratio=means(signals.loss_ratio),
             gauge_norm=means(signals.gauge_norm),
-            gram=None if gram is None else mean @ gram.double() @ mean.T,
+            gram=None if gram is None else mean @ gram @ mean.T,
             gradients=None if gradients is None else mean.to(gradients.dtype) @ gradients,
         )
         return member.T @ self.inner.update(task_signals)
+
+    @property
+    def held(self) -> Tensor | None:
+        """Clients whose task the inner weighting left alone."""
+        inner = self.inner.held
+        return None if inner is None else self._member.T @ inner.to(self._member) > 0
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' weights and the inner weighting's own state."""

@@ -109,9 +109,12 @@ class GradNorm(Weighting):
 
     def _direct(self, norm: Tensor, pull: Tensor, live: Tensor) -> Tensor:
         log_q = pull.log() - norm.clamp_min(torch.finfo(norm.dtype).tiny).log()
-        # Only ratios matter, so put the live rows' q where their p stands before mixing the two.
-        log_q = log_q + active_mean(self.weight.log() - log_q, live)
-        s = torch.where(self.rows["steps"] > 0, self.smoothing, 0.0)
+        # Only ratios matter, so put q where p stands before mixing the two; a row in its first
+        # round has no place yet.
+        seen = self.rows["steps"] > 0
+        placed = torch.where((live & seen).any(), live & seen, live)
+        log_q = log_q + active_mean(self.weight.log() - log_q, placed)
+        s = torch.where(seen, self.smoothing, 0.0)
         log_p = s * self.weight.log() + (1 - s) * log_q
         return (log_p - torch.where(live, log_p, -torch.inf).max()).exp().clamp_min(SMALLEST)
 

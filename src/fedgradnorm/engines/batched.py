@@ -1,0 +1,238 @@
+"""What the fast engines share: all clients' rows in one tensor, all heads in one step.
+
+In the head phase the shared network is frozen, so its outputs are computed once for all clients
+and all head steps run on them. Everything lives in the clients' own state, as in the loop.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import optimizers
+from fedgradnorm.client import Client
+from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
+from fedgradnorm.engines.loop import LoopEngine
+from fedgradnorm.local import EVALUATION_ROWS, LocalSettings, first_loss
+from fedgradnorm.models import FlatNetwork
+from fedgradnorm.reports import Reports
+
+
+@dataclass(frozen=True)
+class Part:
+    """The members of a head group that take part in a round, and where their rows are."""
+
+    group: HeadGroup
+    members: list[int]
+    chosen: Tensor | None  # None: all members
+    positions: Tensor  # the members' rows in the engine's order of clients
+    rows: slice  # their rows in the round's joint batch
+    base: int  # first row of the group in the joint inputs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who takes part in a round; ``columns`` of the batch table are theirs (None: all)."""
+
+    parts: list[Part]
+    columns: Tensor | None
+    owner: Tensor  # the client, as a row of the engine's order, of each row of the joint batch
+    active: Tensor
+
+
+class BatchedEngine(LoopEngine):
+    """Base of the engines that run clients together.
+
+    A round in which something is not finite is repeated by the loop, which finds out who it was.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        heads: Mapping[str, nn.Module],
+        *,
+        how: LocalSettings,
+        device: torch.device,
+        **settings: Any,
+    ) -> None:
+        super().__init__(network, clients, heads, how=how, device=device, **settings)
+        assert how.head_optimizer is not None
+        self.front = FlatNetwork(network, device)
+        self.front.module.train()
+        own_heads = {name: state.head.train() for name, state in self.states.items()}
+        self.groups = group_heads(clients, own_heads, self.batches.batch)
+        self._order = [name for group in self.groups for name in group.names]
+        self._join_data()
+        self._sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
+        every = [p for head in own_heads.values() for p in head.parameters()]
+        self._optimizer = optimizers.build(every, how.head_optimizer)
+        self._link()
+        self._first, self._first_values = self._sizes, list[float | None]()
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._table, self._table_start = torch.empty(0, dtype=torch.int64), -1
+
+    def _join_data(self) -> None:
+        """One tensor of all inputs, group after group; each client keeps a view of its rows."""
+        pairs = [self.data[name]["train"] for name in self._order]
+        self.inputs = torch.cat([x for x, _ in pairs])
+        self._targets = {
+            group.names[0]: torch.cat([self.data[name]["train"][1] for name in group.names])
+            for group in self.groups
+        }
+        self._offset, start = {}, 0
+        for name, (x, y) in zip(self._order, pairs, strict=True):
+            self._offset[name] = start
+            self.data[name]["train"] = (self.inputs[start : start + len(x)], y)
+            start += len(x)
+
+    def _link(self) -> None:
+        """One optimiser steps all heads, but each client's own holds the same moments."""
+        for state in self.states.values():
+            for parameter in state.head.parameters():
+                self._optimizer.state[parameter] = state.optimizer.state[parameter]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what any engine's ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self._link()
+
+    def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """Everybody in ``active`` at once; what only one client can spoil is left to the loop."""
+        states = [self.states[name] for name in active]
+        first_losses = [state.first_loss for state in states]
+        self._first_losses(shared, active)
+        before = Snapshot(states)
+        reports = self.work(shared, self.rows(round_number, active), self.plan(active))
+        finite = torch.isfinite(reports.loss_ratio) & torch.isfinite(reports.gauge_norm)
+        if not bool((finite | ~reports.active).all()):
+            before.restore()
+            for state, value in zip(states, first_losses, strict=True):
+                state.first_loss = value
+            return super().run_clients(shared, round_number, active)
+        for state in states:
+            state.rounds += 1
+        return reports
+
+    @abstractmethod
+    def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
+        """One round of the clients in ``plan`` on ``rows`` [steps, joint batch] of the inputs."""
+
+    def _first_losses(self, shared: Tensor, active: Sequence[str]) -> None:
+        kind = self.how.first_loss
+        for name in active:
+            state = self.states[name]
+            if state.first_loss is None and kind != "first_round":
+                self.network.vector.copy_(shared)
+                task, data = self.clients[name].task, self.data[name]["train"]
+                state.first_loss = first_loss(task, state, self.network, data, kind)
+
+    def loss_ratio(self, loss: Tensor, active: Tensor) -> Tensor:
+        """F / F_0 of every client; with ``first_round`` a client's first loss is taken over now."""
+        states = [self.states[name] for name in self.clients]
+        if any(state.first_loss is None for state in states):
+            for state, here, value in zip(states, active.tolist(), loss.tolist(), strict=True):
+                if here and state.first_loss is None:
+                    state.first_loss = value
+        values = [state.first_loss for state in states]
+        if values != self._first_values:  # kept on the device: a captured round may not copy to it
+            tiny = torch.finfo(self.front.vector.dtype).tiny
+            first = torch.tensor([value or tiny for value in values], dtype=torch.float64)
+            self._first, self._first_values = first.clamp_min(tiny).to(self.device), values
+        return loss / self._first
+
+    def plan(self, active: Sequence[str]) -> Plan:
+        """Who takes part; kept while the same clients do."""
+        key = tuple(active)
+        if key not in self._plans:
+            self._plans = {key: self._make_plan(set(active))}
+        return self._plans[key]
+
+    def _make_plan(self, wanted: set[str]) -> Plan:
+        parts, columns, start, column = [], [], 0, 0
+        for group in self.groups:
+            members = [k for k, name in enumerate(group.names) if name in wanted]
+            for k in members:
+                first = column + k * group.batch
+                columns.append(torch.arange(first, first + group.batch))
+            column += len(group.names) * group.batch
+            if not members:
+                continue
+            everybody = len(members) == len(group.names)
+            chosen = None if everybody else torch.tensor(members, device=self.device)
+            positions = group.positions if chosen is None else group.positions[chosen]
+            rows = slice(start, start + group.batch * len(members))
+            base = self._offset[group.names[0]]
+            parts.append(Part(group, members, chosen, positions, rows, base))
+            start = rows.stop
+        owner = torch.cat([p.positions.repeat_interleave(p.group.batch) for p in parts])
+        active = torch.zeros(len(self.clients), dtype=torch.bool, device=self.device)
+        active[owner] = True
+        all_columns = start == column
+        picked = None if all_columns else torch.cat(columns).to(self.device)
+        return Plan(parts, picked, owner, active)
+
+    def rows(self, round_number: int, active: Sequence[str]) -> Tensor:
+        """Rows of the joint inputs that a round reads: [steps, joint batch]."""
+        window = self.batches.window
+        first = round_number - round_number % window
+        if first != self._table_start:
+            drawn = self.batches.many(self._order, first * self.how.steps, window * self.how.steps)
+            table = [drawn[name] + self._offset[name] for name in self._order]
+            self._table = torch.from_numpy(np.concatenate(table, axis=1)).to(self.device)
+            self._table_start = first
+        start = (round_number - first) * self.how.steps
+        rows = self._table[start : start + self.how.steps]
+        columns = self.plan(active).columns
+        return rows if columns is None else rows[:, columns]
+
+    def head_phase(self, features: Callable[[int], Tensor], rows: Tensor, plan: Plan) -> None:
+        """``head_steps`` updates of all heads on frozen features."""
+        self._optimizer.zero_grad()
+        for step in range(self.how.head_steps):
+            z = features(step)
+            for part in plan.parts:
+                leaves = part.group.parameters(part.chosen)
+                targets = self.part_targets(part, rows[step])
+                losses = part.group.losses(z[part.rows], targets, leaves, part.chosen)
+                gradients = torch.autograd.grad(losses.sum(), leaves)
+                part.group.place_gradients(gradients, part.members)
+            self._optimizer.step()
+
+    def part_targets(self, part: Part, rows: Tensor) -> Tensor:
+        """The targets of a part's rows of one step."""
+        return self.group_targets(part.group)[rows[part.rows] - part.base]
+
+    def group_targets(self, group: HeadGroup) -> Tensor:
+        """All training targets of a group's clients, client after client."""
+        return self._targets[group.names[0]]
+
+    @torch.no_grad()
+    def frozen_features(self, rows: Tensor, plan: Plan) -> Callable[[int], Tensor]:
+        """The network's outputs for each step in ``rows``; no row is computed more often than once.
+
+        Where the steps visit the data more than once, all of the active clients' rows are computed
+        instead of all of the visits.
+        """
+        names = [part.group.names[k] for part in plan.parts for k in part.members]
+        stretches = [(self._offset[name], self.clients[name].size) for name in names]
+        if rows.numel() < sum(size for _, size in stretches):
+            outputs = self._forward(self.inputs[rows.flatten()])
+            return lambda step: outputs.view(*rows.shape, -1)[step]
+        if plan.columns is None:
+            table = self._forward(self.inputs)
+        else:
+            here = torch.cat([torch.arange(a, a + n, device=self.device) for a, n in stretches])
+            outputs = self._forward(self.inputs[here])
+            table = outputs.new_empty(len(self.inputs), outputs.shape[1])
+            table[here] = outputs
+        return lambda step: table[rows[step]]
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.front.module(part) for part in x.split(EVALUATION_ROWS)])

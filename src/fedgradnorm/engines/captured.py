@@ -1,0 +1,56 @@
+"""A round as one GPU graph: some hundred small kernels, launched by a single call.
+
+The whole round is captured, clients and server: forward, heads, gauge norms, weights, backward,
+optimiser. Data, batches and results stay on the device; results of many rounds are fetched at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.engines.joint import JointEngine
+from fedgradnorm.server import ServerState, server_round
+
+FIELDS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")
+
+
+class CapturedRounds:
+    """Rounds of the same clients, replayed from a graph that was captured once.
+
+    Make one only after a few ordinary rounds: optimiser moments and first losses must exist.
+    """
+
+    LONGEST = 512  # rounds whose results are kept on the device
+
+    def __init__(self, engine: JointEngine, server: ServerState, active: Sequence[str]) -> None:
+        self.engine, self.server, self.active = engine, server, list(active)
+        self._plan = engine.plan(self.active)
+        self._rows = engine.rows(0, self.active).clone()
+        self._slot = torch.zeros(1, dtype=torch.int64, device=engine.device)
+        shape = (self.LONGEST, len(FIELDS), len(engine.clients))
+        self._log = torch.zeros(shape, dtype=torch.float64, device=engine.device)
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(engine.device)
+        with torch.cuda.graph(self._graph):
+            self._round()
+
+    def _round(self) -> None:
+        reports = self.engine.work(self.server.shared.data, self._rows, self._plan)
+        weight = server_round(self.server, reports)
+        held = self.server.weighting.held
+        fields = [reports.loss, reports.loss_ratio, reports.gauge_norm, weight]
+        fields.append(torch.zeros_like(weight) if held is None else held.to(weight.dtype))
+        self._log.index_copy_(0, self._slot, torch.stack(fields)[None])
+        self._slot += 1
+
+    def run(self, first: int, count: int) -> Tensor:
+        """``count`` rounds from ``first`` on; results [round, field, client], on the host."""
+        for round_number in range(first, first + count):
+            self._rows.copy_(self.engine.rows(round_number, self.active))
+            self._graph.replay()
+        results = self._log[:count].cpu()
+        self._slot.zero_()
+        return results

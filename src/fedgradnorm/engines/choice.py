@@ -1,0 +1,130 @@
+"""Which engine runs a federation: the fastest that is right, and why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.client import Client
+from fedgradnorm.engines.base import Engine
+from fedgradnorm.engines.gauge import GaugeTap
+from fedgradnorm.engines.joint import JointEngine
+from fedgradnorm.engines.loop import LoopEngine
+from fedgradnorm.engines.stacked import StackedEngine
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.local import LocalSettings
+from fedgradnorm.models import as_input
+from fedgradnorm.weighting import Needs
+
+log = logging.getLogger("fedgradnorm")
+
+ENGINES = {"loop": LoopEngine, "joint": JointEngine, "stacked": StackedEngine}
+PROBE_ROWS = 4
+
+
+def make_engine(
+    name: str,
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+    device: torch.device,
+    **settings: Any,
+) -> Engine:
+    """The engine of this name, or with "auto" the fastest that does this training right."""
+    obstacles = {
+        "joint": joint_obstacle(network, clients, gauge, how, needs),
+        "stacked": stacked_obstacle(network, clients, how),
+        "loop": None,
+    }
+    if name == "auto":
+        name = next(key for key, obstacle in obstacles.items() if obstacle is None)
+        reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
+        log.info("engine %s%s", name, f" ({reasons})" if reasons else "")
+    elif obstacles[name] is not None:
+        raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
+    return ENGINES[name](network, clients, gauge=gauge, how=how, device=device, **settings)
+
+
+def joint_obstacle(
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+) -> str | None:
+    """Why one pass for everybody would not be the same training, or None if it is."""
+    if how.shared_steps != 1:
+        return f"shared_steps = {how.shared_steps}, so the clients' networks differ"
+    if how.update != "gradient" or how.report_loss != "before":
+        return "it sends raw gradients and losses before the step only"
+    if needs & (Needs.GRAM | Needs.GRADIENT):
+        return "the weighting needs every client's gradient"
+    return _mixing_obstacle(network, clients) or _gauge_obstacle(network, clients, gauge)
+
+
+def stacked_obstacle(
+    network: nn.Module, clients: Sequence[Client], how: LocalSettings
+) -> str | None:
+    """Why stacked networks would not be the same training, or None if they are."""
+    local = how.local_optimizer or {}
+    plain = {key: value for key, value in local.items() if key not in ("name", "lr") and value}
+    if how.update != "gradient" or how.report_loss != "before":
+        return "it sends raw gradients and losses before the step only"
+    if local.get("name") != "sgd" or plain:
+        return "its local steps are plain SGD"
+    return _mixing_obstacle(network, clients)
+
+
+def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
+    """Rows must not see each other, nor chance: tried out, not guessed from layer names."""
+    shapes = {tuple(client.train[0].shape[1:]) for client in clients}
+    if len(shapes) > 1:
+        return f"clients have inputs of different shapes {sorted(shapes)}"
+    for client in clients:
+        if client.head is not None and _random_or_mixing(client.head, None):
+            return f"the head of client {client.name!r} has dropout or batch statistics"
+    if _random_or_mixing(network, _probe(network, clients)):
+        return "the shared network has dropout or batch statistics"
+    return None
+
+
+def _probe(network: nn.Module, clients: Sequence[Client]) -> Tensor:
+    """A few real rows, from the first clients."""
+    rows = [torch.as_tensor(client.train[0])[:PROBE_ROWS] for client in clients[:2]]
+    return as_input(torch.cat(rows), network, "cpu")
+
+
+@torch.no_grad()
+def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
+    """Whether a row's output depends on chance or on the other rows of its batch."""
+    known = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    if any(isinstance(part, known) for part in module.modules()):
+        return True
+    if x is None:
+        return False
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[]):
+        whole, again = trial(x), trial(x)
+        halves = torch.cat([trial(half) for half in x.chunk(2)])
+    loose = 1e-3 * float(whole.abs().max()) + 1e-6  # far above rounding, far below statistics
+    return not (
+        torch.allclose(whole, again, rtol=0, atol=loose)
+        and torch.allclose(whole, halves, rtol=0, atol=loose)
+    )
+
+
+def _gauge_obstacle(
+    network: nn.Module, clients: Sequence[Client], gauge: Sequence[str]
+) -> str | None:
+    trial = copy.deepcopy(network)
+    tap = GaugeTap(trial, gauge)
+    with torch.enable_grad():
+        trial(_probe(network, clients))
+    return tap.problem()

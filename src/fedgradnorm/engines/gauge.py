@@ -1,0 +1,88 @@
+"""Each client's gradient length on the gauge, without each client's gradient.
+
+A layer's gradient is a sum over the rows of the batch. With the layer's inputs A and the loss
+signal D at its outputs, client k's gradient of a linear layer is D_k^T A_k, whose squared length is
+sum((A_k A_k^T) * (D_k D_k^T)): two small products instead of a matrix as large as the layer.
+Other layers go through vmap over the client axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+
+class GaugeTap:
+    """Remembers inputs and outputs of the gauge's layers in a forward pass."""
+
+    def __init__(self, network: nn.Module, gauge: Sequence[str]) -> None:
+        self.layers: dict[str, list[str]] = {}
+        for name in gauge:
+            owner, _, parameter = name.rpartition(".")
+            self.layers.setdefault(owner, []).append(parameter)
+        self.modules = {owner: network.get_submodule(owner) for owner in self.layers}
+        self.seen: list[tuple[str, Tensor, Tensor]] = []
+        for owner, module in self.modules.items():
+            module.register_forward_hook(self._hook(owner))
+
+    def _hook(self, owner: str):  # type: ignore[no-untyped-def]
+        def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if torch.is_grad_enabled():
+                self.seen.append((owner, inputs[0], output))
+
+        return remember
+
+    def problem(self) -> str | None:
+        """Why the layers seen in the last forward pass cannot be measured, if they cannot."""
+        owners = [owner for owner, _, _ in self.seen]
+        if sorted(owners) != sorted(self.layers):
+            return "a gauge layer is not called exactly once in a forward pass"
+        if not all(isinstance(part, Tensor) for seen in self.seen for part in seen[1:]):
+            return "a gauge layer does not map one tensor to one tensor"
+        return None
+
+    def signals(self, output: Tensor, signal: Tensor) -> list[Tensor]:
+        """The loss signal at the outputs of the gauge's layers, given that at the network's."""
+        outputs = [out for _, _, out in self.seen]
+        return list(torch.autograd.grad(output, outputs, signal, retain_graph=True))
+
+    def squared(self, signals: Sequence[Tensor], rows: slice, batch: int) -> Tensor:
+        """|gradient on the gauge|^2 of each client in ``rows``, ``batch`` rows a client."""
+        total: Tensor | None = None
+        for (owner, inputs, _), signal in zip(self.seen, signals, strict=True):
+            a = inputs.detach()[rows].unflatten(0, (-1, batch))
+            d = signal[rows].unflatten(0, (-1, batch))
+            part = self._layer(owner, a, d)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def _layer(self, owner: str, a: Tensor, d: Tensor) -> Tensor:
+        module, wanted = self.modules[owner], self.layers[owner]
+        if type(module) is nn.Linear and a.ndim == 3:
+            return _linear(a, d, wanted)
+        parameters = {name: getattr(module, name).detach() for name in wanted}
+
+        def one(inputs: Tensor, signal: Tensor) -> Tensor:
+            pull = vjp(lambda p: functional_call(module, p, (inputs,)), parameters)[1]
+            gradients = pull(signal)[0]
+            return torch.stack([g.square().sum() for g in gradients.values()]).sum()
+
+        squared: Tensor = vmap(one)(a, d)
+        return squared
+
+
+def _linear(a: Tensor, d: Tensor, wanted: Sequence[str]) -> Tensor:
+    total = a.new_zeros(len(a))
+    if "weight" in wanted:
+        if a.shape[1] ** 2 <= a.shape[2] * d.shape[2]:
+            pairs = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
+            total = total + pairs.sum(dim=(1, 2)).clamp_min(0)
+        else:
+            total = total + torch.bmm(d.transpose(1, 2), a).square().sum(dim=(1, 2))
+    if "bias" in wanted:
+        total = total + d.sum(dim=1).square().sum(dim=1)
+    return total

@@ -1,0 +1,137 @@
+"""Heads of many clients at once: those of one shape are one batched product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.client import Client
+from fedgradnorm.local import ClientState
+from fedgradnorm.tasks import Task
+
+
+@dataclass
+class HeadGroup:
+    """Clients whose heads have one shape, one loss function and one batch size.
+
+    Linear heads are stacked: each client's own parameters are views of ``weight[k]``, ``bias[k]``,
+    so that its optimiser, its checkpoint and the other engines see the same numbers. Any other
+    head forms a group of its own and is called as it is.
+    """
+
+    names: list[str]
+    positions: Tensor  # rows of the clients in the engine's order
+    batch: int
+    task: Task
+    scale: Tensor  # [clients]: each task's loss_scale
+    heads: list[nn.Module]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    def stack(self) -> None:
+        """Make the clients' parameters views of one stacked tensor."""
+        linear = [head for head in self.heads if isinstance(head, nn.Linear)]
+        if len(linear) != len(self.heads):
+            return
+        self.weight = torch.stack([head.weight.detach() for head in linear])
+        self.bias = torch.stack([head.bias.detach() for head in linear])
+        for k, head in enumerate(linear):
+            head.weight.data, head.bias.data = self.weight[k], self.bias[k]
+
+    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
+        """Leaves to differentiate: of the ``chosen`` members (None: all), or of a lone head."""
+        if self.weight is None or self.bias is None:
+            return [p for p in self.heads[0].parameters() if p.requires_grad]
+        both = (self.weight, self.bias)
+        rows = both if chosen is None else tuple(part[chosen] for part in both)
+        return [part.detach().requires_grad_() for part in rows]
+
+    def losses(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        parameters: Sequence[Tensor],
+        chosen: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of each client; ``features`` is [clients x batch, F]."""
+        scale = self.scale if chosen is None else self.scale[chosen]
+        if self.weight is None:
+            output = self.heads[0](features)
+        else:
+            weight, bias = parameters
+            shaped = features.view(len(scale), self.batch, -1)
+            product = torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2))
+            output = product.flatten(0, 1)
+        losses = self.task.loss_function(output, targets).view(len(scale), self.batch)
+        return losses.mean(dim=1) * scale
+
+    def place_gradients(self, gradients: Sequence[Tensor], members: Sequence[int]) -> None:
+        """Hand each head that takes part its gradient."""
+        # Fused optimisers read memory in order and would misread a transposed gradient.
+        gradients = [gradient.contiguous() for gradient in gradients]
+        if self.weight is None:
+            for parameter, gradient in zip(self.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            return
+        for row, member in enumerate(members):
+            head = self.heads[member]
+            assert isinstance(head, nn.Linear)
+            head.weight.grad, head.bias.grad = gradients[0][row], gradients[1][row]
+
+
+def group_heads(
+    clients: Sequence[Client], heads: Mapping[str, nn.Module], batch: Mapping[str, int]
+) -> list[HeadGroup]:
+    """The clients' heads in groups, in the order of each group's first client."""
+    keyed: dict[object, list[int]] = {}
+    for i, client in enumerate(clients):
+        head = heads[client.name]
+        shape: object = i  # any other head is alone
+        if type(head) is nn.Linear and head.bias is not None:
+            shape = tuple(head.weight.shape)
+        keyed.setdefault((shape, client.task.loss_function, batch[client.name]), []).append(i)
+    groups = []
+    for members in keyed.values():
+        names = [clients[i].name for i in members]
+        like = next(heads[names[0]].parameters())
+        group = HeadGroup(
+            names,
+            torch.tensor(members, device=like.device),
+            batch[names[0]],
+            clients[members[0]].task,
+            torch.tensor([clients[i].task.loss_scale for i in members]).to(like),
+            [heads[name] for name in names],
+        )
+        group.stack()
+        groups.append(group)
+    return groups
+
+
+class Snapshot:
+    """Heads and their optimisers' moments as they were, to be put back if a round fails."""
+
+    def __init__(self, states: Sequence[ClientState]) -> None:
+        self._states = list(states)
+        self._heads = [
+            [p.detach().clone() for p in state.head.state_dict().values()] for state in states
+        ]
+        self._moments = [
+            {
+                p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in kept.items()}
+                for p, kept in state.optimizer.state.items()
+            }
+            for state in states
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back, in place."""
+        for state, values, moments in zip(self._states, self._heads, self._moments, strict=True):
+            for tensor, value in zip(state.head.state_dict().values(), values, strict=True):
+                tensor.copy_(value)
+            for parameter, kept in state.optimizer.state.items():
+                kept.clear()
+                kept.update(moments.get(parameter, {}))

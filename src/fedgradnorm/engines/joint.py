@@ -1,0 +1,100 @@
+"""All clients in one pass: with one shared step, FedGradNorm costs what joint training costs.
+
+At the start of a round all clients hold the same shared network, so one forward pass serves them
+all. The last layer's gradient comes first in a backward pass: each client's gauge norm is measured
+there, the weights are moved, each client's part of the signal is scaled by p_i / N, and ONE
+backward pass gives the aggregate. Nobody's full gradient is ever formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.engines.batched import BatchedEngine, Plan
+from fedgradnorm.engines.gauge import GaugeTap
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.models import FlatNetwork
+from fedgradnorm.reports import Reports
+
+
+@dataclass(frozen=True)
+class JointReports(Reports):
+    """Reports that hold one autograd graph instead of N gradients."""
+
+    network: FlatNetwork
+    output: Tensor
+    signal: Tensor  # d (sum of losses) / d output
+    owner: Tensor  # the client of each row
+
+    def aggregate(self, coefficients: Tensor) -> Tensor:
+        """sum_i c_i update_i, by one backward pass."""
+        row = coefficients.to(self.signal.dtype)[self.owner]
+        self.network.gradient.zero_()
+        torch.autograd.backward(self.output, self.signal * row[:, None])
+        return self.network.gradient
+
+    def gradients(self) -> Tensor:
+        """Refused: this engine has no single client's update."""
+        raise ConfigError("engine 'joint' forms no single gradients; use engine='loop'")
+
+
+class JointEngine(BatchedEngine):
+    """One forward and one backward pass for everybody."""
+
+    name = "joint"
+
+    def __init__(self, *arguments: Any, gauge: Sequence[str], **settings: Any) -> None:
+        super().__init__(*arguments, gauge=gauge, **settings)
+        self.tap = GaugeTap(self.front.module, gauge)
+
+    def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
+        """One round of the clients in ``plan``."""
+        self.front.use(shared)
+        output = self.front.module(self.inputs[rows[0]])
+        if not self.how.together:
+            first = output.detach()
+            later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
+            self.head_phase(lambda s: later(s) if later and s else first, rows, plan)
+        losses, signal = self._signal(output.detach().requires_grad_(), rows[0], plan)
+        at_gauge = self.tap.signals(output, signal)
+        loss, squared = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
+        for part, values in zip(plan.parts, losses, strict=True):
+            loss[part.positions] = values.detach().double()
+            measured = self.tap.squared(at_gauge, part.rows, part.group.batch)
+            squared[part.positions] = measured.double()
+        self.tap.seen.clear()  # the graph is the reports' to keep, not ours
+        return JointReports(
+            active=plan.active,
+            size=self._sizes,
+            loss=loss,
+            loss_ratio=self.loss_ratio(loss, plan.active),
+            gauge_norm=squared.sqrt(),
+            failed=(),
+            network=self.front,
+            output=output,
+            signal=signal,
+            owner=plan.owner,
+        )
+
+    def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
+        """Each part's losses, and d loss / d output; heads step along where all go together."""
+        leaves = [part.group.parameters(part.chosen) for part in plan.parts]
+        losses = [
+            part.group.losses(z[part.rows], self.part_targets(part, rows), own, part.chosen)
+            for part, own in zip(plan.parts, leaves, strict=True)
+        ]
+        total = torch.stack([values.sum() for values in losses]).sum()
+        if not self.how.together:
+            return losses, torch.autograd.grad(total, z)[0]
+        signal, *gradients = torch.autograd.grad(total, [z, *(p for own in leaves for p in own)])
+        self._optimizer.zero_grad()
+        for part, own in zip(plan.parts, leaves, strict=True):
+            mine, gradients = gradients[: len(own)], gradients[len(own) :]
+            part.group.place_gradients(mine, part.members)
+        self._optimizer.step()
+        return losses, signal

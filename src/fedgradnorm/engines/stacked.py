@@ -1,0 +1,122 @@
+"""Several shared steps a round: heads all at once, then each client's own copy of the network.
+
+After its first local step every client has another network, so products can no longer be shared.
+On a GPU the copies are stacked and stepped together (torch.func), in chunks that fit memory; on a
+CPU, where a single network already fills the cores, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedgradnorm.engines.batched import BatchedEngine, Part, Plan
+from fedgradnorm.reports import Reports, StackedReports
+
+CHUNK_BYTES = 8 << 30  # of a GPU's memory, for the copies and gradients of one chunk
+COPIES = 4  # parameters, gradients, mean gradient, and room to work
+
+
+class StackedEngine(BatchedEngine):
+    """Frozen features for the heads; stacked copies of the shared network for its steps."""
+
+    name = "stacked"
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        copy = COPIES * self.front.vector.numel() * self.front.vector.element_size()
+        self.chunk = max(1, CHUNK_BYTES // copy) if self.device.type == "cuda" else 1
+
+    def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
+        """One round of the clients in ``plan``."""
+        self.front.use(shared)
+        if not self.how.together and self.how.head_steps:
+            wanted = rows[: self.how.head_steps]
+            self.head_phase(self.frozen_features(wanted, plan), rows, plan)
+        updates = shared.new_zeros(len(self.clients), len(shared))
+        loss = torch.zeros_like(self._sizes)
+        for part in plan.parts:
+            for start in range(0, len(part.members), self.chunk):
+                members = part.members[start : start + self.chunk]
+                positions = part.positions[start : start + self.chunk]
+                step = self._step(part, members, start, rows)
+                loss[positions] = self._descend(shared, updates, positions, step)
+        return StackedReports(
+            active=plan.active,
+            size=self._sizes,
+            loss=loss,
+            loss_ratio=self.loss_ratio(loss, plan.active),
+            gauge_norm=updates[:, self.gauge].norm(dim=1).double(),
+            failed=(),
+            updates=updates,
+        )
+
+    def _descend(
+        self,
+        shared: Tensor,
+        updates: Tensor,
+        positions: Tensor,
+        step: Callable[[dict[str, Tensor], int], tuple[Tensor, tuple[Tensor, ...]]],
+    ) -> Tensor:
+        """Local SGD of some clients; the mean gradients go to their rows of ``updates``."""
+        assert self.how.local_optimizer is not None
+        lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
+        template = dict(self.front.module.named_parameters())
+        local = {
+            name: shared[part].view_as(template[name]).expand(len(positions), *template[name].shape)
+            for name, part in self.front.slices.items()
+        }
+        local = {name: value.clone().requires_grad_() for name, value in local.items()}
+        mean = [torch.zeros_like(value) for value in local.values()]
+        loss = torch.zeros(len(positions), dtype=torch.float64, device=self.device)
+        for number in range(steps):
+            values, gradients = step(local, number)
+            loss += values.detach().double() / steps
+            with torch.no_grad():
+                torch._foreach_add_(mean, gradients, alpha=1 / steps)
+                if number + 1 < steps:
+                    torch._foreach_add_(list(local.values()), gradients, alpha=-lr)
+        updates[positions] = torch.cat([value.flatten(1) for value in mean], dim=1)
+        return loss
+
+    def _step(
+        self, part: Part, members: list[int], start: int, rows: Tensor
+    ) -> Callable[[dict[str, Tensor], int], tuple[Tensor, tuple[Tensor, ...]]]:
+        """Losses and gradients of ``members`` at their local networks, on batch ``number``."""
+        group, batch = part.group, part.group.batch
+        first = part.rows.start + start * batch
+        mine = slice(first, first + len(members) * batch)
+        chosen = torch.tensor(members, device=self.device)
+
+        def step(local: dict[str, Tensor], number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+            x = self.inputs[rows[number][mine]].unflatten(0, (len(members), batch))
+            leaves = group.parameters(chosen)
+            targets = self.group_targets(group)[rows[number][mine] - part.base]
+            losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)
+            wanted = list(local.values()) + (leaves if self.how.together else [])
+            gradients = torch.autograd.grad(losses.sum(), wanted)
+            if self.how.together:
+                self._optimizer.zero_grad()
+                group.place_gradients(gradients[len(local) :], members)
+                self._optimizer.step()
+            return losses, gradients[: len(local)]
+
+        return step
+
+    def _outputs(self, local: dict[str, Tensor], x: Tensor) -> Tensor:
+        module = self.front.module
+        if len(x) == 1:
+            own = {name: value[0] for name, value in local.items()}
+            alone: Tensor = functional_call(module, own, (x[0],))
+            return alone[None]
+
+        def forward(own: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            output: Tensor = functional_call(module, own, (inputs,))
+            return output
+
+        outputs: Tensor = vmap(forward)(local, x)
+        return outputs
