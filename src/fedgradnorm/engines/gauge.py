@@ -52,11 +52,13 @@ class GaugeTap:
     def squared(self, signals: Sequence[Tensor], rows: slice, batch: int) -> Tensor:
         """|gradient on the gauge|^2 of each client in ``rows``, ``batch`` rows a client."""
         total: Tensor | None = None
-        for (owner, inputs, _), signal in zip(self.seen, signals, strict=True):
+        seen = list(self.seen)  # measuring may call a layer again, and its hook with it
+        for (owner, inputs, _), signal in zip(seen, signals, strict=True):
             a = inputs.detach()[rows].unflatten(0, (-1, batch))
             d = signal[rows].unflatten(0, (-1, batch))
             part = self._layer(owner, a, d)
             total = part if total is None else total + part
+        self.seen = seen
         assert total is not None
         return total
 

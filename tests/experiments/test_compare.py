@@ -1,0 +1,194 @@
+"""Comparisons: ordinary run folders, reused, resumed, and summed up over seeds."""
+
+import math
+from pathlib import Path
+
+import pytest
+import scipy.stats
+
+from experiments.small_config import small_config
+from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm.experiments import compare as module
+from fedgradnorm.experiments.compare import compare
+from fedgradnorm.experiments.config import load_config
+from fedgradnorm.experiments.execute import execute, load_data, new_folder, resume_config
+from fedgradnorm.experiments.run import load, read_about
+from fedgradnorm.experiments.summary import estimate, t_quantile
+from fedgradnorm.report.record import find_runs, read_record, record_of
+from fedgradnorm.report.tables import loss, metric, task_rows
+
+METHODS = ["fedrep", "fedgradnorm"]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in ("run.json", "log.txt", "checkpoint.safetensors")
+    }
+
+
+@pytest.fixture
+def config(tmp_path):
+    return load_config(small_config(tmp_path))
+
+
+def test_runs_lie_where_they_should_and_are_ordinary(config, tmp_path):
+    folders = compare(config, METHODS, 2)
+    place = tmp_path / "runs" / "small-compare"
+    names = ["fedrep-seed0", "fedrep-seed1", "fedgradnorm-seed0", "fedgradnorm-seed1"]
+    assert folders == [place / name for name in names]
+    for folder in folders:
+        run = load(folder)
+        assert run.finished
+        assert set(run.heads) == {"class", "value"}
+    alone = tmp_path / "alone"
+    execute(config.variant("fedgradnorm", 1), alone)
+    assert files(alone).keys() == files(folders[3]).keys()
+    assert files(alone)["metrics.csv"] == files(folders[3])["metrics.csv"]
+
+
+def test_finished_runs_are_kept_and_data_is_loaded_once_a_seed(config, monkeypatch):
+    loads, trained = [], []
+    real_load, real_execute = load_data, execute
+
+    def counted_load(config, progress=None):
+        loads.append(config.seed)
+        return real_load(config, progress)
+
+    def counted_execute(config, folder, **rest):
+        trained.append(folder.name)
+        return real_execute(config, folder, **rest)
+
+    monkeypatch.setattr(module, "load_data", counted_load)
+    monkeypatch.setattr(module, "execute", counted_execute)
+    compare(config, ["fedrep"], 1)
+    compare(config, METHODS, 2)
+    assert loads == [0, 0, 1]
+    assert trained == ["fedrep-seed0", "fedgradnorm-seed0", "fedrep-seed1", "fedgradnorm-seed1"]
+
+
+def test_a_stopped_run_is_resumed_to_the_same_numbers(config, tmp_path):
+    whole = compare(config, ["fedgradnorm"], folder=tmp_path / "whole")[0]
+
+    class Stop(Exception):
+        pass
+
+    def stop(event):
+        if event.round == 3:
+            raise Stop
+
+    part = tmp_path / "part" / "fedgradnorm-seed0"
+    with pytest.raises(Stop):
+        execute(config, part, progress=stop)
+    assert not read_about(part)["finished"]
+    assert compare(config, ["fedgradnorm"], folder=tmp_path / "part") == [part]
+    assert files(part) == files(whole)
+
+
+def test_a_run_that_wrote_only_its_config_starts(config, tmp_path):
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    (folder / "config.toml").write_text(config.text())
+    assert execute(resume_config(folder), folder, resume=True).finished
+
+
+def test_another_config_in_the_folder_is_refused(config, tmp_path):
+    compare(config, ["fedrep"])
+    other = load_config(tmp_path / "small.toml", ["training.rounds=7"])
+    with pytest.raises(RunFolderError, match="another config"):
+        compare(other, ["fedrep"])
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "says"),
+    [([], 1, "no methods"), (["fedrep"], 0, "at least 1"), (["fedrep", "fedrep"], 1, "twice"),
+     (["fedrep", "fedgrad"], 1, "did you mean")],
+)  # fmt: skip
+def test_bad_requests_train_nothing(config, tmp_path, methods, seeds, says):
+    with pytest.raises(ConfigError, match=says):
+        compare(config, methods, seeds)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_leaves_no_folder(config, tmp_path):
+    bad = load_config(tmp_path / "small.toml", ["training.gauge=nowhere"])
+    with pytest.raises(Exception, match="gauge 'nowhere'"):
+        execute(bad, new_folder(bad))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_spares_what_was_there(config, tmp_path):
+    bad = load_config(tmp_path / "small.toml", ["training.gauge=nowhere"])
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("keep")
+    with pytest.raises(Exception, match="gauge 'nowhere'"):
+        execute(bad, folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_is_never_overwritten(config, tmp_path):
+    first = new_folder(config)
+    execute(config, first)
+    assert new_folder(config).name == f"{first.name}-2"
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        execute(config, first)
+
+
+def test_failed_training_names_its_checkpoint(tmp_path):
+    path = small_config(tmp_path)
+    words = ["training.lr=1e30", "training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    config = load_config(path, words)
+    with pytest.raises(TrainingError, match=r"checkpoint: .*checkpoint\.safetensors"):
+        execute(config, tmp_path / "out")
+    assert (tmp_path / "out" / "checkpoint.safetensors").exists()
+
+
+def test_what_was_logged_about_the_data_is_in_the_run(tmp_path):
+    path = small_config(tmp_path)
+    text = path.read_text().replace('source = "files"', 'source = "radcom"\nsamples = 200')
+    lines = [line for line in text.splitlines() if not line.startswith(("task", "train =", "test"))]
+    path.write_text("\n".join(lines).replace("[[data.clients]]", "").replace('name = "class"', "")
+                    .replace('name = "value"', ""))  # fmt: skip
+    execute(load_config(path, ["training.rounds=1"]), tmp_path / "out")
+    assert "SYNTHETIC" in (tmp_path / "out" / "log.txt").read_text()
+
+
+def test_rows_and_intervals(config):
+    folders = compare(config, METHODS, 3)
+    records = [read_record(folder) for folder in folders]
+    rows = task_rows(records)
+    assert [(row.task, row.method) for row in rows] == [
+        ("class", "fedrep"), ("class", "fedgradnorm"), ("value", "fedrep"), ("value", "fedgradnorm")
+    ]  # fmt: skip
+    assert all(row.seeds == 3 and row.split == "test" for row in rows)
+    assert rows[0].metric == "accuracy"
+    assert rows[2].metric == "mae"
+    values = [load(folder).summary().loc["value"] for folder in folders[:3]]
+    expected = scipy.stats.t.interval(
+        0.95,
+        2,
+        sum(v.last_loss for v in values) / 3,
+        scipy.stats.sem([v.last_loss for v in values]),
+    )
+    last = rows[2].last_loss
+    assert (last.mean - last.half, last.mean + last.half) == pytest.approx(expected, rel=1e-4)
+    assert rows[2].value.mean == pytest.approx(sum(v.mae for v in values) / 3)
+    assert "±" in loss(last)
+    assert metric(rows[0]).endswith("%")
+
+
+def test_records_of_folders_and_of_runs_agree(config, tmp_path):
+    run = execute(config, tmp_path / "out")
+    assert record_of(run, "fedgradnorm") == read_record(tmp_path / "out")
+    assert record_of(run).label == "GradNorm absolute"
+    assert find_runs([tmp_path]) == [tmp_path / "out"]
+    with pytest.raises(RunFolderError, match=r"no run\.json"):
+        find_runs([tmp_path / "runs"])
+
+
+def test_student_t():
+    for freedom in (1, 2, 5, 10, 11, 20, 100):
+        assert t_quantile(freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=2e-4)
+    assert math.isnan(estimate([1.0]).half)

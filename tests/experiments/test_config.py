@@ -1,0 +1,260 @@
+"""The config: what is accepted, how it is changed, what its errors say."""
+
+import tomllib
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.config import build, load_config, make_config
+from fedgradnorm.experiments.overrides import overridden, parse_value
+from fedgradnorm.experiments.toml_text import to_toml
+from fedgradnorm.settings import Settings
+
+TEXT = """
+method = "fedgradnorm"
+[data]
+source = "radcom"
+samples = 400
+tasks = ["modulation", "snr"]
+[network]
+name = "mlp"
+widths = [8]
+[training]
+epochs = 1
+[weighting]
+gamma = 0.5
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def message(file, *words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, words)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert str(file) in text
+    return text
+
+
+def test_defaults_are_those_of_settings(file):
+    config = load_config(file)
+    assert config.settings == Settings(epochs=1, seed=0)
+    assert config.name == "small"
+    assert config.output.folder == "runs"
+
+
+def test_every_setting_is_a_key_of_training(file):
+    config = load_config(file)
+    names = {field.name for field in fields(Settings)} - {"seed"}
+    assert set(type(config.training).model_fields) == names
+
+
+def test_overrides(file):
+    words = ["training.epochs=3", "weighting.gamma=0.7", "seed=2", "training.device=cpu"]
+    config = load_config(file, words)
+    assert config.settings == Settings(epochs=3, seed=2, device="cpu")
+    assert config.weighting == {"gamma": 0.7}
+
+
+def test_rounds_replace_epochs(file):
+    assert load_config(file, ["training.rounds=7"]).settings == Settings(rounds=7)
+
+
+def test_another_method_takes_the_options_it_knows(file):
+    assert load_config(file, ["method=fedrep"]).weighting == {}
+    assert load_config(file, ["method=fedgradnorm-direct"]).weighting == {"gamma": 0.5}
+    assert load_config(file, ["method=fedper"]).settings.schedule == "together"
+
+
+def test_none_means_no_limit(file):
+    config = load_config(file, ["training.batch_size=none"])
+    assert config.settings.batch_size is None
+    assert make_config(tomllib.loads(config.text())).settings.batch_size is None
+    assert load_config(file, ["training.share=none"]).settings.share == "none"
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["method=fedper", "method=central", "training.participation=0.5", "training.gauge=[\"1\"]",
+     "training.head_optimizer={name=\"sgd\", lr=0.1}", "name=with-dash", "seed=7"],
+)  # fmt: skip
+def test_resolved_config_reads_back_the_same(file, word):
+    config = load_config(file, [word])
+    again = make_config(tomllib.loads(config.text()))
+    assert again.table() == config.table()
+    assert again.settings == config.settings
+
+
+def test_resolved_config_can_change_its_method(file):
+    text = load_config(file, ["method=fedper"]).text()
+    file.write_text(text)
+    assert load_config(file, ["method=fedrep"]).settings.schedule == "alternating"
+
+
+def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(file):
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, clients, weighting, settings = build(load_config(file, ["seed=3"]))
+    second = build(load_config(file, ["seed=3"]), clients)[0]
+    other = build(load_config(file, ["seed=4"]), clients)[0]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first[1].weight, second[1].weight)
+    assert not torch.equal(first[1].weight, other[1].weight)
+    assert [client.name for client in clients] == ["modulation", "snr"]
+    assert weighting.gamma == 0.5
+    assert settings.seed == 3
+
+
+def test_a_network_of_ones_own(file, tmp_path, monkeypatch):
+    (tmp_path / "my_own_net.py").write_text(
+        "from torch import nn\ndef make(inputs, width=4):\n    return nn.Linear(inputs, width)\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    file.write_text(TEXT.replace('"mlp"', '"my_own_net:make"').replace("widths = [8]", "width = 6"))
+    assert build(load_config(file))[0].out_features == 6
+    for name, word in [("my_own_net:mak", "did you mean 'make'"), ("nowhere:make", "imported"),
+                       ("my_own_net:number", "number"), (":x", "package.module")]:  # fmt: skip
+        with pytest.raises(ConfigError, match=word):
+            build(load_config(file, [f"network.name={name}"]))
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("training.epoch=3", "unknown key 'training.epoch'; did you mean 'epochs'?"),
+        ("metod=fedrep", "unknown key 'metod'; did you mean 'method'?"),
+        ("method=fedgradnrm", "unknown method 'fedgradnrm'; did you mean 'fedgradnorm'?"),
+        ("weighting.gama=1", "did you mean 'gamma'?"),
+        ("weighting.gamma=-1", "gamma must be >= 0, not -1"),
+        ("weighting.gamma=big", "must be a number, not 'big'"),
+        ("training.lr=fast", "training.lr = 'fast' should be a valid number"),
+        ("training.rounds=2.5", "training.rounds = 2.5 should be a valid integer"),
+        ("training.batch_size=true", "training.batch_size = True should be a valid integer"),
+        ("training.schedule=toghether", "did you mean 'together'?"),
+        ("training.head_optimizer=adamm", "did you mean 'adam'?"),
+        ("training.server_optimizer=sdg", "did you mean 'sgd'?"),
+        ("training.head_steps=-1", "head_steps must be a whole number >= 0, not -1"),
+        ("training=3", "training = 3 should be"),
+        ("training.epochs.x=3", "training.epochs is no table"),
+        ("seed=-1", "seed = -1 should be greater than or equal to 0"),
+        ("seed=one", "seed = 'one' should be a valid integer"),
+        ("name=a/b", "name = 'a/b'"),
+        ("output.foldr=x", "did you mean 'folder'?"),
+        ("data.when=2020-01-01", "a config cannot hold"),
+        ("training.epochs", "'training.epochs' is not key=value"),
+        ("=3", "is not key=value"),
+    ],
+)
+def test_one_line_errors(file, word, says):
+    assert says in message(file, word)
+
+
+def test_method_and_setting_in_conflict(file):
+    words = ["method=local", "training.share=all"]
+    assert load_config(file, words).settings.share == "none"
+    text = message(file, "method=central", "training.participation=0.5")
+    assert "does not go with method 'central'" in text
+
+
+def test_a_misspelt_option_does_not_vanish_with_the_method(file):
+    file.write_text(TEXT.replace("gamma", "gama"))
+    assert "did you mean 'gamma'" in message(file, "method=fedrep")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a = = 1", "not TOML"),
+        ("\x00", "not TOML"),
+        ("", "data is missing"),
+        ("[data]\nsource = 'radcom'", "network is missing"),
+        ("[data]\nsamples = 3\n[network]\nname = 'mlp'", "data.source is missing"),
+    ],
+)
+def test_bad_files(file, text, says):
+    file.write_text(text)
+    assert says in message(file)
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    assert "no such file" in message(tmp_path / "nothing.toml")
+    assert "cannot be read" in message(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xff'")
+    assert "not TOML" in message(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("data.source=radcmo", "did you mean 'radcom'?"),
+        ("data.sampels=3", "did you mean 'samples'?"),
+        ("data.pth=x", "did you mean 'path'?"),
+        ("data.samples=many", "must be a whole number, not 'many'"),
+        ("data.tasks=[1]", "radcom task"),
+        ("data.loss_scale=3", "wrong kind"),
+        ("network.name=network3", "did you mean 'network"),
+        ("network.withs=[1]", "did you mean 'widths'?"),
+        ("network.widths=[0]", "widths must be whole numbers"),
+        ("network.widths=8", "widths"),
+        ("network.activation=rleu", "did you mean 'relu'?"),
+    ],
+)
+def test_bad_data_and_network_options(file, word, says):
+    with pytest.raises(ConfigError) as caught:
+        build(load_config(file, [word]))
+    assert says in str(caught.value)
+    assert str(caught.value).startswith(f"{file} with {word}: ")
+
+
+def test_own_files_are_found_beside_the_config(tmp_path):
+    (tmp_path / "a.csv").write_text("u,v,y\n" + "1,2,a\n3,5,b\n" * 4)
+    path = tmp_path / "own.toml"
+    path.write_text(
+        "[data]\nsource = 'files'\nstandardize = true\n"
+        "[[data.clients]]\nname = 'one'\ntask = 'classification'\ntrain = 'a.csv'\n"
+        "targets = 'y'\n[network]\nname = 'mlp'\nwidths = [4]\n"
+    )
+    config = load_config(path)
+    assert config.data.model_extra["base"] == str(tmp_path)
+    _, clients, _, _ = build(config)
+    assert clients[0].labels == ("a", "b")
+    assert clients[0].scaling is not None
+    again = make_config(tomllib.loads(config.text()))
+    assert again.table() == config.table()
+
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_toml_reads_back_exactly(table):
+    assert tomllib.loads(to_toml(table)) == table
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_value(text):
+    parse_value(text)
+
+
+def test_overriding_leaves_the_original_alone():
+    table = {"a": {"b": 1}}
+    assert overridden(table, ["a.b=2", "c.d=[1, 2]"]) == {"a": {"b": 2}, "c": {"d": [1, 2]}}
+    assert table == {"a": {"b": 1}}

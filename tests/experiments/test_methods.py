@@ -1,0 +1,60 @@
+"""The table of methods."""
+
+from dataclasses import fields
+
+import pytest
+
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.methods import METHODS, find_method
+from fedgradnorm.settings import Settings
+from fedgradnorm.weighting import Equal, GradNorm, Needs
+
+NAMES = ["fedgradnorm", "fedgradnorm-direct", "fedrep", "fedper", "local", "central"]
+
+
+def test_names():
+    assert list(METHODS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_builds_and_fixes_only_settings_that_exist(name):
+    method = find_method(name)
+    assert method.name == name
+    assert method.summary
+    assert method.paper
+    assert set(method.settings) <= {field.name for field in fields(Settings)}
+    Settings(**method.settings)
+    assert method.build().needs == method.needs
+
+
+def test_what_the_methods_are():
+    assert METHODS["fedgradnorm"].build().rule == "absolute"
+    assert METHODS["fedgradnorm-direct"].build({"gamma": 0.5}).rule == "direct"
+    assert isinstance(METHODS["central"].build(), GradNorm)
+    assert all(isinstance(METHODS[name].build(), Equal) for name in ("fedrep", "fedper", "local"))
+    assert METHODS["fedrep"].needs == Needs.NOTHING
+    assert METHODS["fedrep"].state == ()
+    assert METHODS["fedgradnorm"].needs == Needs.LOSS | Needs.NORM
+    assert "weight" in METHODS["fedgradnorm"].state
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("fedgradnorm", {"gama": 1}, "did you mean 'gamma'"),
+        ("fedgradnorm", {"gamma": "much"}, "must be a number, not 'much'"),
+        ("fedgradnorm", {"gamma": True}, "must be a number, not True"),
+        ("fedgradnorm", {"gamma": -1}, "gamma must be >= 0"),
+        ("fedgradnorm", {"rule": "dircet"}, "did you mean 'direct'"),
+        ("fedgradnorm-direct", {"rule": "absolute"}, "unknown option"),
+        ("fedrep", {"gamma": 1}, "takes no options"),
+    ],
+)
+def test_wrong_options(name, options, says):
+    with pytest.raises(ConfigError, match=says):
+        find_method(name).build(options)
+
+
+def test_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean 'fedrep'"):
+        find_method("fedreq")

@@ -1,0 +1,268 @@
+"""The command line: what it prints, what it leaves behind, and its exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedgradnorm as fgn
+from experiments.small_config import small_config
+from fedgradnorm.cli import app
+from fedgradnorm.cli import demo as demo_module
+from fedgradnorm.experiments.execute import execute
+
+
+def cli(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(tmp_path, *words, code=2):
+    """The one line of an error that left nothing behind."""
+    before = sorted(tmp_path.rglob("*"))
+    result = cli(*words)
+    assert result.exit_code == code, result.output
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+    return lines[0]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return small_config(tmp_path)
+
+
+def test_help_and_version():
+    for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
+                  ["data", "show"], ["data", "generate", "radcom"], ["data", "generate", "faces"],
+                  ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
+        result = cli(*words, "--help")
+        assert result.exit_code == 0
+        assert "Usage" in result.stdout
+    assert cli("--version").stdout.strip() == f"fedgradnorm {fgn.__version__}"
+
+
+def test_run_then_resume_then_report(config, tmp_path):
+    result = cli("run", config, "training.rounds=4", "seed=3")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "runs" / "small-fedgradnorm-seed3"
+    assert str(folder) in result.stdout
+    assert "MAE" in result.stdout
+    assert fgn.load(folder).about["rounds"] == 4
+    again = cli("resume", folder)
+    assert again.exit_code == 0
+    assert "is finished" in again.stdout
+    drawn = cli("report", folder)
+    assert drawn.exit_code == 0
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert cli("report", tmp_path / "runs", "--out", tmp_path / "f.pdf").exit_code == 0
+    assert (tmp_path / "f.pdf").exists()
+    assert cli("run", config, "seed=3").exit_code == 0
+    assert (tmp_path / "runs" / "small-fedgradnorm-seed3-2").is_dir()
+
+
+def test_compare(config, tmp_path):
+    result = cli("compare", config, "--methods", "fedrep, fedgradnorm", "--seeds", 2)
+    assert result.exit_code == 0, result.output
+    assert "mean over 2 seeds" in result.stdout
+    assert "±" in result.stdout
+    assert (tmp_path / "runs" / "small-compare" / "report.png").exists()
+    assert "round" not in cli("compare", config, "-m", "fedrep,fedgradnorm", "-s", 2).stderr
+
+
+def test_methods():
+    listed = cli("methods").stdout
+    assert all(name in listed for name in ("fedgradnorm-direct", "fedrep", "central"))
+    assert "loss, norm" in listed
+    assert "weighting.gamma, default 0.9" in cli("methods", "fedgradnorm").stdout
+
+
+def test_demo_in_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "CHANGES", ("data.samples=800", "training.epochs=2"))
+    result = cli("demo", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    for word in ("fedrep", "fedgradnorm-direct", "modulation", "snr", "Mean accuracy"):
+        assert word in result.stdout
+    assert (tmp_path / "demo" / "demo.png").exists()
+    assert len(list((tmp_path / "demo").glob("*/run.json"))) == 3
+
+
+def test_data_commands(tmp_path, config):
+    made = cli("data", "generate", "radcom", "--out", tmp_path / "r.npz", "--samples", 100)
+    assert made.exit_code == 0
+    with np.load(tmp_path / "r.npz") as arrays:
+        assert arrays["iq"].shape == (100, 256)
+        assert arrays["synthetic"]
+    assert (
+        cli("data", "generate", "faces", "-o", tmp_path / "f.npz", "--samples", 20).exit_code == 0
+    )
+    shown = cli("data", "show", "faces", "samples=100", "test_samples=20", "-o", tmp_path / "f.png")
+    assert shown.exit_code == 0, shown.output
+    assert "landmark" in shown.stdout
+    assert (tmp_path / "f.png").exists()
+    own = cli("data", "show", config, "-o", tmp_path / "none.png")
+    assert own.exit_code == 0
+    assert "no contact sheet" in own.stdout
+    assert "2 classes" in own.stdout
+
+
+def test_data_show_radcom(tmp_path):
+    shown = cli("data", "show", "radcom", "samples=400", "--out", tmp_path / "r.png")
+    assert shown.exit_code == 0
+    assert (tmp_path / "r.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["training.epoch=3"], "did you mean 'epochs'"),
+        (["method=fedrap"], "did you mean 'fedrep'"),
+        (["weighting.gamma=-1"], "gamma must be >= 0"),
+        (["training.gauge=nowhere"], "gauge 'nowhere'"),
+        (["training.device=cuda:77"], "device 'cuda:77' cannot be used"),
+        (["training.first_loss=log_classes"], "log_classes"),
+        (["training.participation=[\"nobody\"]"], "client in participation 'nobody'"),
+        (["data.clients=[]"], "no clients"),
+        (["data.clients=[{name=\"a\"}]"], "needs the option"),
+        (["network={name=\"network2\"}"], "cannot take inputs of shape (3,)"),
+        (["network.name=nowhere:f"], "cannot be imported"),
+        (["nonsense"], "is not key=value"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_bad_config(config, tmp_path, command, words, says):
+    assert says in refused(tmp_path, command, config, *words)
+
+
+def test_bad_files(tmp_path):
+    assert "no such file" in refused(tmp_path, "run", tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("= 3")
+    assert "not TOML" in refused(tmp_path, "run", tmp_path / "bad.toml")
+    assert "cannot be read" in refused(tmp_path, "run", tmp_path)
+
+
+X = np.ones((12, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"class_x": X[:0], "class": np.zeros(0, int)}, "empty"),
+        ({"class_x": X, "class": np.zeros(7, int)}, "one row per sample"),
+        ({"class_x": np.where(X, np.nan, X), "class": np.arange(12) % 2}, "nan"),
+        ({"value_x": np.where(X, np.inf, X), "value": np.arange(12.0)}, "inf"),
+        ({"class_x": X, "class": np.arange(12) % 2, "classes": 99}, "99 classes"),
+        ({"class_x": X, "class": np.arange(12), "classes": 3}, "3"),
+    ],
+)
+def test_bad_data(tmp_path, arrays, says):
+    classes = arrays.pop("classes", None)
+    path = small_config(tmp_path, **arrays)
+    if classes:
+        path.write_text(path.read_text().replace(
+            'task = "classification"', f'task = "classification"\nclasses = {classes}'
+        ))  # fmt: skip
+    assert says in refused(tmp_path, "run", path)
+
+
+def test_two_clients_of_one_name(config, tmp_path):
+    config.write_text(config.read_text().replace('"value"', '"class"'))
+    assert "two clients are named 'class'" in refused(tmp_path, "run", config)
+
+
+def test_bad_places(config, tmp_path):
+    assert "did you mean" in refused(tmp_path, "methods", "fedrapp")
+    assert "no run folder" in refused(tmp_path, "resume", tmp_path / "none")
+    assert "is no run folder" in refused(tmp_path, "report", tmp_path / "none")
+    assert "must end in" in refused(tmp_path, "report", tmp_path, "--out", "x.gif")
+    assert "did you mean 'radcom'" in refused(tmp_path, "data", "show", "radcmo")
+    assert "no such file" in refused(
+        tmp_path, "data", "prepare", "radcom", "--from", tmp_path / "n"
+    )
+    assert "nowhere" in refused(tmp_path, "data", "prepare", "mtfl", "--from", "nowhere.zip")
+    assert ".npz" in refused(tmp_path, "data", "generate", "faces", "--out", tmp_path / "f.csv")
+    (tmp_path / "file").write_text("")
+    inside = f"output.folder={tmp_path}/file/runs"
+    assert "cannot make this folder" in refused(tmp_path, "run", config, inside)
+    made = ("data", "generate", "faces", "--samples", 9, "--out", tmp_path / "file" / "f.npz")
+    assert "cannot be written" in refused(tmp_path, *made)
+
+
+def test_failed_training_names_the_checkpoint(config, tmp_path):
+    words = ["training.lr=1e30", "training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    result = cli("run", config, *words)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "checkpoint.safetensors" in last
+    assert (tmp_path / "runs" / "small-fedgradnorm-seed0" / "checkpoint.safetensors").exists()
+
+
+def test_warnings_reach_the_terminal_once(config, tmp_path):
+    config.write_text(config.read_text().replace('train = "class.npz"', (
+        'train = "class.npz"\non_bad = "drop"'
+    )))  # fmt: skip
+    with np.load(tmp_path / "class.npz") as arrays:
+        x, y = arrays["x"].copy(), arrays["y"]
+    x[3] = np.nan
+    np.savez(tmp_path / "class.npz", x=x, y=y)
+    result = cli("run", config)
+    assert result.exit_code == 0
+    assert result.stderr.count("WARNING") == 1
+    log = (tmp_path / "runs" / "small-fedgradnorm-seed0" / "log.txt").read_text()
+    assert log.count("WARNING") == 1
+
+
+def shell(*words, cwd, **rest):
+    command = [sys.executable, "-W", "error", "-m", "fedgradnorm", *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **rest,
+    )  # fmt: skip
+
+
+def test_in_a_process_of_its_own(config, tmp_path):
+    process = shell("run", config, "output.folder=here", cwd=tmp_path)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "run folder: here/small-fedgradnorm-seed0" in out
+    assert "round 6/6" in errors
+    process = shell("run", config, "training.epoch=3", cwd=tmp_path)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors.count("\n")) == (2, "", 1)
+
+
+def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
+    whole = execute_config(config, tmp_path / "whole", 400)
+    process = shell("run", config, "training.rounds=400", cwd=tmp_path)
+    folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
+    wait_for(folder / "checkpoint.safetensors", process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"go on with: fedgradnorm resume {folder}" in errors.splitlines()[-1]
+    assert not fgn.experiments.run.read_about(folder)["finished"]
+    assert cli("resume", folder).exit_code == 0
+    assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+def execute_config(config, folder: Path, rounds: int) -> Path:
+    from fedgradnorm.experiments.config import load_config
+
+    execute(load_config(config, [f"training.rounds={rounds}"]), folder)
+    return folder
+
+
+def wait_for(path: Path, process) -> None:
+    for _ in range(600):
+        if path.exists() or process.poll() is not None:
+            return
+        time.sleep(0.02)

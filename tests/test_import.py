@@ -1,0 +1,97 @@
+"""What importing the package costs, what it offers, and that its examples are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+import fedgradnorm
+
+HEAVY = ["pandas", "pydantic", "typer", "rich", "matplotlib", "h5py", "PIL", "safetensors", "scipy"]
+SOURCE = Path(fedgradnorm.__file__).parent
+
+
+def with_examples() -> list[str]:
+    """Modules whose docstrings hold examples."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            parts = path.relative_to(SOURCE).with_suffix("").parts
+            found.append(".".join(("fedgradnorm", *(p for p in parts if p != "__init__"))))
+    return found
+
+
+def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
+    code = (
+        "import sys, torch, numpy\n"
+        "before = set(sys.modules)\n"
+        "import fedgradnorm\n"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "fedgradnorm" in loaded
+    assert not set(HEAVY) & set(loaded)
+    known = sys.stdlib_module_names | {"fedgradnorm", "torch", "numpy"}
+    assert set(loaded) <= known
+
+
+def test_importing_needs_none_of_the_heavy_packages() -> None:
+    code = f"import sys\nfor name in {HEAVY!r}:\n    sys.modules[name] = None\nimport fedgradnorm\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_public_names_are_these() -> None:
+    assert fedgradnorm.__all__ == [
+        "BySize",
+        "Client",
+        "ConfigError",
+        "DataError",
+        "Equal",
+        "FedGradNormError",
+        "GradNorm",
+        "Interrupted",
+        "ModelError",
+        "Needs",
+        "Run",
+        "RunFolderError",
+        "Signals",
+        "Static",
+        "Task",
+        "TrainingError",
+        "Weighting",
+        "__version__",
+        "classification",
+        "load",
+        "models",
+        "regression",
+        "train",
+    ]
+    for name in fedgradnorm.__all__:
+        assert getattr(fedgradnorm, name) is not None
+
+
+def test_every_error_is_one_of_ours() -> None:
+    for name in fedgradnorm.__all__:
+        value = getattr(fedgradnorm, name)
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert issubclass(value, fedgradnorm.FedGradNormError)
+    assert issubclass(fedgradnorm.Interrupted, KeyboardInterrupt)
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert resources.files("fedgradnorm").joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", with_examples())
+def test_the_examples_in_docstrings_are_true(name: str) -> None:
+    module = importlib.import_module(name)
+    results = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert results.attempted > 0
+    assert results.failed == 0

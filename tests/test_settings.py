@@ -1,0 +1,150 @@
+"""The settings of a run, and who takes part in a round."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.settings import Settings
+
+NAMES = ["ann", "bob", "cy", "dee", "eve"]
+
+
+def test_trains_keywords_and_defaults_are_the_settings() -> None:
+    parameters = inspect.signature(fgn.train).parameters
+    own = {"network", "clients", "weighting", "folder", "resume", "progress"}
+    assert set(parameters) == own | {field.name for field in fields(Settings)}
+    for field in fields(Settings):
+        assert field.default is not MISSING
+        assert parameters[field.name].default == field.default, field.name
+        assert parameters[field.name].annotation == field.type, field.name
+        assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_train_documents_every_keyword() -> None:
+    text = inspect.getdoc(fgn.train)
+    for name in inspect.signature(fgn.train).parameters:
+        assert name in text, name
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    settings = Settings()
+    local = settings.local()
+    assert (settings.lr, settings.server_optimizer) == (2e-4, "adam")
+    assert local.head_optimizer == {"name": "adam", "lr": 2e-4}
+    assert local.local_optimizer == {"name": "sgd", "lr": 2e-4}
+    assert (settings.head_steps, settings.shared_steps, settings.order) == (1, 1, "new")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number >= 1, not 0"),
+        ({"rounds": 1.5}, "rounds must be a whole number"),
+        ({"batch_size": -1}, "batch_size must be a whole number >= 1"),
+        ({"head_steps": -1}, "head_steps must be a whole number >= 0"),
+        ({"shared_steps": 0}, "shared_steps must be a whole number >= 1"),
+        ({"shared_steps": True}, "shared_steps must be a whole number"),
+        ({"eval_every": -1}, "eval_every must be a whole number >= 0"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number >= 1"),
+        ({"epochs": 0}, "epochs must be > 0"),
+        ({"epochs": float("inf")}, "epochs must be > 0"),
+        ({"epochs": float("nan")}, "epochs must be > 0"),
+        ({"epochs": 1, "rounds": 1}, "rounds or epochs, not both"),
+        ({"participation": 0}, "participation must be in (0, 1], not 0"),
+        ({"participation": 1.1}, "participation must be in (0, 1]"),
+        ({"schedule": "alternate"}, "did you mean 'alternating'?"),
+        ({"first_loss": "data"}, "unknown first_loss 'data'; did you mean 'dataset'?"),
+        ({"update": "grad"}, "did you mean 'gradient'?"),
+        ({"report_loss": "befor"}, "did you mean 'before'?"),
+        ({"aggregate": "size"}, "did you mean 'by_size'?"),
+        ({"order": "newest"}, "did you mean 'new'?"),
+        ({"key": "tasks"}, "did you mean 'task'?"),
+        ({"share": "some"}, "unknown share 'some'"),
+        ({"engine": "lop"}, "did you mean 'loop'?"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fgn.ConfigError) as error:
+        Settings(**options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0}, "learning rate of optimizer 'adam' must be > 0, not 0"),
+        ({"head_optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
+        ({"head_optimizer": {"name": "sgd", "lr": -1}}, "must be > 0, not -1"),
+        ({"local_optimizer": {"name": "sgd", "momentun": 0.9}}, "momentun"),
+        ({"head_optimizer": "lbfgs"}, "unknown optimizer 'lbfgs'"),  # it needs a closure
+        ({"head_optimizer": "sparseadam"}, "unknown optimizer 'sparseadam'"),
+    ],
+)
+def test_a_bad_optimizer_is_named_with_its_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fgn.ConfigError) as error:
+        Settings(**options).local()
+    assert message in str(error.value)
+
+
+@given(seed=st.integers(0, 1000), share=st.floats(0.01, 1), round_number=st.integers(0, 999))
+def test_a_fraction_draws_that_many_clients_from_seed_and_round(
+    seed: int, share: float, round_number: int
+) -> None:
+    settings = Settings(seed=seed, participation=share)
+    active = settings.active(NAMES, round_number)
+    assert len(active) == max(1, round(share * len(NAMES)))
+    assert active == [name for name in NAMES if name in active]  # in their own order
+    assert active == Settings(seed=seed, participation=share).active(NAMES, round_number)
+
+
+def test_drawing_is_fair_and_differs_between_rounds_and_seeds() -> None:
+    draws = [
+        tuple(Settings(seed=seed, participation=0.4).active(NAMES, r))
+        for seed in (0, 1)
+        for r in range(200)
+    ]
+    assert draws[:200] != draws[200:]
+    for name in NAMES:
+        assert 0.3 < sum(name in draw for draw in draws) / len(draws) < 0.5
+
+
+def test_everybody_takes_part_by_default() -> None:
+    assert Settings().active(NAMES, 3) == NAMES
+
+
+def test_a_list_of_names_is_taken_every_round_and_lists_in_turn() -> None:
+    assert Settings(participation=["cy", "ann"]).active(NAMES, 7) == ["ann", "cy"]
+    plan = Settings(participation=[["ann"], ["bob", "cy"]])
+    assert [plan.active(NAMES, r) for r in range(3)] == [["ann"], ["bob", "cy"], ["ann"]]
+
+
+@pytest.mark.parametrize("plan", [["bobb"], [["ann"], ["bobb"]], [], [[]]])
+def test_a_list_with_an_unknown_client_or_none_is_refused_before_training(
+    plan: Any, tmp_path: Path
+) -> None:
+    clients = [toys.client(name, 20, "side") for name in NAMES]
+    with pytest.raises(fgn.ConfigError, match="client in participation"):
+        fgn.train(toys.network(), clients, rounds=9, participation=plan, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_epoch_is_a_pass_over_the_largest_client() -> None:
+    sizes = [500, 3000, 10]
+    assert Settings(batch_size=100).rounds_per_epoch(sizes) == 30
+    assert Settings(batch_size=100, shared_steps=3, head_steps=5).rounds_per_epoch(sizes) == 6
+    assert Settings(batch_size=None).rounds_per_epoch(sizes) == 1
+    assert Settings(batch_size=99999).rounds_per_epoch(sizes) == 1
+    assert Settings(batch_size=100, epochs=2).total_rounds(sizes) == 60
+    assert Settings(batch_size=100, epochs=0.01).total_rounds(sizes) == 1
+    assert Settings(batch_size=64, epochs=100).total_rounds([2048]) == 3200
+    assert Settings(batch_size=100).total_rounds(sizes) == 300  # ten epochs
+    assert Settings(rounds=7).total_rounds(sizes) == 7

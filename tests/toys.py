@@ -1,0 +1,101 @@
+"""Small clients and networks for tests: three tasks of different kinds, sizes and loudness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedgradnorm as fgn
+from fedgradnorm.federation import Federation
+from fedgradnorm.settings import Settings
+from fedgradnorm.weighting import Equal, Weighting
+
+FEATURES = 6
+NAMES = ("corner", "side", "place")
+CPU = torch.device("cpu")
+
+
+def rows(name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels or targets of a toy task."""
+    generator = np.random.default_rng(sum(map(ord, name)) + size)
+    x = generator.normal(size=(size, FEATURES))
+    if name == "corner":
+        y = (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 0)
+    elif name == "side":
+        y = (x[:, 2] > 0).astype(np.int64)
+    else:
+        y = 20 * x[:, 3:5] + generator.normal(size=(size, 2))
+    return x, y
+
+
+def task(kind: str, /, **options: Any) -> fgn.Task:
+    kinds: dict[str, Callable[..., fgn.Task]] = {
+        "corner": lambda **o: fgn.classification(3, **o),
+        "side": lambda **o: fgn.classification(2, **o),
+        "place": lambda **o: fgn.regression(2, **o),
+    }
+    return kinds[kind](**options)
+
+
+def client(name: str = "corner", size: int = 48, kind: str | None = None, **options: Any):
+    """A client called ``name`` with the toy task ``kind`` (its own name by default)."""
+    kind = kind or name
+    return fgn.Client(name, task(kind, **options), train=rows(kind, size), test=rows(kind, 20))
+
+
+def clients() -> list[fgn.Client]:
+    """Two classifications and a loud regression, of 48, 30 and 24 rows."""
+    return [client(name, size) for name, size in zip(NAMES, (48, 30, 24), strict=True)]
+
+
+def seeded(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A module with the same start values every time, without touching the global generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().to(dtype)
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh()), dtype
+    )
+
+
+def noisy_network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """With running statistics and dropout: what a client must keep and a seed must decide."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 5)
+        ),
+        dtype,
+    )
+
+
+def federation(
+    network: nn.Module,
+    clients: list[fgn.Client],
+    weighting: Weighting | None = None,
+    **settings: Any,
+) -> Federation:
+    settings = {"batch_size": 8, "lr": 0.05, "engine": "loop", **settings}
+    return Federation(network, clients, weighting or Equal(), Settings(**settings), CPU)
+
+
+def parameters(module: nn.Module) -> Tensor:
+    """All trainable parameters as one vector."""
+    return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two nested states are equal to the bit."""
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
