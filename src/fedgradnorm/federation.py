@@ -15,7 +15,9 @@ from fedgradnorm.client import Client
 from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
+from fedgradnorm.engines.distributed import local_engine
 from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.heads import average_heads, check_alike, tune_heads
 from fedgradnorm.models import (
     FlatNetwork,
     as_input,
@@ -25,7 +27,7 @@ from fedgradnorm.models import (
     representation_size,
 )
 from fedgradnorm.reports import Reports
-from fedgradnorm.server import ServerState, server_round
+from fedgradnorm.server import ServerState, coefficients, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
@@ -54,11 +56,16 @@ class Federation:
     ) -> None:
         self.clients = list(clients)
         self.names = [client.name for client in clients]
+        self.settings = settings
+        weighting.run_seed = settings.seed
         if settings.key == "task":
             weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
         weighting.bind(self.names)
         self.network = copy.deepcopy(network)
         heads = {c.name: make_head(self.network, c, settings.seed) for c in clients}
+        if settings.average_heads:
+            check_alike(heads)
+            heads = {name: copy.deepcopy(heads[self.names[0]]) for name in self.names}
         probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
         self.gauge = find_gauge(self.network, probe, settings.gauge)
         self.engine = make_engine(
@@ -108,20 +115,19 @@ class Federation:
     def burst(self) -> int:
         """How many rounds may be asked for at once."""
         capturable = isinstance(self.engine, JointEngine) and self.engine.device.type == "cuda"
-        return CapturedRounds.LONGEST if capturable else 1
+        on_device = self.server.weighting.capturable and not self.settings.average_heads
+        return CapturedRounds.LONGEST if capturable and on_device else 1
 
     def _replay(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome] | None:
         """The rounds from a captured graph; None, and nothing has happened, if that cannot be."""
         everybody = all(len(active) == len(self.names) for active in actives)
         if first < WARM_ROUNDS or not everybody or not isinstance(self.engine, JointEngine):
             return None
-        before = self.state_dict()
         if self._captured is None:
             self._captured = CapturedRounds(self.engine, self.server, self.names)
         results = self._captured.run(first, len(actives))
-        if not torch.isfinite(results).all():  # let the ordinary rounds find out who it was
+        if results is None:  # not finite, and undone: let the ordinary rounds find out who it was
             self._captured = None
-            self.load_state_dict(before)
             return None
         for state in self.engine.states.values():
             state.rounds += len(actives)
@@ -136,17 +142,35 @@ class Federation:
         reports = self.engine.run_clients(shared, round_number, active)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
-        return reports, server_round(self.server, reports)
+        weights = server_round(self.server, reports)
+        if self.settings.average_heads:
+            shares = coefficients(weights, reports.signals(Needs.NOTHING), self.server.aggregate)
+            average_heads(list(self.engine.heads().values()), shares / shares.sum())
+        return reports, weights
+
+    def finish(self, round_number: int) -> None:
+        """What comes after the last round: heads tuned on the finished network."""
+        engine, steps = local_engine(self.engine), self.settings.final_head_steps
+        if steps and engine is not None:
+            tune_heads(engine, self.server.shared.data, steps, round_number * engine.how.steps)
 
     def evaluate(self, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
         return self.engine.evaluate(self.server.shared.data, split)
 
+    def owners(self) -> list[Federation]:
+        """Who holds the networks and heads that the clients end up with."""
+        return [self]
+
     def bytes_per_round(self) -> int:
         """What one client and the server exchange in a round: ``shared`` down, the report up."""
         shared = self.server.shared
         scalars = sum(need in self.server.weighting.needs for need in SCALARS)
-        return 2 * shared.numel() * shared.element_size() + 8 * scalars
+        numbers = shared.numel()
+        if self.settings.average_heads:
+            head = next(iter(self.engine.heads().values()))
+            numbers += sum(p.numel() for p in head.parameters())
+        return 2 * numbers * shared.element_size() + 8 * scalars
 
     def shared_network(self) -> nn.Module:
         """The shared network as a module of its own, on the CPU."""
@@ -212,8 +236,9 @@ def federations(
     device: torch.device,
 ) -> list[Federation]:
     """One federation of all clients, or with ``share="none"`` one for each client alone."""
+    from fedgradnorm.ditto import Ditto
+
     check_clients(clients, settings)
     groups = [list(clients)] if settings.share == "all" else [[client] for client in clients]
-    return [
-        Federation(network, group, copy.deepcopy(weighting), settings, device) for group in groups
-    ]
+    kind = Ditto if settings.ditto else Federation
+    return [kind(network, group, copy.deepcopy(weighting), settings, device) for group in groups]

@@ -77,6 +77,19 @@ class FlatNetwork:
             if name in self.slices:
                 parameter.data = vector[self.slices[name]].view_as(parameter)
 
+    def flatten(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the trainable parameters, in their order, as one vector.
+
+        The vector is this network's own ``gradient`` and is written over by the next call.
+        """
+        views = [self.gradient[part] for part in self.slices.values()]
+        for view, gradient in zip(views, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+        pairs = [(v, g.flatten()) for v, g in zip(views, gradients, strict=True) if g is not None]
+        torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+        return self.gradient
+
     @property
     def has_buffers(self) -> bool:
         """Whether the network keeps running statistics or other buffers."""

@@ -13,7 +13,7 @@ NAMES = ["fedgradnorm", "fedgradnorm-direct", "fedrep", "fedper", "local", "cent
 
 
 def test_names():
-    assert list(METHODS) == NAMES
+    assert list(METHODS)[: len(NAMES)] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -198,10 +198,8 @@ class BatchedEngine(LoopEngine):
         for step in range(self.how.head_steps):
             z = features(step)
             for part in plan.parts:
-                leaves = part.group.parameters(part.chosen)
                 targets = self.part_targets(part, rows[step])
-                losses = part.group.losses(z[part.rows], targets, leaves, part.chosen)
-                gradients = torch.autograd.grad(losses.sum(), leaves)
+                gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
                 part.group.place_gradients(gradients, part.members)
             self._optimizer.step()
 

@@ -33,6 +33,8 @@ class CapturedRounds:
         shape = (self.LONGEST, len(FIELDS), len(engine.clients))
         self._log = torch.zeros(shape, dtype=torch.float64, device=engine.device)
         self._graph = torch.cuda.CUDAGraph()
+        self._live = _state(engine, server)
+        self._before = [tensor.clone() for tensor in self._live]
         torch.cuda.synchronize(engine.device)
         with torch.cuda.graph(self._graph):
             self._round()
@@ -46,11 +48,27 @@ class CapturedRounds:
         self._log.index_copy_(0, self._slot, torch.stack(fields)[None])
         self._slot += 1
 
-    def run(self, first: int, count: int) -> Tensor:
-        """``count`` rounds from ``first`` on; results [round, field, client], on the host."""
+    def run(self, first: int, count: int) -> Tensor | None:
+        """``count`` rounds from ``first`` on; results [round, field, client], on the host.
+
+        None if anything was not finite: then everything is as it was before.
+        """
+        torch._foreach_copy_(self._before, self._live)
         for round_number in range(first, first + count):
             self._rows.copy_(self.engine.rows(round_number, self.active))
             self._graph.replay()
         results = self._log[:count].cpu()
         self._slot.zero_()
-        return results
+        if torch.isfinite(results).all():
+            return results
+        torch._foreach_copy_(self._live, self._before)
+        return None
+
+
+def _state(engine: JointEngine, server: ServerState) -> list[Tensor]:
+    """Every tensor that a round changes."""
+    kept = [server.optimizer.state, *(s.optimizer.state for s in engine.states.values())]
+    moments = [v for state in kept for one in state.values() for v in one.values()]
+    heads = [p.data for state in engine.states.values() for p in state.head.parameters()]
+    tensors = [server.shared.data, *heads, *moments, *server.weighting.rows.values()]
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from fedgradnorm.client import Client
 from fedgradnorm.engines.base import Engine
+from fedgradnorm.engines.distributed import DistributedEngine
 from fedgradnorm.engines.gauge import GaugeTap
 from fedgradnorm.engines.joint import JointEngine
 from fedgradnorm.engines.loop import LoopEngine
+from fedgradnorm.engines.ranks import asked_for, world
 from fedgradnorm.engines.stacked import StackedEngine
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.local import LocalSettings
@@ -37,7 +39,34 @@ def make_engine(
     device: torch.device,
     **settings: Any,
 ) -> Engine:
-    """The engine of this name, or with "auto" the fastest that does this training right."""
+    """The engine of this name, or with "auto" the fastest that does this training right.
+
+    Under torchrun "auto" spreads the clients over ranks. A client alone is not worth a message:
+    every rank trains it, all with the same result.
+    """
+
+    if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
+        return _make_local(name, network, clients, gauge, how, needs, device, **settings)
+
+    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> LoopEngine:
+        given = {**settings, "heads": heads}
+        return _make_local("auto", network, own, gauge, how, needs, device, **given)
+
+    heads = settings["heads"]
+    return DistributedEngine(clients, heads, world=world(), device=device, make_local=make_local)
+
+
+def _make_local(
+    name: str,
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+    device: torch.device,
+    **settings: Any,
+) -> LoopEngine:
+    """An engine that runs all of these clients in this process."""
     obstacles = {
         "joint": joint_obstacle(network, clients, gauge, how, needs),
         "stacked": stacked_obstacle(network, clients, how),
@@ -79,6 +108,8 @@ def stacked_obstacle(
         return "it sends raw gradients and losses before the step only"
     if local.get("name") != "sgd" or plain:
         return "its local steps are plain SGD"
+    if how.proximal and how.shared_steps > 1:
+        return "its local steps have no proximal term"
     return _mixing_obstacle(network, clients)
 
 

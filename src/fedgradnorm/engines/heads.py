@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedgradnorm.client import Client
 from fedgradnorm.local import ClientState
-from fedgradnorm.tasks import Task
+from fedgradnorm.tasks import Task, cross_entropy, squared_error
 
 
 @dataclass
@@ -27,6 +27,7 @@ class HeadGroup:
     batch: int
     task: Task
     scale: Tensor  # [clients]: each task's loss_scale
+    minus_one: Tensor  # a constant on the device: a captured round may not copy to it
     heads: list[nn.Module]
     weight: Tensor | None = None
     bias: Tensor | None = None
@@ -49,6 +50,66 @@ class HeadGroup:
         rows = both if chosen is None else tuple(part[chosen] for part in both)
         return [part.detach().requires_grad_() for part in rows]
 
+    def head_gradients(
+        self, features: Tensor, targets: Tensor, chosen: Tensor | None
+    ) -> Sequence[Tensor]:
+        """Gradients of the heads' parameters; ``features`` is [clients x batch, F]."""
+        known = self._closed(features, targets, chosen)
+        if known is not None:
+            shaped, _, signal = known
+            return torch.bmm(signal.transpose(1, 2), shaped), signal.sum(dim=1)
+        leaves = self.parameters(chosen)
+        losses = self.losses(features, targets, leaves, chosen)
+        return torch.autograd.grad(losses.sum(), leaves)
+
+    def signal(
+        self, features: Tensor, targets: Tensor, chosen: Tensor | None, with_heads: bool
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """Each client's loss, d loss / d features and, if asked for, the heads' gradients."""
+        known = self._closed(features, targets, chosen)
+        if known is not None and self.weight is not None:
+            shaped, losses, signal = known
+            heads = self.weight if chosen is None else self.weight[chosen]
+            gradients: Sequence[Tensor] = ()
+            if with_heads:
+                gradients = (torch.bmm(signal.transpose(1, 2), shaped), signal.sum(dim=1))
+            return losses.mean(dim=1), torch.bmm(signal, heads).flatten(0, 1), gradients
+        features = features.detach().requires_grad_()
+        leaves = self.parameters(chosen)
+        values = self.losses(features, targets, leaves, chosen)
+        wanted = [features, *leaves] if with_heads else [features]
+        back, *gradients = torch.autograd.grad(values.sum(), wanted)
+        return values.detach(), back, gradients
+
+    @torch.no_grad()
+    def _closed(
+        self, features: Tensor, targets: Tensor, chosen: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Features, losses of all rows and d loss / d output, [clients, batch, ...]; the two usual
+        losses have closed forms, which need a third of the kernels that autograd does.
+        """
+        if self.weight is None or self.bias is None:
+            return None
+        weight, bias, scale = (
+            part if chosen is None else part[chosen]
+            for part in (self.weight, self.bias, self.scale)
+        )
+        shaped = features.view(len(scale), self.batch, -1)
+        scale = scale[:, None]
+        if self.task.loss_function is cross_entropy:
+            output = torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2))
+            log_p = output.log_softmax(dim=2)
+            index = targets.view(*log_p.shape[:2], 1)
+            losses = log_p.gather(2, index)[..., 0] * -scale
+            signal = log_p.exp().scatter_add_(2, index, self.minus_one.expand(index.shape))
+            return shaped, losses, signal * (scale / self.batch)[..., None]
+        if self.task.loss_function is squared_error:
+            output = torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2))
+            gap = output - targets.view_as(output)
+            losses = gap.square().mean(dim=2) * scale
+            return shaped, losses, gap * (scale * (2 / (self.batch * gap.shape[2])))[..., None]
+        return None
+
     def losses(
         self,
         features: Tensor,
@@ -56,7 +117,7 @@ class HeadGroup:
         parameters: Sequence[Tensor],
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Mean loss of each client; ``features`` is [clients x batch, F]."""
+        """Mean loss of each client, for autograd; ``features`` is [clients x batch, F]."""
         scale = self.scale if chosen is None else self.scale[chosen]
         if self.weight is None:
             output = self.heads[0](features)
@@ -103,6 +164,7 @@ def group_heads(
             batch[names[0]],
             clients[members[0]].task,
             torch.tensor([clients[i].task.loss_scale for i in members]).to(like),
+            -torch.ones(1).to(like),
             [heads[name] for name in names],
         )
         group.stack()

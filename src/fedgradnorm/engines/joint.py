@@ -34,9 +34,11 @@ class JointReports(Reports):
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i, by one backward pass."""
         row = coefficients.to(self.signal.dtype)[self.owner]
-        self.network.gradient.zero_()
-        torch.autograd.backward(self.output, self.signal * row[:, None])
-        return self.network.gradient
+        leaves = [p for p in self.network.module.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(
+            self.output, leaves, self.signal * row[:, None], allow_unused=True
+        )
+        return self.network.flatten(gradients)
 
     def gradients(self) -> Tensor:
         """Refused: this engine has no single client's update."""
@@ -60,7 +62,7 @@ class JointEngine(BatchedEngine):
             first = output.detach()
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
             self.head_phase(lambda s: later(s) if later and s else first, rows, plan)
-        losses, signal = self._signal(output.detach().requires_grad_(), rows[0], plan)
+        losses, signal = self._signal(output.detach(), rows[0], plan)
         at_gauge = self.tap.signals(output, signal)
         loss, squared = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
         for part, values in zip(plan.parts, losses, strict=True):
@@ -83,18 +85,19 @@ class JointEngine(BatchedEngine):
 
     def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
         """Each part's losses, and d loss / d output; heads step along where all go together."""
-        leaves = [part.group.parameters(part.chosen) for part in plan.parts]
-        losses = [
-            part.group.losses(z[part.rows], self.part_targets(part, rows), own, part.chosen)
-            for part, own in zip(plan.parts, leaves, strict=True)
-        ]
-        total = torch.stack([values.sum() for values in losses]).sum()
-        if not self.how.together:
-            return losses, torch.autograd.grad(total, z)[0]
-        signal, *gradients = torch.autograd.grad(total, [z, *(p for own in leaves for p in own)])
-        self._optimizer.zero_grad()
-        for part, own in zip(plan.parts, leaves, strict=True):
-            mine, gradients = gradients[: len(own)], gradients[len(own) :]
-            part.group.place_gradients(mine, part.members)
-        self._optimizer.step()
-        return losses, signal
+        together = self.how.together
+        if together:
+            self._optimizer.zero_grad()
+        losses, signals = [], []
+        for part in plan.parts:
+            targets = self.part_targets(part, rows)
+            values, signal, gradients = part.group.signal(
+                z[part.rows], targets, part.chosen, together
+            )
+            losses.append(values)
+            signals.append(signal)
+            if together:
+                part.group.place_gradients(gradients, part.members)
+        if together:
+            self._optimizer.step()
+        return losses, torch.cat(signals)

@@ -1,0 +1,108 @@
+"""What the commands share: where they speak, how they fail, how they show that data is coming."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import Progress
+from typer.core import TyperGroup
+
+from fedgradnorm.data.sources import DataProgress
+from fedgradnorm.errors import FedGradNormError, Interrupted, TrainingError
+
+FILE_WIDTH = 110
+BAD_INPUT, FAILED, STOPPED = 2, 1, 130
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Commands(TyperGroup):
+    """The group of all commands: every error that is ours becomes one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with _warnings_shown():
+            try:
+                return super().invoke(ctx)
+            except TrainingError as error:
+                raise fail(str(error), FAILED) from None
+            except FedGradNormError as error:
+                raise fail(str(error), BAD_INPUT) from None
+            except KeyboardInterrupt as stop:
+                raise fail(str(stop) or "stopped; nothing was kept", STOPPED) from None
+
+
+def fail(message: str, code: int) -> typer.Exit:
+    """Say on one line of stderr what is wrong; the exit to raise."""
+    word = "stopped" if code == STOPPED else "error"
+    line = " ".join(message.split())
+    line = line if line.startswith(word) else f"{word}: {line}"
+    err.print(line, markup=False, soft_wrap=True, style="yellow" if code == STOPPED else "red")
+    return typer.Exit(code)
+
+
+def say(text: Any = "") -> None:
+    """Print to stdout; paths and names are taken as they are, and a file is wider than 80."""
+    if not out.is_terminal:
+        out.width = FILE_WIDTH
+    out.print(text, markup=False, soft_wrap=isinstance(text, str))
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Ctrl-C inside says how to go on."""
+    try:
+        yield
+    except Interrupted as stop:
+        reached = str(stop).partition(";")[0]
+        raise KeyboardInterrupt(f"{reached}; go on with: {command}") from None
+
+
+@contextmanager
+def data_bar(title: str) -> Iterator[DataProgress | None]:
+    """A bar that appears once data takes time to read or make; None where nobody watches."""
+    if not err.is_terminal:
+        yield None
+        return
+    progress = Progress(console=err, transient=True)
+    task = progress.add_task(title)
+
+    def show(done: int, total: int) -> None:
+        if done < total:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+        if done >= total:
+            progress.stop()
+
+    try:
+        yield show
+    finally:
+        progress.stop()
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """The library's warnings on stderr, above a live display rather than through it."""
+    handler = RichHandler(logging.WARNING, err, show_time=False, show_path=False)
+    logger = logging.getLogger("fedgradnorm")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture format before any work is done."""
+    if path is not None:
+        from fedgradnorm.report.figures import check_format
+
+        check_format(path)

@@ -1,0 +1,139 @@
+"""``run``, ``resume`` and ``compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgradnorm.cli.output import data_bar, err, resumable, say
+
+if TYPE_CHECKING:
+    from fedgradnorm.experiments.compare import Trial
+    from fedgradnorm.experiments.execute import Show
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/radcom.toml.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Change the config: dotted keys, TOML values, e.g. training.epochs=3 seed=2.",
+        show_default=False,
+    ),
+]
+
+
+def run(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Train one config and keep everything in a run folder.
+
+    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number where that is taken. It holds the
+    resolved config, a log, metrics.csv, checkpoints, and at the end the trained network and heads.
+
+    Examples:
+
+    - `fedgradnorm run configs/radcom.toml`
+
+    - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 training.epochs=3`
+
+    - `fedgradnorm run configs/radcom.toml weighting.gamma=0.5 output.folder=/tmp/runs`
+    """
+    from fedgradnorm.experiments.config import load_config
+    from fedgradnorm.experiments.execute import execute, new_folder
+
+    wanted = load_config(config, overrides or [])
+    folder = new_folder(wanted)
+    with resumable(f"fedgradnorm resume {folder}"), data_bar("data") as bar:
+        execute(wanted, folder, progress=True, data_progress=bar)
+    show_run(folder)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")],
+) -> None:
+    """Go on with a run that was stopped, from its last checkpoint.
+
+    On the CPU the finished run is bit for bit the one that was never stopped. A finished run is
+    only shown.
+    """
+    from fedgradnorm.experiments.execute import execute, resume_config
+    from fedgradnorm.experiments.run import ABOUT, read_about
+
+    config = resume_config(run)
+    if (run / ABOUT).exists() and read_about(run)["finished"]:
+        say(f"{run} is finished; nothing to do")
+    else:
+        with resumable(f"fedgradnorm resume {run}"), data_bar("data") as bar:
+            execute(config, run, resume=True, progress=True, data_progress=bar)
+    show_run(run)
+
+
+def compare(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", help="Names between commas; see `methods`.")
+    ] = "fedrep,fedgradnorm,fedgradnorm-direct",
+    seeds: Annotated[
+        int, typer.Option("--seeds", "-s", help="How many seeds, from the config's own on.")
+    ] = 1,
+) -> None:
+    """Train several methods from several seeds and show them side by side.
+
+    Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
+    stopped ones resumed. The table shows means over seeds and their 95% intervals (Student's t).
+    Options in [weighting] go to the methods that take them.
+
+    Example: `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
+    """
+    from fedgradnorm.experiments.compare import compare as run_all
+    from fedgradnorm.experiments.compare import compare_folder
+    from fedgradnorm.experiments.config import load_config
+
+    wanted = load_config(config, overrides or [])
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    with resumable("the same command"), data_bar("data") as bar:
+        folders = run_all(wanted, names, seeds, display=trial_display, data_progress=bar)
+    show_runs(folders, compare_folder(wanted) / "report.png")
+
+
+@contextmanager
+def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
+    """The live display of one run of a comparison."""
+    from fedgradnorm.experiments.display import live_display
+
+    with live_display(None, f"{trial.title} ({number}/{count})", err) as show:
+        yield show
+
+
+def show_run(folder: Path) -> None:
+    """The table of one run, and where it is."""
+    from fedgradnorm.report.record import read_record
+    from fedgradnorm.report.tables import results_table, task_rows
+
+    record = read_record(folder)
+    say(results_table(task_rows([record]), f"{record.label}, seed {record.seed}"))
+    say(f"run folder: {folder}")
+    say(f"figure:     fedgradnorm report {folder}")
+
+
+def show_runs(folders: list[Path], picture: Path) -> None:
+    """The table and the figure of several runs."""
+    from fedgradnorm.report.figures import figure
+    from fedgradnorm.report.record import read_record
+    from fedgradnorm.report.tables import results_table, task_rows
+
+    records = [read_record(folder) for folder in folders]
+    rows = task_rows(records)
+    seeds = {row.seeds for row in rows}
+    note = f"mean over {max(seeds)} seeds ± 95% interval" if max(seeds) > 1 else ""
+    say(results_table(rows, note))
+    unfinished = sum(not record.finished for record in records)
+    if unfinished:
+        say(f"{unfinished} of {len(records)} runs are not finished: shown as far as they got")
+    say(f"figure: {figure(records, picture)}")

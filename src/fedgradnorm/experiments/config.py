@@ -1,0 +1,257 @@
+"""A run as a TOML file: read, changed from the command line, checked, written back.
+
+Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
+(a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
+method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons alone and not
+part of a run. Only this module and its errors know pydantic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from torch import nn
+
+from fedgradnorm import optimizers
+from fedgradnorm.client import Client
+from fedgradnorm.data.sources import DataProgress, anchored, load_clients
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.config_errors import explain
+from fedgradnorm.experiments.methods import Method, find_method
+from fedgradnorm.experiments.networks import build_network
+from fedgradnorm.experiments.overrides import overridden, put
+from fedgradnorm.experiments.toml_text import to_toml
+from fedgradnorm.settings import Settings
+from fedgradnorm.weighting import Weighting
+
+Parts = tuple[nn.Module, list[Client], Weighting, Settings]
+
+_HINTS = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings) if f.name != "seed"}
+_DEFAULTS = {f.name: f.default for f in fields(Settings)}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Training(_Table):
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        """TOML has no null: ``batch_size = "none"`` says that there is no such limit."""
+        if not isinstance(data, dict):
+            return data
+        return {
+            key: None if value == "none" and NoneType in get_args(_HINTS.get(key)) else value
+            for key, value in data.items()
+        }
+
+
+if TYPE_CHECKING:
+    Training = _Training
+else:
+    Training = create_model(
+        "Training",
+        __base__=_Training,
+        **{name: (hint, _DEFAULTS[name]) for name, hint in _HINTS.items()},
+    )
+
+
+class DataTable(_Table, extra="allow"):
+    """``[data]``: a source, and whatever options it takes."""
+
+    source: str
+
+
+class NetworkTable(_Table, extra="allow"):
+    """``[network]``: a name or ``package.module:factory``, and whatever options it takes."""
+
+    name: str
+
+
+class OutputTable(_Table):
+    """``[output]``: where run folders go."""
+
+    folder: str = "runs"
+
+
+class CompareTable(_Table):
+    """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
+
+    methods: list[str] = ["fedrep", "fedgradnorm", "fedgradnorm-direct"]
+    seeds: int = 1
+    baseline: str = "fedrep"
+
+
+class Config(_Table):
+    """One run, checked as far as it can be without its data."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$")
+    method: str = "fedgradnorm"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    data: DataTable
+    network: NetworkTable
+    training: Training = Training()
+    weighting: dict[str, Any] = {}
+    output: OutputTable = OutputTable()
+    compare: CompareTable = CompareTable()
+    sweep: dict[str, Any] = {}
+    point: dict[str, Any] = {}
+    _origin: str = PrivateAttr("")
+
+    @property
+    def settings(self) -> Settings:
+        """The training settings, with what the method fixes and the seed."""
+        given = {name: getattr(self.training, name) for name in _HINTS}
+        return Settings(**{**given, **find_method(self.method).settings, "seed": self.seed})
+
+    def table(self) -> dict[str, Any]:
+        """The resolved config as plain values, defaults included; what the method fixes is not."""
+        method = find_method(self.method)
+        table = self.model_dump(exclude={"compare", "sweep", *(() if self.point else ("point",))})
+        table["training"] = {
+            name: "none" if value is None else value
+            for name, value in table["training"].items()
+            if name not in method.settings and (value is not None or _DEFAULTS[name] is not None)
+        }
+        options = method.options().items()
+        defaults = {name: p.default for name, p in options if p.default is not p.empty}
+        table["weighting"] = {**defaults, **self.weighting}
+        return table
+
+    def text(self) -> str:
+        """The resolved config as TOML."""
+        return to_toml(self.table())
+
+    def variant(
+        self,
+        method: str,
+        seed: int,
+        changes: Mapping[str, Any] | None = None,
+        point: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """The same run by another method and seed, and with ``changes`` by dotted key.
+
+        ``point`` is what a sweep calls the run; it is kept with it.
+        """
+        with _blaming(self._origin):
+            table = {**for_method(self.table(), method), "seed": seed, "point": dict(point or {})}
+            for key, value in (changes or {}).items():
+                put(table, key, value)
+            return make_config(table, self._origin)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data."""
+    path = Path(path)
+    origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    with _blaming(origin):
+        raw = read_toml(path)
+        raw.setdefault("name", re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-") or "run")
+        changed = overridden(raw, overrides)
+        if changed.get("method", raw.get("method")) != raw.get("method"):
+            changed = overridden(for_method(raw, changed["method"]), overrides)
+        data = changed.get("data")
+        if isinstance(data, dict) and isinstance(data.get("source"), str):
+            changed["data"] = anchored(data["source"], data, path.parent)
+        return make_config(changed, origin)
+
+
+def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
+    """A checked config from plain values; ``origin`` stands in front of errors found later."""
+    try:
+        config = Config.model_validate(dict(table))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Config)) from None
+    method = find_method(config.method)
+    _check_fixed(config, method)
+    method.build(config.weighting)
+    settings = config.settings
+    settings.local()
+    optimizers.resolve(settings.server_optimizer, settings.lr)
+    to_toml(config.table())
+    config._origin = origin
+    return config
+
+
+def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """``table`` with another method: what that one does not take, or fixes itself, is left out."""
+    before = find_method(table.get("method", Config.model_fields["method"].default))
+    after = find_method(name)
+    weighting, training = dict(table.get("weighting", {})), dict(table.get("training", {}))
+    before.build(weighting)  # a misspelt option must not vanish unseen
+    return {
+        **table,
+        "method": name,
+        "weighting": {key: value for key, value in weighting.items() if key in after.options()},
+        "training": {key: value for key, value in training.items() if key not in after.settings},
+    }
+
+
+def build(
+    config: Config,
+    clients: list[Client] | None = None,
+    progress: DataProgress | None = None,
+) -> Parts:
+    """Network, clients, weighting and settings of a run; ``clients`` if they are loaded already."""
+    if clients is None:
+        clients = clients_of(config, progress)
+    options = config.network.model_extra or {}
+    with _blaming(config._origin):
+        network = build_network(config.network.name, options, clients, config.seed)
+    return network, clients, find_method(config.method).build(config.weighting), config.settings
+
+
+def clients_of(config: Config, progress: DataProgress | None = None) -> list[Client]:
+    """The clients that ``[data]`` describes."""
+    options = config.data.model_extra or {}
+    with _blaming(config._origin):
+        return load_clients(config.data.source, options, config.seed, progress)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's content; a ConfigError if it is missing or not TOML."""
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}") from None
+
+
+def _check_fixed(config: Config, method: Method) -> None:
+    for name, fixed in method.settings.items():
+        value = getattr(config.training, name)
+        if value not in (fixed, _DEFAULTS[name]):
+            raise ConfigError(
+                f"training.{name} = {value!r} does not go with method {method.name!r}, which is "
+                f"{name} = {fixed!r}; leave it out or choose another method"
+            )
+
+
+@contextmanager
+def _blaming(where: str) -> Iterator[None]:
+    """Put the file in front of an error about it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from None

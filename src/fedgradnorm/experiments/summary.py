@@ -1,0 +1,82 @@
+"""A run in a few numbers per task, and their mean and interval over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+Row = dict[str, Any]
+
+MAIN_METRICS = ("accuracy", "nme", "mae")
+"""The metric shown for a task: the first of these that it has."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How one client did in one run; the metric is of the split that ``split`` names."""
+
+    client: str
+    first_loss: float
+    last_loss: float
+    metric: str
+    value: float
+    split: str
+    weight: float
+
+
+def results(rows: Iterable[Row]) -> list[TaskResult]:
+    """One result per client from a run's history, in the order of the clients."""
+    evaluated: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        if row["split"] != "batch":
+            evaluated.setdefault(row["client"], {}).setdefault(row["split"], []).append(row)
+    return [_result(client, splits) for client, splits in evaluated.items() if "train" in splits]
+
+
+def _result(client: str, splits: dict[str, list[Row]]) -> TaskResult:
+    split = next(name for name in ("test", "validation", "train") if name in splits)
+    first, last, shown = splits["train"][0], splits["train"][-1], splits[split][-1]
+    metric = next((name for name in MAIN_METRICS if name in shown), "loss")
+    return TaskResult(
+        client, first["loss"], last["loss"], metric, shown[metric], split, last["weight"]
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and the half width of its 95% interval (NaN from a single seed)."""
+
+    mean: float
+    half: float
+    count: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95% interval by Student's t.
+
+    >>> e = estimate([1.0, 2.0, 3.0])
+    >>> round(e.mean, 3), round(e.half, 3)
+    (2.0, 2.484)
+    """
+    count = len(values)
+    if count < 2:
+        return Estimate(fmean(values), math.nan, count)
+    half = t_quantile(count - 1) * stdev(values) / math.sqrt(count)
+    return Estimate(fmean(values), half, count)
+
+
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5% point of Student's t: a table, then its expansion around the normal one."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z = 1.959964
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -1,0 +1,66 @@
+"""A dict as TOML text that reads back as exactly the same dict."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedgradnorm.errors import ConfigError
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_WIDTH = 100
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Plain values first, then one ``[section]`` per table; deeper tables are written inline.
+
+    >>> print(to_toml({"seed": 1, "data": {"tasks": ["a", "b"]}}), end="")
+    seed = 1
+    <BLANKLINE>
+    [data]
+    tasks = ["a", "b"]
+    """
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    parts = [_pairs(plain)] if plain else []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            parts.append(f"[{_key(key)}]\n{_pairs(value)}")
+    return "\n".join(parts)
+
+
+def _pairs(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {_line(value)}\n" for key, value in table.items())
+
+
+def _line(value: Any) -> str:
+    """A value on one line, or a long list with one item a line."""
+    text = _value(value)
+    if isinstance(value, (list, tuple)) and len(text) > _WIDTH:
+        return "[\n" + "".join(f"    {_value(item)},\n" for item in value) + "]"
+    return text
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_value, value))}]"
+    raise ConfigError(f"a config cannot hold {value!r} ({type(value).__name__})")
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(value: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

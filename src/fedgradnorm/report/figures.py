@@ -1,0 +1,123 @@
+"""Losses and weights of every task over the epochs, a colour per method."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.experiments.checkpoint import write_atomically
+from fedgradnorm.report.record import Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+FORMATS = ("png", "pdf", "svg")
+# Okabe and Ito's colours, told apart by colour-blind readers too; line styles say it again.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+POINTS = 400  # a curve of weights is drawn through at most so many rounds
+
+
+def figure(runs: Sequence[Record], path: str | Path) -> Path:
+    """Draw ``runs`` to ``path`` (PNG, PDF or SVG by its ending): a column per task.
+
+    Above, the loss over the task's training rows; below, its weight. Runs of one label are seeds:
+    their mean is drawn over the range they span.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    kind = check_format(path)
+    if not any(record.rows for record in runs):
+        raise DataError("nothing to draw: the runs hold no rounds yet")
+    tasks = list(dict.fromkeys(name for record in runs for name in record.clients))
+    labels = list(dict.fromkeys(record.label for record in runs))
+    drawing = Figure(figsize=(1.2 + 2.9 * len(tasks), 5.6), layout="constrained")
+    FigureCanvasAgg(drawing)
+    panels = drawing.subplots(2, len(tasks), sharex="col", squeeze=False)
+    for column, task in enumerate(tasks):
+        above, below = panels[:, column]
+        for label, look in zip(labels, _looks(), strict=False):
+            mine = [record for record in runs if record.label == label]
+            _curve(above, [r.series(task, "train", "loss") for r in mine], label, look)
+            _curve(below, [r.series(task, "batch", "weight") for r in mine], label, look)
+        _dress(above, below, task, first=column == 0)
+    handles, names = panels[0, 0].get_legend_handles_labels()
+    drawing.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)),
+                   frameon=False, fontsize=11)  # fmt: skip
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format=kind, dpi=130)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getvalue())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def check_format(path: Path) -> str:
+    """The picture format that the file's ending names."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        endings = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError(f"{path}: a figure's name must end in one of {endings}")
+    return kind
+
+
+def _looks() -> Any:
+    return zip(cycle(COLOURS), cycle(STYLES))
+
+
+def _curve(
+    axes: Any, runs: list[tuple[list[float], list[float]]], label: str, look: tuple[str, str]
+) -> None:
+    """The mean of the runs over the range they span, as far as all of them got."""
+    length = min(len(epochs) for epochs, _ in runs)
+    if length == 0:
+        return
+    picked = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
+    epochs: Floats = np.asarray(runs[0][0][:length])[picked]
+    values: Floats = np.asarray([values[:length] for _, values in runs])[:, picked]
+    colour, style = look
+    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=style, linewidth=2, label=label)
+    if len(runs) > 1:
+        axes.fill_between(
+            epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.18, linewidth=0
+        )
+
+
+def _log_scale(axes: Any) -> None:
+    """A logarithmic axis with plain numbers on it, a few whatever the range."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    steps = (1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _dress(above: Any, below: Any, task: str, *, first: bool) -> None:
+    above.set_title(task, fontsize=12, weight="bold")
+    if above.lines and all((line.get_ydata() > 0).all() for line in above.lines):
+        _log_scale(above)
+    below.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
+    below.set_ylim(bottom=0)
+    below.set_xlabel("epoch")
+    if first:
+        above.set_ylabel("training loss")
+        below.set_ylabel("weight")
+    for axes in (above, below):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,56 @@
+"""The live display: in place in a terminal, plain lines elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments.small_config import small_config
+from fedgradnorm.experiments import display
+from fedgradnorm.experiments.config import load_config
+from fedgradnorm.experiments.display import clock, live_display
+from fedgradnorm.experiments.execute import execute
+from fedgradnorm.experiments.trainer import Progress
+
+
+def event(number, losses=None):
+    return Progress(number, 4, number / 2, losses or {"a[b]": 1.5}, {"a[b]": 0.25})
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_shows_round_epoch_loss_weight_and_time_left(terminal):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=100, color_system=None)
+    with live_display(0, "title", console) as show:
+        for number in range(1, 5):
+            show(event(number))
+    shown = text.getvalue()
+    for part in ("title", "round 4/4", "epoch 2.0", "0 s left", "a[b]", "1.5", "0.25"):
+        assert part in shown
+
+
+def test_plain_lines_come_now_and_then(monkeypatch):
+    now = iter(range(0, 1000, 2))
+    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(now)))
+    text = io.StringIO()
+    with live_display(None, console=Console(file=text, width=200)) as show:
+        for number in range(1, 4):
+            show(event(number))
+    assert 0 < text.getvalue().count("\n") < 3
+
+
+def test_a_client_that_sits_out_keeps_its_last_loss():
+    text = io.StringIO()
+    with live_display(0, console=Console(file=text, width=200)) as show:
+        show(event(3, {"here": 1.0, "away": 7.5}))
+        show(event(4, {"here": 0.5}))
+    assert "away 7.5" in text.getvalue()
+
+
+def test_train_uses_it(tmp_path, capsys):
+    execute(load_config(small_config(tmp_path)), tmp_path / "out", progress=True)
+    assert "round 6/6" in capsys.readouterr().err
+
+
+def test_clock():
+    assert [clock(s) for s in (0.4, 59, 61, 3723)] == ["0 s", "59 s", "1:01", "1:02:03"]

@@ -1,0 +1,103 @@
+"""Every method that has a name trains, is finite, and is the same again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.experiments.averaged import averaged_weights, static_from_run
+from fedgradnorm.experiments.config import for_method, make_config
+from fedgradnorm.experiments.methods import METHODS
+from fedgradnorm.experiments.rivals import RIVALS
+
+SMALL = {"batch_size": 8, "lr": 0.01, "rounds": 4, "shared_steps": 2}
+
+
+def train(name: str, folder: Path | None = None, weighting=None, **settings) -> fgn.Run:
+    method = METHODS[name]
+    settings = {**SMALL, **settings, **method.settings}
+    clients = toys.clients()
+    if settings.get("average_heads"):
+        clients = [toys.client(n, 24, kind="corner") for n in toys.NAMES]
+    return fgn.train(
+        toys.network(), clients, weighting=weighting or method.build(), folder=folder, **settings
+    )
+
+
+NAMES = [method.name for method in RIVALS if method.name != "fedgradnorm-static"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rival_trains_and_is_reproducible(name: str) -> None:
+    run, again = train(name), train(name)
+    assert run.history.equals(again.history)
+    frame = run.history[run.history.split == "batch"]
+    assert frame.loss.notna().all()
+    sums = frame.groupby("round").weight.sum()
+    assert sums.to_numpy() == pytest.approx(3)
+    assert all(torch.isfinite(toys.parameters(n)).all() for n in run.networks.values())
+
+
+@pytest.mark.parametrize("name", ["pcgrad", "graddrop", "rlw", "famo", "nash-mtl", "gradvac"])
+def test_a_resumed_run_is_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+    def stop(event) -> None:
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    whole = train(name, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(name, tmp_path / "part", progress=stop)
+    again = train(name, tmp_path / "part", resume=True)
+    assert again.history.equals(whole.history)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rival_can_be_named_in_a_config(name: str) -> None:
+    base = {
+        "name": "small",
+        "method": "fedgradnorm",
+        "data": {"source": "radcom"},
+        "network": {"name": "network2"},
+        "training": {"rounds": 3},
+        "weighting": {"gamma": 0.9, "lr": 0.004},
+    }
+    config = make_config(base).variant(name, 1)
+    assert config.weighting == {}, "an option of fedgradnorm's meant something else here"
+    assert make_config(for_method(config.table(), name)).table() == config.table()
+
+
+@pytest.mark.parametrize("method", RIVALS, ids=lambda method: method.name)
+def test_the_table_says_everything(method) -> None:
+    assert method.summary
+    assert method.paper
+    assert method.cost
+    if method.name != "fedgradnorm-static":
+        assert method.build().needs == method.needs
+
+
+def test_the_random_weights_of_two_seeds_differ() -> None:
+    one, other = (train("rlw", seed=seed).weights for seed in (0, 1))
+    assert one != other
+
+
+def test_static_weights_from_a_finished_run(tmp_path: Path) -> None:
+    run = train("fedgradnorm-direct", tmp_path / "run")
+    frame = run.history[run.history.split == "batch"]
+    means = frame.groupby("client").weight.mean().to_dict()
+    assert averaged_weights(tmp_path / "run") == pytest.approx(means)
+    again = train("fedgradnorm-static", weighting=static_from_run(str(tmp_path / "run")))
+    assert again.weights == pytest.approx(means)
+
+
+def test_an_unfinished_run_has_no_mean_weights_yet(tmp_path: Path) -> None:
+    def stop(event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train("fedgradnorm", tmp_path / "run", progress=stop)
+    with pytest.raises(fgn.RunFolderError, match="not finished"):
+        averaged_weights(tmp_path / "run")
