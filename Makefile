@@ -6,7 +6,7 @@ READY  := .venv/.ready
 .PHONY: demo test check format lint types layers bench clean
 
 demo: $(READY)       ## train FedRep, FedGradNorm and the direct rule on embedded data
-	$(BIN)/fedgradnorm demo
+	$(BIN)/fedgradnorm demo $(ARGS)
 
 test: $(READY)       ## the whole test suite
 	$(BIN)/python -m pytest

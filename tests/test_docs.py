@@ -1,0 +1,71 @@
+"""What the documentation shows is run: every Python block and every command."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+PAGES = ["README.md", "docs/your-data.md"]
+NOT_HERE = {
+    "make test": "is the command this test is run by",
+    "pip install -c constraints.txt -e .": "is what `make test` sets up with",
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run_top_to_bottom(page, tmp_path):
+    program = "\n".join(blocks(page, "python"))
+    assert program
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_readme_commands_run(tmp_path):
+    """In order, in a folder that has the repository's configs, as a reader would run them."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    for command in commands("README.md"):
+        if command in NOT_HERE:
+            continue
+        words = shlex.split(command)
+        if words[0] == "make":
+            words = ["make", "-C", str(ROOT), *words[1:], f"ARGS=--out {tmp_path}"]
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, "PATH": path},
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
+    text = (ROOT / "README.md").read_text()
+    assert text.index("make demo") < text.index("make test") < text.index("![")
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert pictures
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert all((ROOT / link).exists() for link in links)
