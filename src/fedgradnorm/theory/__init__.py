@@ -1,0 +1,1 @@
+"""The paper's convergence claims, checked with the real engine on problems with known answers."""
