@@ -18,7 +18,7 @@ from fedgradnorm.models import FlatNetwork
 from fedgradnorm.tasks import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]
-Update = Literal["gradient", "delta"]
+Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
 
@@ -37,6 +37,7 @@ class LocalSettings:
     schedule: Schedule = "alternating"
     head_optimizer: Mapping[str, Any] | None = None
     local_optimizer: Mapping[str, Any] | None = None
+    proximal: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -51,7 +52,7 @@ class LocalSettings:
     @property
     def steps_locally(self) -> bool:
         """Whether the local copy of the shared network moves at all."""
-        return self.shared_steps > 1 or self.update == "delta" or self.report_loss == "after"
+        return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
 
 
 class ClientState:
@@ -119,6 +120,9 @@ def local_round(
         update = mean_s grad F(omega_s),   gauge_norm = |update on the gauge|,
         loss_ratio = mean_s F(omega_s) / F_0
 
+    With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
+    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F.
+
     ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
     """
     network.vector.copy_(shared)
@@ -127,14 +131,16 @@ def local_round(
     if state.first_loss is None and how.first_loss != "first_round":
         state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
     if not how.together:
-        _head_phase(client.task, state, network, batch, how.head_steps)
-    gradient, loss = _shared_phase(client.task, state, network, batch, how)
+        head_phase(client.task, state, network, batch, how.head_steps)
+    gradient, pull, loss = _shared_phase(client.task, state, network, shared, batch, how)
     if state.first_loss is None:
         state.first_loss = loss
-    update = gradient
+    update = gradient + pull if how.proximal else gradient
+    if how.update != "gradient":
+        update = shared - network.vector
     if how.update == "delta":
         assert how.local_optimizer is not None
-        update = (shared - network.vector) / (how.shared_steps * how.local_optimizer["lr"])
+        update = update / (how.shared_steps * how.local_optimizer["lr"])
     state.rounds += 1
     return Report(
         update=update,
@@ -144,13 +150,14 @@ def local_round(
     )
 
 
-def _head_phase(
+def head_phase(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
     batch: Callable[[int], tuple[Tensor, Tensor]],
     steps: int,
 ) -> None:
+    """``steps`` updates of the head, with the network as it is."""
     for step in range(steps):
         x, y = batch(step)
         with torch.no_grad():
@@ -164,15 +171,17 @@ def _shared_phase(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
+    shared: Tensor,
     batch: Callable[[int], tuple[Tensor, Tensor]],
     how: LocalSettings,
-) -> tuple[Tensor, float]:
-    """Mean gradient and mean loss over the steps on the shared network."""
+) -> tuple[Tensor, Tensor, float]:
+    """Mean gradient, mean proximal pull and mean loss over the steps on the shared network."""
     assert how.local_optimizer is not None
     local = nn.Parameter(network.vector)
     local.grad = network.gradient
     optimizer = optimizers.build([local], how.local_optimizer)
     gradient, loss = torch.zeros_like(network.vector), 0.0
+    pull = torch.zeros_like(network.vector) if how.proximal else gradient
     for step in range(how.shared_steps):
         x, y = batch(step)
         network.gradient.zero_()
@@ -180,6 +189,10 @@ def _shared_phase(
         here = task.loss(state.head(network.module(x)), y)
         here.backward()
         gradient += network.gradient / how.shared_steps
+        if how.proximal:
+            back = how.proximal * (network.vector - shared)
+            network.gradient += back
+            pull += back / how.shared_steps
         if how.steps_locally:
             optimizer.step()
         if how.together:
@@ -188,7 +201,7 @@ def _shared_phase(
             with torch.no_grad():
                 here = task.loss(state.head(network.module(x)), y)
         loss += float(here.detach()) / how.shared_steps
-    return gradient, loss
+    return gradient, pull, loss
 
 
 def first_loss(

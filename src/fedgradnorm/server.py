@@ -55,14 +55,18 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
     """Algorithm 2, server part: new weights p, then one step on g = (1/N) sum_i p_i update_i.
 
     ``order="old"`` steps the network with the weights from before this round, as the centralised
-    GradNorm does. Returns the weights as they stand after the round, one per client.
+    GradNorm does. A weighting that gives a direction of its own is followed; ``order`` and
+    ``aggregate`` say nothing then. Returns the weights after the round, one per client.
     """
     signals = reports.signals(server.weighting.needs)
     used = server.weighting.weight.clone()
     weights = server.weighting.update(signals)
     if server.order == "new":
         used = weights
-    server.shared.grad = reports.aggregate(coefficients(used, signals, server.aggregate))
+    direction = server.weighting.direction(signals)
+    if direction is None:
+        direction = reports.aggregate(coefficients(used, signals, server.aggregate))
+    server.shared.grad = direction
     server.optimizer.step()
     return weights
 

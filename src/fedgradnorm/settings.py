@@ -16,7 +16,7 @@ from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Up
 from fedgradnorm.server import Aggregate, Order
 
 Precision = Literal["float32", "tf32", "bf16"]
-EngineName = Literal["auto", "loop", "joint", "stacked"]
+EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Participation = float | list[str] | list[list[str]]
@@ -39,6 +39,10 @@ class Settings:
     update: Update = "gradient"
     report_loss: ReportLoss = "before"
     schedule: Schedule = "alternating"
+    proximal: float = 0.0
+    final_head_steps: int = 0
+    average_heads: bool = False
+    ditto: float = 0.0
     aggregate: Aggregate = "mean"
     order: Order = "new"
     key: Key = "client"
@@ -58,6 +62,11 @@ class Settings:
             choose(getattr(self, name), get_args(kind), name)
         for name, least in _LEAST.items():
             _at_least(name, getattr(self, name), least)
+        for name in ("proximal", "ditto"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        if self.ditto and self.share == "none":
+            raise ConfigError("ditto pulls toward the shared network; share='none' has none")
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
@@ -76,6 +85,7 @@ class Settings:
             self.schedule,
             optimizers.resolve(self.head_optimizer, self.lr),
             optimizers.resolve(self.local_optimizer, self.lr),
+            self.proximal,
         )
 
     def rounds_per_epoch(self, sizes: Sequence[int]) -> float:
@@ -104,6 +114,7 @@ class Settings:
 
 
 _LEAST = {
+    "final_head_steps": 0,
     "head_steps": 0,
     "shared_steps": 1,
     "rounds": 1,

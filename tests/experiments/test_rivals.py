@@ -101,3 +101,20 @@ def test_an_unfinished_run_has_no_mean_weights_yet(tmp_path: Path) -> None:
         train("fedgradnorm", tmp_path / "run", progress=stop)
     with pytest.raises(fgn.RunFolderError, match="not finished"):
         averaged_weights(tmp_path / "run")
+
+
+def test_a_weight_of_zero_is_a_weight() -> None:
+    run = train("afl", rounds=60, weighting=fgn.weighting.AFL(loss_lr=0.1))
+    assert sorted(run.weights.values()) == [0, 0, 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "name", [m.name for m in RIVALS if getattr(m.weighting, "needs", None) == fgn.Needs.LOSS]
+)
+def test_a_captured_run_has_the_loops_weights(name: str) -> None:
+    settings = {"rounds": 40, "shared_steps": 1}
+    loop = train(name, device="cpu", engine="loop", **settings)
+    captured = train(name, device="cuda", engine="joint", **settings)
+    for client in toys.NAMES:
+        assert captured.weights[client] == pytest.approx(loop.weights[client], rel=1e-6)

@@ -12,13 +12,38 @@ import torch
 from torch import Tensor
 
 from fedgradnorm.weighting import (
+    AFL,
+    DWA,
+    FAMO,
+    IMTLG,
+    IMTLL,
+    MGDA,
+    QFFL,
+    AlignedMTL,
     BySize,
     ByTask,
+    CAGrad,
+    ConFIG,
+    DualProj,
     Equal,
+    FairGrad,
+    FedCMOO,
+    FedMGDA,
+    GeometricMean,
+    GradDrop,
     GradNorm,
+    GradVac,
+    InverseFirstLoss,
+    Krum,
+    NashMTL,
     Needs,
+    PCGrad,
+    RandomWeights,
     Signals,
     Static,
+    TrimmedMean,
+    Uncertainty,
+    UPGrad,
     Weighting,
 )
 
@@ -54,10 +79,43 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "by-task-equal": lambda: tasks_of(Equal()),
     "by-task-absolute": lambda: tasks_of(GradNorm()),
     "by-task-direct": lambda: tasks_of(GradNorm(rule="direct")),
+    "warm-up": lambda: GradNorm(rule="direct", warmup=2),
+    "inverse-first-loss": InverseFirstLoss,
+    "geometric-mean": GeometricMean,
+    "random": RandomWeights,
+    "dwa": lambda: DWA(every=1),
+    "dwa-of-two": lambda: DWA(every=2),
+    "uncertainty": lambda: Uncertainty(scale_lr=0.1),
+    "imtl-l": lambda: IMTLL(scale_lr=0.1),
+    "famo": FAMO,
+    "q-ffl": QFFL,
+    "afl": AFL,
+    "upgrad": UPGrad,
+    "dualproj": DualProj,
+    "mgda": MGDA,
+    "pcgrad": PCGrad,
+    "gradvac": GradVac,
+    "cagrad": CAGrad,
+    "imtl-g": IMTLG,
+    "aligned-mtl": AlignedMTL,
+    "fairgrad": FairGrad,
+    "krum": Krum,
+    "nash-mtl": lambda: NashMTL(iterations=1),
+    "fedmgda": FedMGDA,
+    "fedmgda-free": lambda: FedMGDA(box=1),
+    "fedcmoo": FedCMOO,
+    "config": ConFIG,
+    "graddrop": GradDrop,
+    "trimmed-mean": TrimmedMean,
+    "by-task-pcgrad": lambda: tasks_of(PCGrad()),
+    "by-task-graddrop": lambda: tasks_of(GradDrop()),
 }
 
-DEPENDS_ON_UNITS = {"absolute-sgd", "squared-sgd"}
-"""Plain gradient steps on p are as long as the gradients: multiplying all losses shows."""
+SOLVES_PROGRAMS = {"cagrad", "nash-mtl"}
+"""Tens of milliseconds a round: marked slow."""
+
+DEPENDS_ON_UNITS = {"absolute-sgd", "squared-sgd", "uncertainty", "imtl-l", "afl"}
+"""Steps as long as the losses or gradients are: multiplying all losses shows."""
 
 
 def draw(seed: int, rounds: int = 1, count: int = len(NAMES)) -> list[Signals]:
@@ -68,11 +126,16 @@ def draw(seed: int, rounds: int = 1, count: int = len(NAMES)) -> list[Signals]:
         return torch.from_numpy(10 ** generator.uniform(-decades, decades, size=count))
 
     size = torch.from_numpy(generator.integers(1, 5000, size=count).astype(float))
+    turns = np.random.default_rng([seed, 1])
     drawn = []
     for _ in range(rounds):
         active = torch.from_numpy(generator.random(count) < 0.7)
         active[generator.integers(count)] = True
-        drawn.append(Signals(active, size, spread(3), spread(1), spread(3)))
+        columns = (spread(3), spread(1), spread(3))
+        scale = 10 ** turns.uniform(-2, 2, size=(count, 1))
+        gradients = torch.from_numpy(scale * turns.normal(size=(count, 7)))
+        gram = gradients @ gradients.T
+        drawn.append(Signals(active, size, *columns, gram=gram, gradients=gradients))
     return drawn
 
 
@@ -81,9 +144,20 @@ def everybody(signals: Signals) -> Signals:
 
 
 def per_client(signals: Signals, change: Callable[[Tensor], Tensor]) -> Signals:
-    """The same change made to every column."""
-    columns = {field.name: getattr(signals, field.name) for field in fields(signals)}
-    return Signals(**{key: None if c is None else change(c) for key, c in columns.items()})
+    """The same change made to every column, and to both sides of the Gram matrix."""
+
+    def columns(matrix: Tensor) -> Tensor:
+        return torch.stack([change(column) for column in matrix.unbind(1)], dim=1)
+
+    assert signals.gram is not None
+    assert signals.gradients is not None
+    matrices = ("gram", "gradients")
+    plain = [field.name for field in fields(signals) if field.name not in matrices]
+    return Signals(
+        **{key: change(getattr(signals, key)) for key in plain},
+        gram=columns(columns(signals.gram).T).T,
+        gradients=columns(signals.gradients),
+    )
 
 
 def bound(make: Callable[[], Weighting], names: Sequence[str] = NAMES) -> Weighting:
@@ -112,6 +186,8 @@ def assert_active_weights_sum_to_their_number(weights: Tensor, active: Tensor) -
     torch.testing.assert_close(weights[active].sum(), active.sum().double(), rtol=1e-12, atol=0)
 
 
-def assert_positive_and_finite(weights: Tensor) -> None:
+def assert_positive_and_finite(weights: Tensor, weighting: Weighting | None = None) -> None:
+    """Finite, and positive unless the method says that its weights need not be."""
     assert torch.isfinite(weights).all(), weights
-    assert (weights > 0).all(), weights
+    if weighting is None or weighting.positive:
+        assert (weights > 0).all(), weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class HeadGroup:
 
     def stack(self) -> None:
         """Make the clients' parameters views of one stacked tensor."""
-        linear = [head for head in self.heads if isinstance(head, nn.Linear)]
+        linear = [head for head in self.heads if _plain_linear(head)]
         if len(linear) != len(self.heads):
             return
         self.weight = torch.stack([head.weight.detach() for head in linear])
@@ -143,6 +144,11 @@ class HeadGroup:
             head.weight.grad, head.bias.grad = gradients[0][row], gradients[1][row]
 
 
+def _plain_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is a linear layer with a bias, and not a class of the user's derived from it."""
+    return type(head) is nn.Linear and head.bias is not None and head.weight.requires_grad
+
+
 def group_heads(
     clients: Sequence[Client], heads: Mapping[str, nn.Module], batch: Mapping[str, int]
 ) -> list[HeadGroup]:
@@ -150,9 +156,8 @@ def group_heads(
     keyed: dict[object, list[int]] = {}
     for i, client in enumerate(clients):
         head = heads[client.name]
-        shape: object = i  # any other head is alone
-        if type(head) is nn.Linear and head.bias is not None:
-            shape = tuple(head.weight.shape)
+        # Any other head is alone.
+        shape: object = tuple(head.weight.shape) if _plain_linear(head) else i
         keyed.setdefault((shape, client.task.loss_function, batch[client.name]), []).append(i)
     groups = []
     for members in keyed.values():

@@ -80,7 +80,8 @@ class Run:
     @property
     def weights(self) -> dict[str, float]:
         """Each client's last weight."""
-        last = {row["client"]: row["weight"] for row in self.table.rows if row.get("weight")}
+        rows = [row for row in self.table.rows if row.get("weight") is not None]
+        last = {row["client"]: row["weight"] for row in rows}
         return {name: last.get(name, 1.0) for name in self.clients}
 
     def predict(self, client: str, x: Any, *, outputs: bool = False) -> Any:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from fedgradnorm.client import Client
+from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
-from fedgradnorm.experiments.folder import RunFolder
 from fedgradnorm.experiments.interrupt import held_back
+from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
 from fedgradnorm.experiments.trainer import Progress, Trainer
 from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
@@ -48,6 +49,10 @@ def train(
     update: Update = "gradient",
     report_loss: ReportLoss = "before",
     schedule: Schedule = "alternating",
+    proximal: float = 0.0,
+    final_head_steps: int = 0,
+    average_heads: bool = False,
+    ditto: float = 0.0,
     aggregate: Aggregate = "mean",
     order: Order = "new",
     key: Key = "client",
@@ -81,10 +86,16 @@ def train(
             rounds, the server's steps ``shared``, the local one steps a client's copy of it.
         first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
             or ``log_classes``.
-        update: a client sends the mean raw ``gradient``, or the ``delta`` of its copy over
-            (steps x lr). The gauge norm is always that of the mean raw gradient.
+        update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
+            (steps x lr), or its ``model``: with server SGD of rate 1 the server then averages
+            models. The gauge norm is always that of the mean raw gradient.
         report_loss: measured ``before`` each local step, or ``after`` it.
         schedule: ``alternating`` (head, then shared network) or both ``together``.
+        proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
+        final_head_steps: steps on each head alone after the last round (FedBABU).
+        average_heads: heads are averaged in every round too (FedAvg); they must be of one shape.
+        ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
+            the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
         order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
         key: one weight per ``client``, or per ``task`` (clients whose tasks share a name).
@@ -92,7 +103,8 @@ def train(
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
         gauge: layers or parameters whose gradient is measured; the last layer by default.
-        engine: who runs the clients; ``auto`` picks the fastest that is right.
+        engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
+            spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
         precision: of the shared network's products: ``float32``, ``tf32`` (GPU) or ``bf16``.
         seed: decides heads, batches, participation and dropout.
@@ -108,15 +120,18 @@ def train(
     given = locals()
     settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
     weighting = GradNorm() if weighting is None else weighting
+    world = meet(settings.engine)
+    network = world.same_network(network)
     trainer = Trainer(network, clients, weighting, settings, _device(device))
     about = _about(trainer, network, weighting)
-    keeper = RunFolder(Path(folder), trainer, about, resume) if folder is not None else None
-    if keeper is not None:
+    keeper: Keeper | None = None
+    if folder is not None:
+        keeper = open_folder(Path(folder), trainer, about, resume, world)
         about = keeper.about
-    display = _display(progress, trainer)
+    display = _display(progress if world.leads else False, trainer)
     try:
-        with display as show, _precise(settings.precision, trainer.device):
-            _fit(trainer, keeper, show)
+        with display as show, _precise(settings.precision, trainer.device), stoppable(world):
+            _fit(trainer, keeper, show, world)
         run = trainer.result(about)
         if keeper is not None:
             keeper.finish(run)
@@ -131,21 +146,25 @@ def train(
 
 
 def _fit(
-    trainer: Trainer, keeper: RunFolder | None, show: Callable[[Progress], None] | None
+    trainer: Trainer,
+    keeper: Keeper | None,
+    show: Callable[[Progress], None] | None,
+    world: World,
 ) -> None:
     """All remaining rounds, with evaluations and checkpoints on the way."""
     started = time.perf_counter()
     evaluate = trainer.every(trainer.settings.eval_every)
     save = trainer.every(trainer.settings.checkpoint_every)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
-    with held_back() as let_through:
+    with held_back() as held:
+        let_through = agreed(world, held)
         if not trainer.history.rows:
             trainer.evaluate()
         while not trainer.done:
             try:
                 event = trainer.advance(_until_next(trainer.round, evaluate, save))
-            except TrainingError:
-                if keeper is not None:
+            except TrainingError as error:
+                if keeper is not None and not isinstance(error, RankLost):
                     keeper.save_checkpoint()
                 raise
             if trainer.done or (evaluate and trainer.round % evaluate == 0):
@@ -154,7 +173,7 @@ def _fit(
                 keeper.save_checkpoint()
             try:
                 if show is not None:
-                    show(event)
+                    show(replace(event, rows=trainer.history.news()))
                 let_through()
             except KeyboardInterrupt:
                 if keeper is not None:

@@ -24,13 +24,14 @@ log = logging.getLogger("fedgradnorm")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told after every round."""
+    """What a progress callback is told after every round; ``rows`` are the history's new ones."""
 
     round: int
     rounds: int
     epoch: float
     losses: Mapping[str, float]
     weights: Mapping[str, float]
+    rows: Sequence[Row] = ()
 
 
 class Trainer:
@@ -87,6 +88,9 @@ class Trainer:
         rows: list[Row] = []
         for together in zip(*outcomes, strict=True):
             rows = self._record(list(together))
+        if self.done:
+            for federation in self.federations:
+                federation.finish(self.round)
         return Progress(
             self.round,
             self.rounds,
@@ -174,15 +178,15 @@ class Trainer:
         """The run as it stands."""
         one = len(self.federations) == 1 and self.settings.share == "all"
         trained = {}
-        for federation in self.federations:
-            state, heads = federation.engine.state_dict(), federation.engine.heads()
-            for name in federation.names:
+        for owner in [o for federation in self.federations for o in federation.owners()]:
+            state, heads = owner.engine.state_dict(), owner.engine.heads()
+            for name in owner.names:
                 client = self.clients[name]
                 trained[name] = TrainedClient(
                     heads[name].cpu(),
                     client.task.kind,
                     {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if one else federation.shared_network(),
+                    None if one and owner in self.federations else owner.shared_network(),
                     client.scaling,
                     client.labels,
                 )

@@ -56,10 +56,19 @@ class Weighting(ABC):
     State per client lives in ``self.rows``: float64 tensors, one number a client, named with their
     start values in ``starts``. It is changed in place, so that a round can be captured into a GPU
     graph, and follows the client's name, not its position.
+
+    ``positive`` is False for a method whose weights may be zero or negative, ``capturable`` for one
+    that decides something on the host, which a GPU graph would not repeat. ``run_seed`` is the
+    run's seed, for methods that draw. ``losses`` says which of ``loss`` and ``loss_ratio`` a method
+    with ``Needs.LOSS`` reads; in a deployment no other leaves the client.
     """
 
     needs: ClassVar[Needs] = Needs.NOTHING
+    losses: ClassVar[tuple[str, ...]] = ("loss",)
     starts: ClassVar[Mapping[str, float]] = {}
+    positive: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True
+    run_seed: int = 0
 
     def __init__(self) -> None:
         self.clients: tuple[str, ...] = ()
@@ -95,6 +104,13 @@ class Weighting(ABC):
         raw = self.weigh(signals)
         self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
         return self.weight
+
+    def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002
+        """What the server steps along instead of the weighted mean; None: the weighted mean.
+
+        Asked for after :meth:`update`, with the same signals; has the size of a mean update.
+        """
+        return None
 
     @property
     def weight(self) -> Tensor:

@@ -30,6 +30,11 @@ class ByTask(Weighting):
         """What the inner weighting needs."""
         return self.inner.needs
 
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """Whether the inner weighting is."""
+        return self.inner.capturable
+
     def bind(self, clients: Sequence[str]) -> None:
         """Give each client a row, and each of their tasks a row of the inner weighting."""
         super().bind(clients)
@@ -41,6 +46,16 @@ class ByTask(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """Each client's task's weight."""
+        weights = self.inner.update(self._of_tasks(signals))
+        return self._member.T @ weights
+
+    def direction(self, signals: Signals) -> Tensor | None:
+        """The inner weighting's, from the tasks' mean updates."""
+        if type(self.inner).direction is Weighting.direction:
+            return None
+        return self.inner.direction(self._of_tasks(signals))
+
+    def _of_tasks(self, signals: Signals) -> Signals:
         member = self._member = self._member.to(signals.active.device)
         counted = member * signals.active
         mean = counted / counted.sum(dim=1, keepdim=True).clamp_min(1)
@@ -54,7 +69,7 @@ class ByTask(Weighting):
         gram, gradients = masked(signals.gram), masked(signals.gradients)
         if gram is not None:
             gram = torch.where(signals.active, gram, 0).double()
-        task_signals = replace(
+        return replace(
             signals,
             active=counted.sum(dim=1) > 0,
             size=counted @ signals.size.double(),
@@ -64,7 +79,6 @@ class ByTask(Weighting):
             gram=None if gram is None else mean @ gram @ mean.T,
             gradients=None if gradients is None else mean.to(gradients.dtype) @ gradients,
         )
-        return member.T @ self.inner.update(task_signals)
 
     @property
     def held(self) -> Tensor | None:

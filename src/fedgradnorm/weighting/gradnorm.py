@@ -19,13 +19,10 @@ from torch import Tensor
 
 from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean
+from fedgradnorm.weighting.rows import MOMENTS, SMALLEST, VANISHED, adam, from_log
 
 Rule = Literal["absolute", "squared", "relative", "direct"]
 Optimizer = Literal["adam", "sgd"]
-
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in torch.optim
-SMALLEST = 1e-12  # keeps logarithms and powers finite
-VANISHED = 1e-9  # a gauge norm this far below the loudest client's is rounding, not a gradient
 
 
 class GradNorm(Weighting):
@@ -42,6 +39,7 @@ class GradNorm(Weighting):
     ``gamma`` is the strength of the pull toward one common pace. A client whose gauge norm has
     vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside the
     loudest) is held: the rule would hand it ever more weight for nothing. ``held`` names such rows.
+    For its first ``warmup`` rounds a client's weight is left alone too, so it stays at 1.
 
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["quiet", "loud"])
@@ -51,9 +49,8 @@ class GradNorm(Weighting):
     """
 
     needs = Needs.LOSS | Needs.NORM
-    starts: ClassVar[Mapping[str, float]] = dict.fromkeys(
-        ("first_moment", "second_moment", "steps", "peak", "held"), 0.0
-    )
+    losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
+    starts: ClassVar[Mapping[str, float]] = {**MOMENTS, "peak": 0.0, "held": 0.0, "rounds": 0.0}
 
     def __init__(
         self,
@@ -65,6 +62,7 @@ class GradNorm(Weighting):
         floor: float = 1e-3,
         smoothing: float = 0.95,
         guard: float = 1e-4,
+        warmup: int = 0,
     ) -> None:
         super().__init__()
         choose(rule, get_args(Rule), "GradNorm rule")
@@ -74,8 +72,9 @@ class GradNorm(Weighting):
         _in_range("floor", floor, 0, 1)
         _in_range("smoothing", smoothing, 0, 1)
         _in_range("guard", guard, 0, 1)
+        _in_range("warmup", warmup, 0, float("inf"))
         self.gamma, self.rule, self.lr, self.optimizer = gamma, rule, lr, optimizer
-        self.floor, self.smoothing, self.guard = floor, smoothing, guard
+        self.floor, self.smoothing, self.guard, self.warmup = floor, smoothing, guard, warmup
 
     @property
     def held(self) -> Tensor | None:
@@ -86,7 +85,8 @@ class GradNorm(Weighting):
         """Move p by one step of the rule."""
         active, p = signals.active, self.weight
         norm = torch.where(active, signals.gauge_norm.double(), 0)
-        live = active & ~self._vanished(norm, active)
+        live = active & ~self._vanished(norm, active) & (self.rows["rounds"] >= self.warmup)
+        self.rows["rounds"] += active
         ratio = torch.where(live, signals.loss_ratio.double(), 0)
         pace = (ratio / active_mean(ratio, live).clamp_min(SMALLEST)).clamp_min(SMALLEST)
         pull = pace.pow(self.gamma)
@@ -114,9 +114,9 @@ class GradNorm(Weighting):
         seen = self.rows["steps"] > 0
         placed = torch.where((live & seen).any(), live & seen, live)
         log_q = log_q + active_mean(self.weight.log() - log_q, placed)
-        s = torch.where(seen, self.smoothing, 0.0)
+        s = self.smoothing * seen.to(log_q.dtype)  # in float64, as everything here
         log_p = s * self.weight.log() + (1 - s) * log_q
-        return (log_p - torch.where(live, log_p, -torch.inf).max()).exp().clamp_min(SMALLEST)
+        return from_log(log_p, live)
 
     def _stepped(self, norm: Tensor, target: Tensor, live: Tensor) -> Tensor:
         p = self.weight
@@ -127,16 +127,7 @@ class GradNorm(Weighting):
         gradient = (gap.sign() if self.rule == "absolute" else gap) * norm
         if self.optimizer == "sgd":
             return p - self.lr * gradient
-        return p - self._adam(gradient, live)
-
-    def _adam(self, gradient: Tensor, live: Tensor) -> Tensor:
-        """One Adam step; rows that are not live keep their moments."""
-        steps = (self.rows["steps"] + live).clamp_min(1)
-        first, second = self.rows["first_moment"], self.rows["second_moment"]
-        first.copy_(torch.where(live, BETA1 * first + (1 - BETA1) * gradient, first))
-        second.copy_(torch.where(live, BETA2 * second + (1 - BETA2) * gradient.square(), second))
-        spread = second.sqrt() / (1 - BETA2**steps).sqrt() + EPSILON
-        return self.lr / (1 - BETA1**steps) * first / spread
+        return p - adam(self.rows, gradient, live, self.lr)
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

@@ -1,0 +1,31 @@
+"""Static weights from a run that learned them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.history import read_rows
+from fedgradnorm.experiments.run import METRICS, read_about
+from fedgradnorm.weighting import Static
+
+
+def averaged_weights(folder: str | Path) -> dict[str, float]:
+    """Each client's mean weight over the rounds it took part in, of the finished run there."""
+    path = Path(folder)
+    about = read_about(path)
+    if not about["finished"]:
+        raise RunFolderError(f"{path} is not finished; resume it before its weights are averaged")
+    seen: dict[str, list[float]] = {name: [] for name in about["clients"]}
+    for row in read_rows(path / METRICS):
+        if row["split"] == "batch" and row["active"]:
+            seen[row["client"]].append(row["weight"])
+    return {name: sum(weights) / len(weights) for name, weights in seen.items() if weights}
+
+
+def static_from_run(folder: str) -> Static:
+    """A run's time-averaged weights, held still: is it the moving that helps, or the level?
+
+    Chen et al., "GradNorm" (2018), section 5.4, ask the same of their weights.
+    """
+    return Static(averaged_weights(folder))

@@ -1,0 +1,52 @@
+"""What a method is: a weighting, and the settings that go with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgradnorm.options import check_options, options_of
+from fedgradnorm.weighting import Needs, Weighting
+
+
+@dataclass(frozen=True)
+class Method:
+    """A weighting and the settings that make it a published (or our own) method.
+
+    ``fixed`` are options of the weighting and ``settings`` fields of
+    :class:`fedgradnorm.settings.Settings` that cannot be chosen otherwise under this name. ``cost``
+    is the server's work in a round, with N clients and D shared parameters, beside the weighted sum
+    of updates (N D) itself.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    weighting: Callable[..., Weighting]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    cost: str = "N"
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """What ``[weighting]`` may hold with this method."""
+        return options_of(self.weighting, without=self.fixed)
+
+    def build(self, options: Mapping[str, Any] | None = None) -> Weighting:
+        """The weighting with these options; a wrong name or value is a ConfigError."""
+        given = dict(options or {})
+        what = f"the weighting of method {self.name!r}"
+        check_options(what, given, self.options())
+        return self.weighting(**self.fixed, **given)
+
+    @property
+    def needs(self) -> Needs:
+        """What the server must see of a client, beside the sum of updates."""
+        return getattr(self.weighting, "needs", Needs.NOTHING)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What the server keeps per client from round to round."""
+        starts: Mapping[str, float] = getattr(self.weighting, "starts", {})
+        return ("weight", *starts) if self.needs or starts else ()

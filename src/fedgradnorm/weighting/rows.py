@@ -1,0 +1,76 @@
+"""Arithmetic on rows of clients that several weightings share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+SMALLEST = 1e-12  # the least weight beside the largest: keeps logarithms and powers finite
+VANISHED = 1e-9  # a gradient this far below the loudest client's is rounding, not a gradient
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in torch.optim
+MOMENTS = dict.fromkeys(("first_moment", "second_moment", "steps"), 0.0)
+"""The rows that :func:`adam` reads and writes, with their start values."""
+
+
+def adam(rows: dict[str, Tensor], gradient: Tensor, live: Tensor, lr: float) -> Tensor:
+    """What one Adam step takes off each row; rows that are not live keep their moments.
+
+    ``rows["steps"]`` counts the steps a row has taken so far; counting this one is the caller's.
+    """
+    steps = (rows["steps"] + live).clamp_min(1)
+    first, second = rows["first_moment"], rows["second_moment"]
+    first.copy_(torch.where(live, BETA1 * first + (1 - BETA1) * gradient, first))
+    second.copy_(torch.where(live, BETA2 * second + (1 - BETA2) * gradient.square(), second))
+    spread = second.sqrt() / (1 - BETA2**steps).sqrt() + EPSILON
+    return lr / (1 - BETA1**steps) * first / spread
+
+
+def safe_log(values: Tensor, active: Tensor) -> Tensor:
+    """log of the active rows, finite also at zero; 0 for the others."""
+    limits = torch.finfo(torch.float64)
+    return torch.where(active, values.double(), 1).clamp(limits.tiny, limits.max).log()
+
+
+def from_log(log_weight: Tensor, active: Tensor) -> Tensor:
+    """exp(log_weight) relative to the largest active row, and never quite zero."""
+    top = torch.where(active, log_weight, -torch.inf).max()
+    return (log_weight - top).exp().clamp_min(SMALLEST)
+
+
+def onto_simplex(values: Tensor, active: Tensor) -> Tensor:
+    """The nearest point of {x >= 0, sum x = 1} over the active rows; 0 for the others.
+
+    Held, Wolfe, Crowder 1974: x = max(v - t, 0), with t such that the sum is 1.
+    """
+    v = torch.where(active, values.double(), -torch.inf)
+    v = v - v.max()  # a common shift changes nothing, but keeps large values exact
+    down = v.sort(descending=True).values
+    count = torch.arange(1, len(v) + 1, dtype=v.dtype, device=v.device)
+    threshold = (torch.where(down.isfinite(), down, 0).cumsum(0) - 1) / count
+    last = (down > threshold).sum() - 1
+    return (v - threshold.index_select(0, last.view(1))).clamp_min(0)
+
+
+def draw(*key: object) -> random.Random:
+    """A generator of its own for this key, the same in every process."""
+    return random.Random("/".join(map(str, key)))
+
+
+@contextmanager
+def private_generator(seed: int, device: torch.device) -> Iterator[None]:
+    """Let torch's global generator start at ``seed`` inside, and be untouched outside."""
+    generator = torch.default_generator
+    if device.type == "cuda":
+        torch.cuda.init()
+        generator = torch.cuda.default_generators[device.index or 0]
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

@@ -1,0 +1,59 @@
+"""Weights that are learned with the networks: one log-scale s_i per client, stepped by Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.weighting.base import Needs, Signals, Weighting
+from fedgradnorm.weighting.rows import MOMENTS, adam, from_log
+
+
+class Uncertainty(Weighting):
+    """Uncertainty weighting: s_i is the log-variance of client i's task.
+
+        minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
+
+    s is the server's and takes one Adam step (``scale_lr``) a round; at its limit p_i = 1 / F_i.
+    Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty" (2018), equation 10,
+    with the log-variance learned, as they advise.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"log_scale": 0.0, **MOMENTS}
+    sign: ClassVar[int] = -1
+    factor: ClassVar[float] = 0.5
+
+    def __init__(self, scale_lr: float = 0.01) -> None:
+        super().__init__()
+        if not 0 <= scale_lr < float("inf"):
+            raise ConfigError(f"{type(self).__name__}'s scale_lr must be >= 0, not {scale_lr!r}")
+        self.scale_lr = scale_lr
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """exp(-s_i), after one step on s."""
+        active, s = signals.active, self.rows["log_scale"]
+        loss = torch.where(active, signals.loss.double(), 1)
+        # With u = -s (UW) or u = s (IMTL-L): d/du of exp(u) F - u is exp(u) F - 1.
+        gradient = self.sign * self.factor * ((self.sign * s).exp() * loss - 1)
+        s.copy_(torch.where(active, s - adam(self.rows, gradient, active, self.scale_lr), s))
+        self.rows["steps"] += active
+        return from_log(self.sign * s, active)
+
+
+class IMTLL(Uncertainty):
+    """IMTL-L: s_i rescales client i's loss so that all losses become one size.
+
+        minimise over s:  sum_i exp(s_i) F_i - s_i,     p_i = exp(s_i)
+
+    Twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two the
+    same; both stand here because both stand in the literature's tables.
+    Source: Liu et al., "Towards impartial multi-task learning" (2021), equation 7.
+    """
+
+    sign = 1
+    factor = 1.0

@@ -1,0 +1,34 @@
+"""The page on methods: its example runs, and no method is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedgradnorm import Weighting
+from fedgradnorm.experiments.methods import METHODS
+from weighting.laws import bound, draw, played
+
+PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_example_of_a_method_of_ones_own_runs() -> None:
+    names: dict[str, object] = {}
+    exec("\n".join(BLOCKS), names)
+    mine = names["SmoothLoss"]
+    assert issubclass(mine, Weighting)
+    for weights in played(bound(mine), draw(0, rounds=4)):
+        assert (weights > 0).all()
+
+
+def test_the_example_is_ten_lines() -> None:
+    body = BLOCKS[0].partition("class ")[2].strip().splitlines()
+    assert len(body) <= 10
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_on_the_page(name: str) -> None:
+    assert f"| `{name}` |" in PAGE

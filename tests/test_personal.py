@@ -1,0 +1,247 @@
+"""Ways to personalise: FedProx's pull, averaged models and heads, FedBABU's late heads, Ditto."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.engines import LoopEngine
+from fedgradnorm.heads import check_alike
+
+SGD = {"name": "sgd", "lr": 0.05}
+AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
+
+
+def played(federation, rounds: int = 3):
+    for k in range(rounds):
+        federation.round(k, federation.names)
+    return federation.server.shared.data.clone()
+
+
+def reports(**settings):
+    federation = toys.federation(toys.network(), toys.clients(), **settings)
+    return federation.engine.run_clients(federation.server.shared.data, 0, federation.names)
+
+
+# ------------------------------------------------------------------------------------- FedProx
+
+
+def test_the_pull_is_in_gradient_and_delta_alike_and_not_in_the_gauge() -> None:
+    common = {"shared_steps": 4, "head_steps": 0, "proximal": 0.7}
+    gradient, delta = reports(update="gradient", **common), reports(update="delta", **common)
+    torch.testing.assert_close(gradient.gradients(), delta.gradients())
+    plain = reports(shared_steps=4, head_steps=0)
+    assert not torch.allclose(plain.gradients(), gradient.gradients())
+    raw = gradient.gradients()[:, -45:].norm(dim=1)  # the last layer: 8 x 5 weights, 5 biases
+    assert not torch.allclose(raw, gradient.gauge_norm)
+
+
+def test_a_local_step_with_the_pull_by_hand() -> None:
+    found = reports(shared_steps=2, head_steps=0, proximal=0.7, update="model")
+    federation = toys.federation(toys.network(), toys.clients(), head_steps=0)
+    engine, shared = federation.engine, federation.server.shared.data
+    (x, y) = engine.data["side"]["train"]
+    network, head = toys.network(), engine.states["side"].head
+    start = [p.detach().clone() for p in network.parameters()]
+    for step in range(2):
+        rows = torch.from_numpy(engine.batches.rows("side", step))
+        loss = engine.clients["side"].task.loss(head(network(x[rows])), y[rows])
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        with torch.no_grad():
+            for p, g, p0 in zip(network.parameters(), gradients, start, strict=True):
+                p -= 0.05 * (g + 0.7 * (p - p0))
+    torch.testing.assert_close(found.gradients()[1], shared - toys.parameters(network))
+
+
+def test_one_local_step_knows_no_pull() -> None:
+    assert torch.equal(reports(proximal=5.0).gradients(), reports().gradients())
+
+
+def test_fast_engines_leave_the_pull_to_the_loop() -> None:
+    def chosen(**settings) -> str:
+        return toys.federation(toys.network(), toys.clients(), **settings).engine.name
+
+    assert chosen(engine="auto", proximal=0.1, shared_steps=3) == "loop"
+    assert chosen(engine="auto", proximal=0.1) == "joint"
+    assert chosen(engine="auto", shared_steps=3) == "stacked"
+    with pytest.raises(fgn.ConfigError, match="no proximal term"):
+        chosen(engine="stacked", proximal=0.1, shared_steps=3)
+
+
+# ------------------------------------------------------------------------------- averaged models
+
+
+def test_models_and_a_server_rate_of_one_average_the_models() -> None:
+    federation = toys.federation(toys.network(), toys.clients(), shared_steps=3, **AVERAGED)
+    shared = federation.server.shared.data.clone()
+    sent = reports(shared_steps=3, **AVERAGED).gradients()
+    torch.testing.assert_close(played(federation, 1), (shared - sent).mean(dim=0))
+
+
+def test_averaging_models_is_the_delta_form_at_the_matching_rate() -> None:
+    rate = {"name": "sgd", "lr": 3 * 0.05}
+    models = toys.federation(toys.network(), toys.clients(), shared_steps=3, **AVERAGED)
+    deltas = toys.federation(
+        toys.network(), toys.clients(), shared_steps=3, update="delta", server_optimizer=rate
+    )
+    torch.testing.assert_close(played(models), played(deltas))
+
+
+def alike() -> list[fgn.Client]:
+    return [toys.client(name, size, kind="corner") for name, size in (("a", 48), ("b", 24))]
+
+
+FEDAVG = {
+    **AVERAGED, "schedule": "together", "head_optimizer": SGD, "aggregate": "by_size",
+    "average_heads": True, "shared_steps": 2,
+}  # fmt: skip
+
+
+def test_fedavg_is_fedavg() -> None:
+    federation = toys.federation(toys.network(), alike(), **FEDAVG)
+    heads = federation.engine.heads()
+    assert torch.equal(*(toys.parameters(head) for head in heads.values()))
+    model = nn.Sequential(toys.network(), copy.deepcopy(heads["a"]))
+    for k in range(3):
+        parts = {}
+        for name in federation.names:
+            local = copy.deepcopy(model)
+            x, y = federation.engine.data[name]["train"]
+            for step in range(2):
+                rows = torch.from_numpy(federation.engine.batches.rows(name, 2 * k + step))
+                local.zero_grad()
+                federation.engine.clients[name].task.loss(local(x[rows]), y[rows]).backward()
+                with torch.no_grad():
+                    for p in local.parameters():
+                        p -= 0.05 * p.grad
+            parts[name] = toys.parameters(local)
+        nn.utils.vector_to_parameters((48 * parts["a"] + 24 * parts["b"]) / 72, model.parameters())
+    played(federation)
+    torch.testing.assert_close(federation.server.shared.data, toys.parameters(model[0]))
+    for head in heads.values():
+        torch.testing.assert_close(toys.parameters(head), toys.parameters(model[1]))
+
+
+def test_heads_that_differ_cannot_be_averaged() -> None:
+    with pytest.raises(fgn.ConfigError, match="heads of one shape"):
+        toys.federation(toys.network(), toys.clients(), average_heads=True)
+    check_alike({"a": nn.Linear(2, 3), "b": nn.Linear(2, 3)})
+
+
+def test_averaged_heads_are_counted_as_traffic() -> None:
+    with_heads = toys.federation(toys.network(), alike(), **FEDAVG).bytes_per_round()
+    without = toys.federation(toys.network(), alike()).bytes_per_round()
+    assert with_heads - without == 2 * 8 * (5 * 3 + 3)
+
+
+# --------------------------------------------------------------------------------------- FedBABU
+
+
+def train(folder=None, **settings) -> fgn.Run:
+    settings = {"rounds": 4, "batch_size": 8, "lr": 0.05, "engine": "loop", **settings}
+    return fgn.train(
+        toys.network(), toys.clients(), weighting=fgn.Equal(), folder=folder, **settings
+    )
+
+
+def test_fedbabus_heads_move_at_the_end_only() -> None:
+    frozen = train(head_steps=0)
+    tuned = train(head_steps=0, final_head_steps=50)
+    start = toys.federation(toys.network(), toys.clients()).engine.heads()
+    for name in toys.NAMES:
+        assert torch.equal(toys.parameters(frozen.heads[name]), toys.parameters(start[name]))
+        assert not torch.equal(toys.parameters(tuned.heads[name]), toys.parameters(start[name]))
+    assert torch.equal(toys.parameters(frozen.network), toys.parameters(tuned.network))
+    before, after = (run.summary().last_loss for run in (frozen, tuned))
+    assert (after < before).all()
+
+
+@pytest.mark.parametrize("engine", ["loop", "joint"])
+def test_tuning_leaves_running_statistics_and_chance_alone(engine: str) -> None:
+    network = toys.noisy_network() if engine == "loop" else toys.network()
+    federation = toys.federation(network, toys.clients(), engine=engine, final_head_steps=3)
+    assert isinstance(federation.engine, LoopEngine)
+    played(federation)
+    before = copy.deepcopy({n: s.buffers for n, s in federation.engine.states.items()})
+    chance = torch.get_rng_state()
+    federation.finish(3)
+    assert toys.same(before, {n: s.buffers for n, s in federation.engine.states.items()})
+    assert torch.equal(chance, torch.get_rng_state())
+
+
+# ----------------------------------------------------------------------------------------- Ditto
+
+
+def test_dittos_shared_network_is_the_federations() -> None:
+    plain, ditto = train(), train(ditto=0.3)
+    assert torch.equal(toys.parameters(plain.network), toys.parameters(ditto.network))
+    batches = [run.history[run.history.split == "batch"] for run in (plain, ditto)]
+    assert batches[0].equals(batches[1])
+
+
+def test_dittos_personal_step_by_hand() -> None:
+    settings = {"rounds": 2, "server_optimizer": SGD, "head_steps": 0}
+    run = train(ditto=0.3, **settings)
+    alone = toys.federation(toys.network(), [toys.client("side", 30)], head_steps=0)
+    v = toys.parameters(toys.network())
+    shared = [v, toys.parameters(train(**{**settings, "rounds": 1}).network)]
+    for k, omega in enumerate(shared):
+        gradient = alone.engine.run_clients(v, k, ["side"]).gradients()[0]
+        v = v - 0.05 * (gradient + 0.3 * (v - omega))
+    torch.testing.assert_close(toys.parameters(run.networks["side"]), v)
+
+
+def test_dittos_lambda_goes_from_local_to_shared() -> None:
+    settings = {"rounds": 30, "server_optimizer": SGD}
+    shared = toys.parameters(train(**settings).network)
+    far = [
+        (toys.parameters(train(ditto=pull, **settings).networks["side"]) - shared).norm()
+        for pull in (1e-6, 1.0, 10.0)
+    ]
+    assert far[0] > far[1] > far[2]
+    local = train(share="none", **settings)
+    nearly = train(ditto=1e-9, **settings)
+    torch.testing.assert_close(
+        toys.parameters(nearly.networks["side"]), toys.parameters(local.networks["side"])
+    )
+
+
+@pytest.mark.parametrize("settings", [{"ditto": 0.3}, {"head_steps": 0, "final_head_steps": 5}])
+def test_a_saved_personal_run_predicts_the_same_and_resumes(tmp_path, settings) -> None:
+    whole = train(tmp_path / "whole", **settings)
+    loaded = fgn.load(tmp_path / "whole")
+    x = toys.rows("side", 10)[0]
+    assert (whole.predict("side", x, outputs=True) == loaded.predict("side", x, outputs=True)).all()
+
+    def stop(event) -> None:
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "part", progress=stop, **settings)
+    again = train(tmp_path / "part", resume=True, **settings)
+    for name in toys.NAMES:
+        assert torch.equal(
+            toys.parameters(again.networks[name]), toys.parameters(whole.networks[name])
+        )
+        assert torch.equal(toys.parameters(again.heads[name]), toys.parameters(whole.heads[name]))
+    assert again.history.equals(whole.history)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"proximal": -1.0}, "proximal must be >= 0"),
+        ({"ditto": -1.0}, "ditto must be >= 0"),
+        ({"ditto": 0.1, "share": "none"}, "share='none'"),
+        ({"final_head_steps": -1}, "final_head_steps"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, says) -> None:
+    with pytest.raises(fgn.ConfigError, match=says):
+        train(**settings)

@@ -1,0 +1,191 @@
+"""Loss-driven weightings: their equations, and TorchJD's scalarisers wherever there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torchjd import scalarization
+
+from fedgradnorm import ConfigError
+from fedgradnorm.weighting import (
+    AFL,
+    DWA,
+    FAMO,
+    IMTLL,
+    QFFL,
+    GeometricMean,
+    GradNorm,
+    InverseFirstLoss,
+    RandomWeights,
+    Signals,
+    Uncertainty,
+    Weighting,
+)
+from fedgradnorm.weighting.rows import onto_simplex
+from weighting.laws import NAMES, bound, draw, everybody, played
+
+
+def losses(*rounds: list[float]) -> list[Signals]:
+    """Rounds with these losses, everybody present and a first loss of 10."""
+    ordinary = everybody(draw(0)[0])
+    values = [torch.tensor(r, dtype=torch.float64) for r in rounds]
+    return [replace(ordinary, loss=v, loss_ratio=v / 10) for v in values]
+
+
+def random_losses(count: int) -> list[Signals]:
+    return losses(*(everybody(s).loss.tolist() for s in draw(7, rounds=count)))
+
+
+def derivative(scalarizer: scalarization.Scalarizer, loss: Tensor) -> Tensor:
+    """d scalarizer / d loss, scaled to sum to the number of clients."""
+    values = loss.clone().requires_grad_()
+    (p,) = torch.autograd.grad(scalarizer(values), values)
+    return p * len(p) / p.sum()
+
+
+def test_the_geometric_mean_is_torchjds() -> None:
+    (signals,) = random_losses(1)
+    p = bound(GeometricMean).update(signals)
+    torch.testing.assert_close(p, derivative(scalarization.GeometricMean(), signals.loss))
+
+
+@pytest.mark.parametrize(
+    ("make", "scalarizer"),
+    [(Uncertainty, scalarization.UW), (IMTLL, scalarization.IMTLL)],
+    ids=["uncertainty", "imtl-l"],
+)
+def test_learned_scales_are_torchjds_under_adam(make, scalarizer) -> None:
+    weighting, theirs = bound(lambda: make(scale_lr=0.1)), scalarizer(5).double()
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    for signals in random_losses(20):
+        optimizer.zero_grad()
+        theirs(signals.loss).backward()
+        optimizer.step()
+        p = weighting.update(signals)
+        torch.testing.assert_close(p, derivative(theirs, signals.loss), rtol=1e-9, atol=1e-12)
+
+
+def test_learned_scales_end_at_one_over_the_loss() -> None:
+    signals = losses([1.0, 2.0, 0.5, 4.0, 1.5])[0]
+    weighting = bound(lambda: Uncertainty(scale_lr=0.05))
+    last = played(weighting, [signals] * 400)[-1]
+    expected = played(bound(GeometricMean), [signals])[0]
+    torch.testing.assert_close(last, expected, rtol=1e-3, atol=0)
+
+
+def test_famo_is_torchjds_with_the_next_rounds_loss_as_the_loss_after() -> None:
+    weighting, theirs = bound(FAMO), scalarization.FAMO(5).double()
+    for turn, signals in enumerate(random_losses(20)):
+        if turn:
+            theirs.update(signals.loss)
+        p = weighting.update(signals)
+        torch.testing.assert_close(p, derivative(theirs, signals.loss), rtol=1e-9, atol=1e-12)
+
+
+def test_dwa_is_torchjds_with_epochs_of_three_rounds() -> None:
+    weighting, theirs = bound(lambda: DWA(every=3)), scalarization.DWA()
+    for turn, signals in enumerate(random_losses(15), start=1):
+        signals = replace(signals, loss=signals.loss**0.1)  # rates near one, as in training
+        p = weighting.update(signals)
+        torch.testing.assert_close(p, derivative(theirs, signals.loss), rtol=1e-9, atol=1e-12)
+        if turn % 3 == 0:
+            theirs.step()
+
+
+def test_the_first_loss_decides_for_ever() -> None:
+    first, later = losses([1.0, 2.0, 4.0, 8.0, 16.0], [5.0, 1.0, 1.0, 1.0, 1.0])
+    first = replace(first, loss_ratio=torch.ones(5).double())
+    weighting = bound(InverseFirstLoss)
+    p = played(weighting, [first, later])
+    torch.testing.assert_close(p[0] / p[0][0], 1 / first.loss)
+    assert torch.equal(p[0], p[1])
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
+def test_q_ffl_is_a_power_of_the_loss(q: float) -> None:
+    (signals,) = losses([1.0, 2.0, 3.0, 4.0, 5.0])
+    p = bound(lambda: QFFL(q)).update(signals)
+    torch.testing.assert_close(p / p[0], signals.loss**q)
+
+
+def test_afl_climbs_to_the_largest_loss() -> None:
+    (signals,) = losses([1.0, 2.0, 3.0, 4.0, 5.0])
+    p = played(bound(lambda: AFL(loss_lr=0.01)), [signals] * 200)
+    expected = 1 + 5 * 0.01 * (signals.loss - signals.loss.mean())
+    torch.testing.assert_close(p[0], expected)
+    assert p[-1].tolist() == [0, 0, 0, 0, 5]
+
+
+def test_the_simplex_projection_is_the_nearest_point() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5, generator=generator, dtype=torch.float64)
+    active = torch.tensor([True, True, False, True, True])
+    nearest = onto_simplex(values, active)
+    assert nearest[2] == 0
+    torch.testing.assert_close(nearest.sum(), torch.tensor(1.0).double())
+    others = torch.rand(4000, 5, generator=generator, dtype=torch.float64).mul(active)
+    others = others / others.sum(dim=1, keepdim=True)
+    distance = (others - values)[:, active].norm(dim=1)
+    assert (distance >= (nearest - values)[active].norm() - 1e-12).all()
+
+
+def test_random_weights_belong_to_seed_name_and_round() -> None:
+    def drawn(seed: int, names: tuple[str, ...] = NAMES) -> list[Tensor]:
+        weighting = RandomWeights()
+        weighting.run_seed = seed
+        weighting.bind(names)
+        return played(weighting, random_losses(3))
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_random_weights_leave_torchs_generator_alone() -> None:
+    before = torch.get_rng_state()
+    played(bound(RandomWeights), random_losses(2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_random_weights_are_a_softmax_of_normals() -> None:
+    weighting = bound(RandomWeights)
+    logs = torch.stack([p.log() for p in played(weighting, random_losses(1) * 3000)])
+    apart = logs[:, 0] - logs[:, 1]  # of two independent normals: mean 0, variance 2
+    assert abs(float(apart.mean())) < 0.1
+    assert float(apart.var()) == pytest.approx(2, rel=0.1)
+
+
+def test_warm_up_rounds_leave_the_weights_at_one() -> None:
+    rounds = [everybody(s) for s in draw(3, rounds=5)]
+    cold = played(bound(lambda: GradNorm(rule="direct")), rounds[3:])
+    warm = played(bound(lambda: GradNorm(rule="direct", warmup=3)), rounds)
+    assert all(p.tolist() == [1.0] * 5 for p in warm[:3])
+    assert not torch.equal(warm[3], warm[2])
+    torch.testing.assert_close(warm[3], cold[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: QFFL(-1),
+        lambda: AFL(-1),
+        lambda: DWA(temperature=0),
+        lambda: DWA(every=0),
+        lambda: Uncertainty(float("inf")),
+        lambda: FAMO(decay=-1),
+        lambda: GradNorm(warmup=-1),
+    ],
+)
+def test_settings_out_of_range_are_named(make) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        make()
+
+
+def test_loss_driven_weightings_see_no_gradients() -> None:
+    for kind in (InverseFirstLoss, GeometricMean, QFFL, AFL, DWA, Uncertainty, IMTLL, FAMO):
+        assert issubclass(kind, Weighting)
+        assert [need.name for need in kind.needs] == ["LOSS"]
