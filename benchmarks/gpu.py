@@ -1,6 +1,6 @@
 """Rounds on a GPU: ours as captured graphs, beside the plain loop, after comparing their losses.
 
-    python benchmarks/gpu.py            # writes benchmarks/results/gpu.json
+python benchmarks/gpu.py            # writes benchmarks/results/gpu.json
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def main() -> None:
     rows = []
     for work in WORKS:
         clients = make_clients(work)
-        ours, plain = make_ours(work, clients, device="cuda"), make_plain(work, clients, device="cuda")
+        ours, plain = (
+            make_ours(work, clients, device="cuda"),
+            make_plain(work, clients, device="cuda"),
+        )
         names = [c.name for c in clients]
 
         def run_ours(first: int, count: int, ours=ours, names=names) -> None:

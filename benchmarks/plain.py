@@ -90,7 +90,11 @@ class PlainLoop:
                     for parameter, g in zip(parameters, gradient, strict=True):
                         parameter -= self.lr * g
                     scaled = [g / self.shared_steps for g in gradient]
-                    mean = scaled if mean is None else [a + b for a, b in zip(mean, scaled, strict=True)]
+                    mean = (
+                        scaled
+                        if mean is None
+                        else [a + b for a, b in zip(mean, scaled, strict=True)]
+                    )
                 else:
                     mean = list(gradient)
         assert mean is not None

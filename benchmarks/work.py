@@ -88,7 +88,9 @@ def make_plain(
     )
 
 
-def seconds(rounds: Callable[[int, int], None], count: int, repeats: int = 5, warm: int = 4) -> float:
+def seconds(
+    rounds: Callable[[int, int], None], count: int, repeats: int = 5, warm: int = 4
+) -> float:
     """Median seconds of one round: ``rounds(first, count)`` runs some."""
     rounds(0, warm)
     times, at = [], warm

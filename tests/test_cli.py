@@ -41,7 +41,7 @@ def config(tmp_path):
 
 def test_help_and_version():
     for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
-                  ["data", "show"], ["data", "generate", "radcom"], ["data", "generate", "faces"],
+                  ["reproduce"], ["data", "show"], ["data", "generate", "radcom"], ["data", "generate", "faces"],
                   ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
         result = cli(*words, "--help")
         assert result.exit_code == 0
@@ -61,7 +61,8 @@ def test_run_then_resume_then_report(config, tmp_path):
     assert "is finished" in again.stdout
     drawn = cli("report", folder)
     assert drawn.exit_code == 0
-    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert "page: " in drawn.stdout
     assert cli("report", tmp_path / "runs", "--out", tmp_path / "f.pdf").exit_code == 0
     assert (tmp_path / "f.pdf").exists()
     assert cli("run", config, "seed=3").exit_code == 0
@@ -71,10 +72,36 @@ def test_run_then_resume_then_report(config, tmp_path):
 def test_compare(config, tmp_path):
     result = cli("compare", config, "--methods", "fedrep, fedgradnorm", "--seeds", 2)
     assert result.exit_code == 0, result.output
-    assert "mean over 2 seeds" in result.stdout
+    assert "over 2 seeds" in result.stdout
     assert "±" in result.stdout
-    assert (tmp_path / "runs" / "small-compare" / "report.png").exists()
+    folder = tmp_path / "runs" / "small-compare"
+    assert (folder / "figures" / "curves.pdf").exists()
+    assert {path.suffix for path in (folder / "tables").iterdir()} == {".csv", ".md", ".tex"}
     assert "round" not in cli("compare", config, "-m", "fedrep,fedgradnorm", "-s", 2).stderr
+    again = cli("compare", "--from", folder, "--baseline", "fedgradnorm", "--out", tmp_path / "o")
+    assert again.exit_code == 0, again.output
+    assert "epochs to fedgradnorm's loss" in " ".join(again.stdout.split())
+    assert (tmp_path / "o" / "tables" / "tasks.csv").exists()
+
+
+def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config, tmp_path):
+    words = ["training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    sweep = "sweep.training.lr=[0.01,1e30]"
+    result = cli("compare", config, *words, sweep, "-m", "fedrep", "--jobs", 2)
+    assert result.exit_code == 1, result.output
+    assert "fedrep lr=0.01 seed 0: done" in result.stderr
+    assert "1 of 2 runs failed (the others are done): fedrep lr=1e+30" in result.stderr
+    assert "lr=1e+30-seed0: not finished" in result.stderr
+    assert "Sweep over lr" in result.stdout
+
+
+def test_reproduce_in_small(tmp_path):
+    words = ["data.samples=150", "training.rounds=2", 'network={name="mlp",widths=[4]}']
+    result = cli("reproduce", "fig3", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("*/run.json"))) == 3
+    assert "one seed" in result.stdout
+    assert (tmp_path / "figures" / "curves.png").exists()
 
 
 def test_methods():
@@ -179,6 +206,10 @@ def test_two_clients_of_one_name(config, tmp_path):
 
 def test_bad_places(config, tmp_path):
     assert "did you mean" in refused(tmp_path, "methods", "fedrapp")
+    assert "did you mean 'table2'" in refused(tmp_path, "reproduce", "tabel2")
+    assert "no config to train" in refused(tmp_path, "compare")
+    assert "not both" in refused(tmp_path, "compare", config, "--from", tmp_path)
+    assert "holds none" in refused(tmp_path, "compare", "--from", tmp_path / "none")
     assert "no run folder" in refused(tmp_path, "resume", tmp_path / "none")
     assert "is no run folder" in refused(tmp_path, "report", tmp_path / "none")
     assert "must end in" in refused(tmp_path, "report", tmp_path, "--out", "x.gif")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedgradnorm.cli import data, demo, reports, training
+from fedgradnorm.cli import comparison, data, demo, federation, reports, theory, training
 from fedgradnorm.cli.output import Commands, say
 from fedgradnorm.version import __version__
 
@@ -51,12 +51,17 @@ for command in (
     demo.demo,
     training.run,
     training.resume,
-    training.compare,
+    comparison.compare,
+    comparison.reproduce,
     reports.report,
     reports.methods,
+    federation.serve,
+    federation.join,
+    theory.theory,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
 
 
 def main() -> None:

@@ -15,9 +15,10 @@ from rich.progress import Progress
 from typer.core import TyperGroup
 
 from fedgradnorm.data.sources import DataProgress
-from fedgradnorm.errors import FedGradNormError, Interrupted, TrainingError
+from fedgradnorm.engines.ranks import is_leader
+from fedgradnorm.errors import FedGradNormError, TrainingError
 
-FILE_WIDTH = 110
+FILE_WIDTH = 120
 BAD_INPUT, FAILED, STOPPED = 2, 1, 130
 
 out = Console(highlight=False)
@@ -29,6 +30,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        if not is_leader():  # one of torchrun's other processes: rank 0 speaks for all
+            out.quiet = err.quiet = True
         with _warnings_shown():
             try:
                 return super().invoke(ctx)
@@ -61,8 +64,10 @@ def resumable(command: str) -> Iterator[None]:
     """Ctrl-C inside says how to go on."""
     try:
         yield
-    except Interrupted as stop:
+    except KeyboardInterrupt as stop:
         reached = str(stop).partition(";")[0]
+        if not reached:  # before anything was kept
+            raise
         raise KeyboardInterrupt(f"{reached}; go on with: {command}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from fedgradnorm.cli.output import check_picture, say
+from fedgradnorm.cli.pages import is_page, show_page
 from fedgradnorm.cli.training import show_runs
 
 if TYPE_CHECKING:
@@ -23,21 +25,37 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The figure: .png, .pdf or .svg.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The page (.html), or a figure: .png, .pdf or .svg.",
+            show_default=False,
+        ),
     ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open what was written.")] = False,
 ) -> None:
-    """Show runs side by side: a table, and a figure of losses and weights per task.
+    """Show runs side by side: a table, and a page of curves that needs nothing but a browser.
 
-    Runs of one method are taken as its seeds. Without --out the figure is report.png in the folder
-    given, or in the working folder where there are several.
+    Runs of one method are taken as its seeds. Without --out the page is report.html in the folder
+    given, or in the working folder where there are several. It is one file and works offline. What
+    is unfinished or damaged is said, and shown as far as it goes.
 
-    Example: `fedgradnorm report runs/radcom-compare --out figure.pdf`
+    Examples:
+
+    - `fedgradnorm report runs/radcom-compare --open`
+
+    - `fedgradnorm report runs/radcom-compare --out figure.pdf`
     """
     from fedgradnorm.report.record import find_runs
 
-    check_picture(out)
-    default = (runs[0] if len(runs) == 1 else Path()) / "report.png"
-    show_runs(find_runs(runs), out or default)
+    path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    if is_page(path):
+        show_page(runs, path)
+    else:
+        check_picture(path)
+        show_runs(find_runs(runs), path)
+    if show:
+        webbrowser.open(path.resolve().as_uri())
 
 
 def methods(

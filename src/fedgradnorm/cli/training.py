@@ -1,4 +1,4 @@
-"""``run``, ``resume`` and ``compare``."""
+"""``run`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from fedgradnorm.cli.output import data_bar, err, resumable, say
 
 if TYPE_CHECKING:
-    from fedgradnorm.experiments.compare import Trial
-    from fedgradnorm.experiments.execute import Show
+    from fedgradnorm.experiments.sinks import Show
+    from fedgradnorm.experiments.trials import Trial
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/radcom.toml.")
@@ -72,36 +72,6 @@ def resume(
     show_run(run)
 
 
-def compare(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    *,
-    methods: Annotated[
-        str, typer.Option("--methods", "-m", help="Names between commas; see `methods`.")
-    ] = "fedrep,fedgradnorm,fedgradnorm-direct",
-    seeds: Annotated[
-        int, typer.Option("--seeds", "-s", help="How many seeds, from the config's own on.")
-    ] = 1,
-) -> None:
-    """Train several methods from several seeds and show them side by side.
-
-    Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
-    stopped ones resumed. The table shows means over seeds and their 95% intervals (Student's t).
-    Options in [weighting] go to the methods that take them.
-
-    Example: `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
-    """
-    from fedgradnorm.experiments.compare import compare as run_all
-    from fedgradnorm.experiments.compare import compare_folder
-    from fedgradnorm.experiments.config import load_config
-
-    wanted = load_config(config, overrides or [])
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    with resumable("the same command"), data_bar("data") as bar:
-        folders = run_all(wanted, names, seeds, display=trial_display, data_progress=bar)
-    show_runs(folders, compare_folder(wanted) / "report.png")
-
-
 @contextmanager
 def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
     """The live display of one run of a comparison."""
@@ -113,13 +83,17 @@ def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
 
 def show_run(folder: Path) -> None:
     """The table of one run, and where it is."""
+    from fedgradnorm.engines.ranks import is_leader
+
+    if not is_leader():
+        return
     from fedgradnorm.report.record import read_record
     from fedgradnorm.report.tables import results_table, task_rows
 
     record = read_record(folder)
     say(results_table(task_rows([record]), f"{record.label}, seed {record.seed}"))
     say(f"run folder: {folder}")
-    say(f"figure:     fedgradnorm report {folder}")
+    say(f"report:     fedgradnorm report {folder} --open")
 
 
 def show_runs(folders: list[Path], picture: Path) -> None:

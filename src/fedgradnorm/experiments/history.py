@@ -31,6 +31,7 @@ class History:
     def __init__(self, metrics: Sequence[str]) -> None:
         self.columns = (*KEYS, *SIGNALS, *metrics)
         self.rows: list[Row] = []
+        self._told = 0
         self._file: Any = None
 
     def append(self, rows: Iterable[Row]) -> None:
@@ -54,7 +55,13 @@ class History:
         self._file = path.open("r+", newline="", encoding="utf-8")
         self._file.truncate(size)
         self.rows = read_rows(path)
+        self._told = len(self.rows)
         self._file.seek(0, io.SEEK_END)
+
+    def news(self) -> list[Row]:
+        """The rows that came since the last call, or since the run was resumed."""
+        new, self._told = self.rows[self._told :], len(self.rows)
+        return new
 
     def sync(self) -> int:
         """Make the file durable; its size in bytes."""
@@ -98,20 +105,32 @@ def _cell(value: Any) -> str:
 
 def read_rows(path: Path) -> list[Row]:
     """Rows of a CSV table that :class:`History` wrote; an unfinished last line is left out."""
+    rows, damage = salvage_rows(path)
+    if damage:
+        raise RunFolderError(damage)
+    return rows
+
+
+def salvage_rows(path: Path) -> tuple[list[Row], str]:
+    """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
     try:
         data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1].decode()
     except OSError as error:
         raise RunFolderError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from error
-    reader = csv.DictReader(io.StringIO(whole))
+    damage = ""
     try:
-        return [
-            {key: _value(key, cell) for key, cell in row.items() if cell != ""} for row in reader
-        ]
-    except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{path}, line {reader.line_num} is damaged: {error}") from error
+        whole = data[: data.rfind(b"\n") + 1].decode()
+    except UnicodeDecodeError as error:
+        damage = f"{path} is damaged: {error}"
+        whole = data[: data.rfind(b"\n", 0, error.start) + 1].decode()
+    reader = csv.DictReader(io.StringIO(whole))
+    rows: list[Row] = []
+    try:
+        for row in reader:
+            rows.append({key: _value(key, cell) for key, cell in row.items() if cell != ""})
+    except (ValueError, TypeError, csv.Error) as error:
+        damage = f"{path}, line {reader.line_num} is damaged: {error}"
+    return rows, damage
 
 
 def read_history(path: Path) -> History:

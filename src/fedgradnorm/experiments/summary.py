@@ -62,8 +62,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     (2.0, 2.484)
     """
     count = len(values)
-    if count < 2:
-        return Estimate(fmean(values), math.nan, count)
+    if count < 2 or not all(map(math.isfinite, values)):  # a diverged seed has no spread
+        return Estimate(sum(values) / count, math.nan, count)
     half = t_quantile(count - 1) * stdev(values) / math.sqrt(count)
     return Estimate(fmean(values), half, count)
 

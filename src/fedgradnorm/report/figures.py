@@ -36,7 +36,7 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
     from matplotlib.figure import Figure
 
     path = Path(path)
-    kind = check_format(path)
+    check_format(path)
     if not any(record.rows for record in runs):
         raise DataError("nothing to draw: the runs hold no rounds yet")
     tasks = list(dict.fromkeys(name for record in runs for name in record.clients))
@@ -46,16 +46,21 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
     panels = drawing.subplots(2, len(tasks), sharex="col", squeeze=False)
     for column, task in enumerate(tasks):
         above, below = panels[:, column]
-        for label, look in zip(labels, _looks(), strict=False):
+        for label, look in zip(labels, looks(), strict=False):
             mine = [record for record in runs if record.label == label]
-            _curve(above, [r.series(task, "train", "loss") for r in mine], label, look)
-            _curve(below, [r.series(task, "batch", "weight") for r in mine], label, look)
+            curve(above, [r.series(task, "train", "loss") for r in mine], label, look)
+            curve(below, [r.series(task, "batch", "weight") for r in mine], label, look)
         _dress(above, below, task, first=column == 0)
     handles, names = panels[0, 0].get_legend_handles_labels()
     drawing.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)),
                    frameon=False, fontsize=11)  # fmt: skip
+    return save(drawing, path)
+
+
+def save(drawing: Any, path: Path) -> Path:
+    """Write the figure whole or not at all, in the format its name asks for."""
     buffer = io.BytesIO()
-    drawing.savefig(buffer, format=kind, dpi=130)
+    drawing.savefig(buffer, format=check_format(path), dpi=130)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getvalue())
@@ -73,11 +78,12 @@ def check_format(path: Path) -> str:
     return kind
 
 
-def _looks() -> Any:
+def looks() -> Any:
+    """A colour and a line style per method, for ever."""
     return zip(cycle(COLOURS), cycle(STYLES))
 
 
-def _curve(
+def curve(
     axes: Any, runs: list[tuple[list[float], list[float]]], label: str, look: tuple[str, str]
 ) -> None:
     """The mean of the runs over the range they span, as far as all of them got."""
@@ -95,7 +101,7 @@ def _curve(
         )
 
 
-def _log_scale(axes: Any) -> None:
+def log_scale(axes: Any) -> None:
     """A logarithmic axis with plain numbers on it, a few whatever the range."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -111,7 +117,7 @@ def _log_scale(axes: Any) -> None:
 def _dress(above: Any, below: Any, task: str, *, first: bool) -> None:
     above.set_title(task, fontsize=12, weight="bold")
     if above.lines and all((line.get_ydata() > 0).all() for line in above.lines):
-        _log_scale(above)
+        log_scale(above)
     below.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
     below.set_ylim(bottom=0)
     below.set_xlabel("epoch")

@@ -1,0 +1,140 @@
+"""``federation init``, ``federation try``, ``serve`` and ``join``."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedgradnorm.cli.output import data_bar, err, resumable, say
+from fedgradnorm.cli.training import ConfigFile, Overrides
+
+if TYPE_CHECKING:
+    from fedgradnorm.experiments.deploy.coordinator import Coordinator
+
+app = typer.Typer(
+    help="Set up a federation between machines, or try one on this.", no_args_is_help=True
+)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for its keys.")],
+    clients: Annotated[str, typer.Option("--clients", help="Their names, between commas.")],
+    host: Annotated[
+        str,
+        typer.Option("--host", help="The server's names or addresses for clients, the main first."),
+    ] = "localhost",
+    port: Annotated[int, typer.Option("--port", help="Where the server listens.")] = 9092,
+) -> None:
+    """Make the certificates and keys of a federation, and a folder to hand to each client.
+
+    Example: `fedgradnorm federation init fed --clients north,south --host fed.example.org`
+    """
+    from fedgradnorm.engines.flower import check_installed
+    from fedgradnorm.experiments.deploy.setup import init_federation
+
+    check_installed()
+    names, hosts = ([w.strip() for w in text.split(",") if w.strip()] for text in (clients, host))
+    for home in init_federation(folder, names, hosts, port):
+        say(f"for client {home.name}: {home} (its key is secret: hand it over safely)")
+    say(f"server:  fedgradnorm serve CONFIG --federation {folder}")
+    say("clients: put run.toml and data into the folder, then fedgradnorm join client.toml")
+
+
+@app.command("try")
+def try_(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Run a config as a federation on this machine: every client a process, TLS and all.
+
+    Example: `fedgradnorm federation try configs/demo.toml training.rounds=20 training.epochs=none`
+    """
+    from fedgradnorm.engines.flower import check_installed
+    from fedgradnorm.experiments.config import clients_of, load_config
+    from fedgradnorm.experiments.deploy.agreement import agree
+    from fedgradnorm.experiments.display import live_display
+
+    check_installed()
+    from fedgradnorm.experiments.deploy.serving import run_folder
+    from fedgradnorm.experiments.deploy.trying import try_federation
+
+    wanted = load_config(config, overrides or [])
+    agree(wanted)
+    with data_bar("data") as bar:
+        clients = clients_of(wanted, bar)
+    folder = run_folder(wanted, resume=False)
+    with live_display(None, "federation", err) as show:
+        done = try_federation(wanted, clients, folder, show=show, waiting=_waiting)
+    _show(done, folder)
+
+
+def serve(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    federation: Annotated[
+        Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
+    ],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run.")] = False,
+) -> None:
+    """Serve a run to the clients of a federation, and keep it in an ordinary run folder.
+
+    Waits for the clients, then trains; a client that fails or is late is left out of a round.
+    A run that was stopped, killed or cut off goes on with --resume, with the same result.
+    """
+    from fedgradnorm.engines.flower import check_installed
+    from fedgradnorm.experiments.config import load_config
+    from fedgradnorm.experiments.display import live_display
+
+    check_installed()
+    from fedgradnorm.experiments.deploy import serving
+
+    wanted = load_config(config, overrides or [])
+    serving.check_config(wanted)
+    folder = serving.run_folder(wanted, resume)
+    again = f"fedgradnorm serve {config} --federation {federation} --resume"
+    with resumable(again), live_display(None, "federation", err) as show:
+        done = serving.serve(wanted, federation, folder, resume=resume, show=show, waiting=_waiting)
+    _show(done, folder)
+
+
+def join(
+    client: Annotated[Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")],
+    once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
+) -> None:
+    """Take part in a federation as the client that CLIENT_CONFIG describes, until stopped.
+
+    Data, labels and head stay here. What leaves is said when it starts: the update of the shared
+    network and the numbers that the agreed method needs. Reconnects by itself.
+    """
+    from fedgradnorm.engines.flower import check_installed
+
+    check_installed()
+    from fedgradnorm.experiments.deploy import joining
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    if once:
+        joining.join_once(client, say)
+    else:
+        joining.join(client)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt("stopped; start it again with the same command")
+
+
+def _waiting(missing: list[str]) -> None:
+    err.print(f"waiting for: {', '.join(missing)}", markup=False)
+
+
+def _show(done: Coordinator, folder: Path) -> None:
+    """A row per client, and where the run is."""
+    table = Table("client", "rounds", "weight", "left out", "refused", "MB exchanged")
+    weights = dict(zip(done.names, done.server.weighting.weight.tolist(), strict=True))
+    for name in done.names:
+        numbers = (done.states[name], f"{weights[name]:.4f}", done.missed[name], done.refused[name])
+        table.add_row(name, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
+    say(table)
+    say(f"run folder: {folder}")

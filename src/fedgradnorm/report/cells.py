@@ -1,0 +1,80 @@
+"""Cells of a comparison's tables: how each kind of number is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedgradnorm.experiments.summary import Estimate, estimate
+from fedgradnorm.report.grid import Cell
+from fedgradnorm.report.tables import fixed, loss
+
+
+def blank() -> Cell:
+    """Nothing to say here."""
+    return Cell("-")
+
+
+def word(text: str) -> Cell:
+    """A name."""
+    return Cell(text)
+
+
+def number(value: Estimate, digits: int | None = None, *, bold: bool = False) -> Cell:
+    """A mean with its interval; as many digits as a loss has unless told."""
+    if math.isnan(value.mean):
+        return Cell("nan", {"": math.nan})
+    text = loss(value) if digits is None else fixed(value, digits)
+    return Cell(text, _numbers(value), bold)
+
+
+def score(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
+    """A metric: an accuracy in percent, or an error with its name."""
+    if metric != "accuracy" or math.isnan(value.mean):
+        cell = number(value, bold=bold)
+        return Cell(f"{metric.upper()} {cell.text}", cell.numbers, bold)
+    scaled = Estimate(100 * value.mean, 100 * value.half, value.count)
+    return Cell(f"{fixed(scaled, 1)} %", _numbers(scaled), bold)
+
+
+def percent(value: Estimate) -> Cell:
+    """A signed gain in percent."""
+    if math.isnan(value.mean):
+        return Cell("nan", {"": math.nan})
+    half = "" if math.isnan(value.half) else f" ± {value.half:.1f}"
+    return Cell(f"{value.mean:+.1f}{half} %", _numbers(value))
+
+
+def p_value(p: float | None) -> Cell:
+    """A p-value; small ones as "< 0.001"."""
+    if p is None or math.isnan(p):
+        return blank()
+    return Cell("< 0.001" if p < 0.001 else f"{p:.3f}", {"": p})
+
+
+def epochs(reached: Sequence[float]) -> Cell:
+    """Mean epochs over the seeds that got there, and how many of them did unless all."""
+    there = [epoch for epoch in reached if not math.isnan(epoch)]
+    if not reached:
+        return blank()
+    share = "" if len(there) == len(reached) else f" ({len(there)}/{len(reached)})"
+    if not there:
+        return Cell("never", {"": math.nan, "_reached": 0.0})
+    value = estimate(there)
+    return Cell(f"{value.mean:.1f}{share}", {"": value.mean, "_reached": len(there)})
+
+
+def brief(values: Sequence[float], digits: int) -> Cell:
+    """The mean alone, of what is known; the interval is kept for files."""
+    known = [value for value in values if not math.isnan(value)]
+    return bare(number(estimate(known), digits)) if known else blank()
+
+
+def bare(cell: Cell) -> Cell:
+    """The cell's mean without name, interval and unit, which stand elsewhere."""
+    mean = cell.text.partition(" ±")[0].removesuffix(" %").rpartition(" ")[2]
+    return Cell(mean, cell.numbers, cell.bold)
+
+
+def _numbers(value: Estimate) -> dict[str, float]:
+    return {"": value.mean, "_ci95": value.half, "_n": float(value.count)}

@@ -1,0 +1,140 @@
+"""A comparison, read from run folders: arms, a baseline, and what is missing or not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.methods import METHODS
+from fedgradnorm.experiments.sweep import point_name
+from fedgradnorm.report.arms import Arm, Contest, arms_of, partner
+from fedgradnorm.report.page_runs import PageRun, collect
+from fedgradnorm.report.record import Record
+from fedgradnorm.report.samples import Sample, sample_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms, the name of the method they are held against, and what was not in order.
+
+    ``records`` are the arms' runs as curves are drawn from them; ``synthetic`` says in words that
+    the data was made by a program, if it was.
+    """
+
+    arms: tuple[Arm, ...]
+    baseline: str
+    notes: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+    synthetic: str = ""
+
+    @property
+    def tasks(self) -> list[str]:
+        """All tasks, in the order of the first runs."""
+        samples = [s for arm in self.arms for s in arm.samples.values()]
+        return list(dict.fromkeys(name for sample in samples for name in sample.tasks))
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of an arm."""
+        return max(len(arm.samples) for arm in self.arms)
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in the arms' order."""
+        return list(dict.fromkeys(arm.method for arm in self.arms))
+
+    @property
+    def points(self) -> list[Mapping[str, Any]]:
+        """The points of a sweep; empty where there is no more than one."""
+        found = {point_name(arm.point): arm.point for arm in self.arms if arm.point}
+        return list(found.values()) if len(found) > 1 else []
+
+    def along(self, method: str) -> list[Arm | None]:
+        """The method's arms at all points; the same one where it feels none of them."""
+        mine = {point_name(arm.point): arm for arm in self.arms if arm.method == method}
+        return [mine.get(point_name(point), mine.get("")) for point in self.points]
+
+    def against(self, arm: Arm, method: str) -> Contest | None:
+        """The arm against its partner of that method; None if there is none or it is the arm."""
+        base = partner(arm, method, self.arms)
+        return None if base is None or base is arm else Contest(arm, base, self.tasks)
+
+
+def read_comparison(places: Sequence[Path], baseline: str = "") -> Comparison:
+    """The comparison that the run folders at ``places`` make, damaged ones named in its notes."""
+    runs, missing = collect(places)
+    return comparison_of(runs, baseline, missing)
+
+
+def comparison_of(
+    runs: Sequence[PageRun], baseline: str = "", notes: Sequence[str] = ()
+) -> Comparison:
+    """The comparison of these runs; the baseline is the equal weights' where none is named."""
+    samples = [sample_of(run) for run in runs]
+    arms = arms_of(samples)
+    if not arms:
+        raise RunFolderError("nothing to compare: no run there holds an evaluation")
+    methods = list(dict.fromkeys(arm.method for arm in arms))
+    if baseline and baseline not in methods:
+        raise RunFolderError(
+            f"no run of the baseline {baseline!r} there; there are: {', '.join(methods)}"
+        )
+    chosen = baseline or ("fedrep" if "fedrep" in methods else methods[0])
+    problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+    found = (*notes, *problems, *_unfinished(runs, samples), *_missing_seeds(arms))
+    arms.sort(key=lambda arm: _place(arm, chosen))
+    made = dict.fromkeys(_synthetic(run.config.get("data", {})) for run in runs)
+    return Comparison(
+        tuple(arms), chosen, found, _records(arms, runs, samples), ", ".join(filter(None, made))
+    )
+
+
+def _records(
+    arms: Sequence[Arm], runs: Sequence[PageRun], samples: Sequence[Sample]
+) -> tuple[Record, ...]:
+    """The runs that the arms count, in their order."""
+    rows = {id(sample): run.rows for run, sample in zip(runs, samples, strict=True)}
+    return tuple(
+        Record(arm.label, seed, rows[id(sample)], sample.finished)
+        for arm in arms
+        for seed, sample in arm.samples.items()
+    )
+
+
+def _synthetic(data: Mapping[str, Any]) -> str:
+    if data.get("source") == "radcom" and "path" not in data:
+        return "generated signals, not RadComDynamic's"
+    return "drawn faces, not photographs" if data.get("source") == "faces" else ""
+
+
+def _place(arm: Arm, baseline: str) -> tuple[object, ...]:
+    """Point by point, and at each the baseline first, then methods as the package lists them."""
+    values = [(isinstance(v, str), v if isinstance(v, int | float) else str(v))
+              for v in arm.point.values()]  # fmt: skip
+    known = list(METHODS)
+    rank = known.index(arm.method) if arm.method in known else len(known)
+    return len(values), *values, arm.method != baseline, rank
+
+
+def _unfinished(runs: Sequence[PageRun], samples: Sequence[Sample]) -> list[str]:
+    found = []
+    for run, sample in zip(runs, samples, strict=True):
+        if not run.finished:
+            reached = f"epoch {sample.epoch:.1f}" if run.rows else "no round"
+            planned = f" (round {run.last_round} of {run.planned})" if run.planned else ""
+            found.append(f"{run.name}: not finished, {reached}{planned} reached")
+    return found
+
+
+def _missing_seeds(arms: Sequence[Arm]) -> list[str]:
+    every = sorted({seed for arm in arms for seed in arm.samples})
+    lacking = {arm.label: [s for s in every if s not in arm.samples] for arm in arms}
+    return [
+        f"{label}: no finished run of seed{'s' if len(seeds) > 1 else ''} "
+        f"{', '.join(map(str, seeds))}"
+        for label, seeds in lacking.items()
+        if seeds
+    ]

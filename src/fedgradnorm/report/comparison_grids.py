@@ -1,0 +1,230 @@
+"""A comparison as tables: tasks, methods, every metric, and a sweep's points side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER
+from fedgradnorm.experiments.summary import Estimate, estimate
+from fedgradnorm.experiments.sweep import key_name, value_name
+from fedgradnorm.report.arms import LOSS, SCORE, Arm, Contest, Measure
+from fedgradnorm.report.cells import (
+    bare,
+    blank,
+    brief,
+    epochs,
+    number,
+    p_value,
+    percent,
+    score,
+    word,
+)
+from fedgradnorm.report.comparison import Comparison
+from fedgradnorm.report.grid import Cell, Grid
+from fedgradnorm.report.paper_numbers import paper_losses
+
+LOCAL = "local"
+MEASURES = ((LOSS, "training loss"), (SCORE, "held-out metric"))
+DELTA_NOTE = "Δm: mean over tasks of the relative gain, in %; more is better"
+
+
+def shown_grids(comparison: Comparison) -> list[Grid]:
+    """The tables for a reader: tasks and methods, or a sweep's points side by side."""
+    if not comparison.points:
+        return [tasks_grid(comparison), methods_grid(comparison)]
+    return [*(sweep_grid(comparison, measure) for measure in (LOSS, SCORE)), gains_grid(comparison)]
+
+
+def all_grids(comparison: Comparison) -> list[Grid]:
+    """The tables for a reader, and those that are for files alone."""
+    more = [tasks_grid(comparison), methods_grid(comparison)] if comparison.points else []
+    return [*shown_grids(comparison), *more, metrics_grid(comparison)]
+
+
+def interval_note(comparison: Comparison) -> str:
+    """How the numbers are to be read."""
+    if comparison.seeds == 1:
+        return "one seed: no intervals and no tests"
+    return f"mean ± half width of the 95% interval (Student's t) over {comparison.seeds} seeds"
+
+
+def _means_note(comparison: Comparison) -> str:
+    if comparison.seeds == 1:
+        return "one seed: no intervals and no tests"
+    return f"means over {comparison.seeds} seeds; the intervals are in the files"
+
+
+def tasks_grid(comparison: Comparison) -> Grid:
+    """A line per task and arm: loss, held-out metric, tests against the baseline, weight, pace."""
+    base = comparison.baseline
+    columns = ["task", "method", "training loss", "p (loss)", "held-out", "p (held-out)", "weight",
+               f"epochs to {base}'s loss", "paper's loss"]  # fmt: skip
+    contests = {arm.label: comparison.against(arm, base) for arm in comparison.arms}
+    tests = {
+        (label, measure): contest.p_values(measure)
+        for label, contest in contests.items()
+        if contest is not None
+        for measure in (LOSS, SCORE)
+    }
+    groups = []
+    for task in comparison.tasks:
+        mine = [arm for arm in comparison.arms if arm.tasks(task)]
+        best = {measure: _best(mine, task, measure) for measure in (LOSS, SCORE)}
+        rows = []
+        for arm in mine:
+            samples = list(arm.tasks(task).values())
+            contest = contests[arm.label]
+            rows.append((
+                word(task), word(arm.label),
+                number(_over(arm, task, LOSS), bold=best[LOSS] is arm),
+                p_value(tests.get((arm.label, LOSS), {}).get(task)),
+                score(_over(arm, task, SCORE), samples[0].metric, bold=best[SCORE] is arm),
+                p_value(tests.get((arm.label, SCORE), {}).get(task)),
+                brief([s.weight for s in samples], 3),
+                epochs(contest.epochs_to_reach(task) if contest else []),
+                _paper(arm, task),
+            ))  # fmt: skip
+        groups.append(tuple(rows))
+    notes = [interval_note(comparison)]
+    if comparison.seeds > 1:
+        notes.append(
+            f"p: two-sided paired t-test across seeds against {base}, Holm-corrected over the tasks"
+        )
+    title = "Every task: training loss at the end and held-out metric"
+    return _without_blank(Grid("tasks", title, tuple(columns), tuple(groups), tuple(notes)))
+
+
+def methods_grid(comparison: Comparison) -> Grid:
+    """Two lines per arm, on training loss and held-out metric: gains, worst task, spread, cost."""
+    base = comparison.baseline
+    columns = ("method", "measured on", f"Δm against {base}", f"Δm against {LOCAL}", "worst task",
+               "its gain", "Jain", "MB sent", "seconds")  # fmt: skip
+    groups = []
+    for arm in comparison.arms:
+        samples = arm.samples.values()
+        cost = brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1)
+        rows = []
+        for measure, what in MEASURES:
+            main, local = (comparison.against(arm, name) for name in (base, LOCAL))
+            spread = main.spread(measure) if main else []
+            rows.append((
+                word(arm.label), word(what), _delta(main, measure),
+                _delta(local if base != LOCAL else None, measure),
+                *_worst(main, measure), brief(spread, 3), *cost,
+            ))  # fmt: skip
+        groups.append(tuple(rows))
+    notes = (
+        interval_note(comparison),
+        DELTA_NOTE,
+        f"worst task: the smallest mean gain against {base}; "
+        "Jain: index over tasks of how many times better each is, 1 = all alike",
+    )
+    return _without_blank(Grid("methods", "Every method", columns, tuple(groups), notes))
+
+
+def sweep_grid(comparison: Comparison, measure: Measure) -> Grid:
+    """A line per task and method, a column per point; one value where the method feels no point."""
+    loss = measure is LOSS
+    groups = []
+    for task in comparison.tasks:
+        unit = "" if loss else f" ({_unit(comparison, task)})"
+        rows = []
+        for method in comparison.methods:
+            cells = [_at(arm, task, measure) for arm in comparison.along(method)]
+            rows.append((word(f"{task}{unit}"), word(method), *cells))
+        groups.append(tuple(rows))
+    name, what = ("sweep-loss", "training loss") if loss else ("sweep-held-out", "held-out metric")
+    title = f"Sweep over {key_name(comparison.points[0])}: {what} at the end"
+    columns = ("task", "method", *map(value_name, comparison.points))
+    return Grid(name, title, columns, tuple(groups), (_means_note(comparison),))
+
+
+def gains_grid(comparison: Comparison) -> Grid:
+    """A line per method and measure, a column per point: Delta_m against the baseline."""
+    groups = []
+    for method in comparison.methods:
+        rows = []
+        for measure, what in MEASURES:
+            cells = [
+                bare(_delta(comparison.against(arm, comparison.baseline), measure))
+                if arm is not None
+                else blank()
+                for arm in comparison.along(method)
+            ]
+            rows.append((word(method), word(what), *cells))
+        if method != comparison.baseline:
+            groups.append(tuple(rows))
+    over = key_name(comparison.points[0])
+    title = f"Sweep over {over}: Δm (%) against {comparison.baseline} at the same point"
+    columns = ("method", "measured on", *map(value_name, comparison.points))
+    return Grid("sweep-gain", title, columns, tuple(groups), (DELTA_NOTE, _means_note(comparison)))
+
+
+def metrics_grid(comparison: Comparison) -> Grid:
+    """Every metric of every split, for files."""
+    groups = []
+    for task in comparison.tasks:
+        rows = []
+        for arm in comparison.arms:
+            samples = list(arm.tasks(task).values())
+            for key in dict.fromkeys(key for sample in samples for key in sample.values):
+                values = [sample.values[key] for sample in samples if key in sample.values]
+                value = number(estimate(values), 4)
+                rows.append((word(task), word(arm.label), word(key[0]), word(key[1]), value))
+        groups.append(tuple(rows))
+    columns = ("task", "method", "split", "metric", "value")
+    note = interval_note(comparison)
+    return Grid("every-metric", "Every metric at the end", columns, tuple(groups), (note,))
+
+
+def _over(arm: Arm, task: str, measure: Measure) -> Estimate:
+    return estimate([measure.of(sample) for sample in arm.tasks(task).values()])
+
+
+def _best(arms: Sequence[Arm], task: str, measure: Measure) -> Arm | None:
+    means = {arm.label: _over(arm, task, measure).mean for arm in arms}
+    finite = [arm for arm in arms if math.isfinite(means[arm.label])]
+    if len(finite) < 2:
+        return None
+    first = next(iter(finite[0].tasks(task).values()))
+    pick = max if measure is SCORE and first.metric in HIGHER_IS_BETTER else min
+    return pick(finite, key=lambda arm: means[arm.label])
+
+
+def _at(arm: Arm | None, task: str, measure: Measure) -> Cell:
+    if arm is None or not arm.tasks(task):
+        return blank()
+    value, metric = _over(arm, task, measure), next(iter(arm.tasks(task).values())).metric
+    return bare(number(value) if measure is LOSS else score(value, metric))
+
+
+def _unit(comparison: Comparison, task: str) -> str:
+    sample = next(s for arm in comparison.arms for s in arm.tasks(task).values())
+    return "%" if sample.metric == "accuracy" else sample.metric.upper()
+
+
+def _paper(arm: Arm, task: str) -> Cell:
+    sample = next(iter(arm.samples.values()))
+    known: Mapping[str, float] = paper_losses(sample.experiment, arm.method)
+    return blank() if task not in known else Cell(f"{known[task]:g}", {"": known[task]})
+
+
+def _delta(contest: Contest | None, measure: Measure) -> Cell:
+    values = contest.delta_m(measure) if contest is not None else []
+    return percent(estimate(values)) if values else blank()
+
+
+def _worst(contest: Contest | None, measure: Measure) -> tuple[Cell, Cell]:
+    if contest is None or not contest.pairs:
+        return blank(), blank()
+    task, gain = contest.worst(measure)
+    return word(task), Cell(f"{gain:+.1f} %", {"": gain})
+
+
+def _without_blank(grid: Grid) -> Grid:
+    """The grid without columns in which nothing stands."""
+    kept = [n for n in range(len(grid.columns)) if any(row[n] != blank() for row in grid.rows)]
+    groups = tuple(tuple(tuple(row[n] for n in kept) for row in group) for group in grid.groups)
+    columns = tuple(grid.columns[n] for n in kept)
+    return Grid(grid.name, grid.title, columns, groups, grid.notes)

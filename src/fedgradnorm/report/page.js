@@ -1,0 +1,211 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const pressed = (button) => button.getAttribute("aria-pressed") === "true";
+  const press = (button, on) => button.setAttribute("aria-pressed", String(on));
+  const touch = matchMedia("(hover: none)").matches;
+  const hidden = { method: new Set(), task: new Set() };
+  const drawn = new Set(); // plots that were near the window once
+
+  // A name is text for Plotly only if none of its own markup is left in it.
+  const text = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function faded(colour, opacity) {
+    const hex = colour.length === 4 ? colour.replace(/[0-9a-f]/gi, "$&$&") : colour;
+    const part = (at) => parseInt(hex.slice(at, at + 2), 16);
+    return `rgba(${part(1)},${part(3)},${part(5)},${opacity})`;
+  }
+
+  // ---- figures -------------------------------------------------------------------------------
+  const LOOK = {
+    main: { width: 2, dash: "solid", band: 0.16 },
+    heldout: { width: 2, dash: "solid", band: 0.16 },
+    train: { width: 1.6, dash: "dot", band: 0.07 },
+    target: { width: 1.6, dash: "dot", band: 0 },
+    stopped: { width: 1, dash: "solid", band: 0 },
+  };
+  const ROLE = { train: ", training", target: ", target", stopped: ", stopped early" };
+
+  // Along the highest seeds and back along the lowest.
+  function band(series, colour) {
+    const there = series.x.map((_, i) => i).filter((i) => series.lo[i] !== null), back = [...there].reverse();
+    return { x: [...there, ...back].map((i) => series.x[i]),
+             y: [...there.map((i) => series.hi[i]), ...back.map((i) => series.lo[i])],
+             mode: "none", fill: "toself", fillcolor: colour, hoverinfo: "skip" };
+  }
+
+  function traces(panel, off) {
+    const made = [];
+    for (const [number, series] of panel.series.entries()) {
+      if (hidden.method.has(series.method) || off.has(series.role)) continue;
+      const look = LOOK[series.role], colour = css(`--c${series.method % 7}`);
+      const shown = panel.percent ? "%{y:.1%}" : "%{y:.4g}"; // the method's name stands beside it
+      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band)) });
+      made.push({
+        uid: `line${number}`, // what it is, not where it stands: else Plotly keeps strokes of another
+        x: series.x, y: series.y, mode: series.x.length > 1 ? "lines" : "markers",
+        name: text(data.methods[series.method]) + (ROLE[series.role] || ""),
+        line: { color: colour, width: look.width,
+                dash: series.method >= 7 && look.dash === "solid" ? "dash" : look.dash },
+        marker: { color: colour, size: 7 },
+        opacity: series.role === "stopped" ? 0.6 : 1, hovertemplate: `${shown} at epoch %{x:.3g}`,
+      });
+    }
+    return made;
+  }
+
+  function layout(panel, element) {
+    const axis = { gridcolor: css("--grid"), linecolor: css("--faint"), zeroline: false,
+                   tickfont: { size: 11, color: css("--soft") }, fixedrange: touch };
+    const y = { ...axis, range: panel.range, type: panel.log ? "log" : "linear", nticks: 5 };
+    if (panel.percent) y.tickformat = ".0%";
+    if (panel.ticks && panel.ticks.length > 1) {
+      Object.assign(y, { tickvals: panel.ticks, ticktext: panel.tick_texts });
+    }
+    const level = panel.reference;
+    const rule = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
+                   line: { color: css("--soft"), width: 1, dash: "3px,3px" } };
+    return {
+      width: element.clientWidth, height: element.clientHeight,
+      margin: { l: 46, r: 6, t: 8, b: 34 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
+      dragmode: touch ? false : "zoom", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: css("--ink") },
+      hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--faint"), font: { color: css("--ink") }, namelength: -1 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
+      xaxis: { ...axis, nticks: 6, rangemode: "tozero", showgrid: false, ticks: "outside", ticklen: 3,
+               tickcolor: css("--faint"), title: { text: "epoch", standoff: 4, font: { size: 11, color: css("--soft") } } },
+      yaxis: y, shapes: level === null || level === undefined ? [] : [rule],
+    };
+  }
+
+  const BUTTONS = { displaylogo: false, displayModeBar: touch ? false : "hover",
+                    modeBarButtons: [["toImage", "resetScale2d"]] };
+
+  function draw(element) {
+    const section = element.closest("section"), task = Number(element.closest("figure").dataset.task);
+    const chosen = all(".views button", section).find(pressed);
+    const panels = data.sections[section.dataset.section].filter((panel) => panel.task === task);
+    const panel = panels.find((one) => one.view === (chosen ? chosen.dataset.view : one.view));
+    const note = element.closest("figure").querySelector("small");
+    drawn.add(element);
+    if (!panel) {
+      Plotly.purge(element);
+      note.textContent = "not recorded";
+      return;
+    }
+    note.textContent = [panel.unit, panel.log ? "log scale" : ""].filter(Boolean).join(", ");
+    const off = new Set(all(".roles button", section).filter((b) => !pressed(b)).map((b) => b.dataset.role));
+    Plotly.react(element, traces(panel, off), layout(panel, element), BUTTONS);
+  }
+
+  const visible = (element) => element.offsetParent !== null;
+  const redraw = (root = document) => all(".plot", root).filter((e) => drawn.has(e) && visible(e)).forEach(draw);
+  const drawAll = () => all(".plot").filter(visible).forEach(draw);
+
+  // ---- switches ------------------------------------------------------------------------------
+  function toggle(kind, button) {
+    const number = Number(button.dataset[kind]), on = !pressed(button);
+    press(button, on);
+    hidden[kind][on ? "delete" : "add"](number);
+    all("#comparison tbody tr").forEach((row) => row.classList.toggle("off",
+      hidden.task.has(Number(row.dataset.task)) || hidden.method.has(Number(row.dataset.method))));
+    mark();
+    if (kind === "task") {
+      all("figure").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
+    }
+    if (window.Plotly) redraw();
+  }
+
+  for (const kind of ["method", "task"]) {
+    all(`.toggles button[data-${kind}]`).forEach((b) => b.addEventListener("click", () => toggle(kind, b)));
+  }
+  all(".switch button").forEach((button) => button.addEventListener("click", () => {
+    const group = all("button", button.parentElement);
+    if (button.dataset.view) group.forEach((one) => press(one, one === button));
+    else if (!pressed(button) || group.filter(pressed).length > 1) press(button, !pressed(button));
+    if (window.Plotly) redraw(button.closest("section"));
+  }));
+  data.off.forEach((role) => all(`.roles button[data-role="${role}"]`).forEach((b) => press(b, false)));
+
+  // ---- the table -----------------------------------------------------------------------------
+  const place = new Map(all("tbody tr").map((row, number) => [row, number])); // ties keep their order
+
+  function value(row, column) {
+    const given = row.cells[column].dataset.value;
+    return given === undefined || given === "" ? null : Number(given);
+  }
+
+  function sort(heading) {
+    const table = heading.closest("table"), body = table.tBodies[0], column = heading.cellIndex;
+    const up = heading.getAttribute("aria-sort") !== "ascending";
+    all("th[aria-sort]", table).forEach((h) => h.setAttribute("aria-sort", "none"));
+    heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const rows = all("tr", body).sort((a, b) => {
+      const one = value(a, column), other = value(b, column);
+      const order = place.get(a) - place.get(b);
+      if (one === null || other === null) return (one === null) - (other === null) || order;
+      return (up ? one - other : other - one) || order;
+    });
+    body.append(...rows);
+    if (table.id === "comparison") mark();
+    else rows.forEach((row) => row.classList.remove("first"));
+  }
+
+  // A task is named once above the methods that follow it.
+  function mark() {
+    let before = null;
+    for (const row of all("#comparison tbody tr:not(.off)")) {
+      row.classList.toggle("first", before !== null && row.dataset.task !== before);
+      row.classList.toggle("again", row.dataset.task === before);
+      before = row.dataset.task;
+    }
+    const column = all("#comparison th[aria-sort]").findIndex((h) => h.getAttribute("aria-sort") !== "none");
+    if (column > 0) all("#comparison tbody tr").forEach((r) => r.classList.remove("first", "again"));
+  }
+
+  all("th[aria-sort]").forEach((h) => h.querySelector("button").addEventListener("click", () => sort(h)));
+  mark();
+
+  // ---- opening, printing, changing size and colours ------------------------------------------
+  async function unpack(id) {
+    const packed = atob(document.getElementById(id).textContent), bytes = new Uint8Array(packed.length);
+    for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
+  function printing(on) {
+    document.documentElement.classList.toggle("printing", on);
+    all("details").forEach((d) => { if (on) d.open = true; });
+    drawAll();
+  }
+
+  function start() {
+    const seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
+      document.documentElement.dataset.ready ||= String(Math.round(performance.now()));
+    }, { rootMargin: "400px" });
+    all(".plot").forEach((plot) => seen.observe(plot));
+    let wait = 0, width = innerWidth;
+    addEventListener("resize", () => {
+      if (innerWidth === width) return; // a phone's address bar comes and goes
+      width = innerWidth;
+      clearTimeout(wait);
+      wait = setTimeout(redraw, 120);
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw());
+    addEventListener("beforeprint", () => printing(true));
+    addEventListener("afterprint", () => printing(false));
+    if (!all(".plot").length) document.documentElement.dataset.ready = "0";
+  }
+
+  unpack("plotly").then(start, () => {
+    const trouble = document.getElementById("trouble");
+    trouble.textContent = "The figures could not be unpacked: this browser is too old (2023 or later is needed). The tables are complete.";
+    trouble.hidden = false;
+  });
+})();

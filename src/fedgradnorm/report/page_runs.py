@@ -1,0 +1,169 @@
+"""Run folders as the page reads them: whatever is still readable, and what is wrong with the rest.
+
+Unlike :func:`~fedgradnorm.report.record.read_record`, nothing here refuses a damaged run: a page
+that shows nineteen runs and names the twentieth's fault is worth more than an error.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.execute import CONFIG
+from fedgradnorm.experiments.history import KEYS, Row, salvage_rows
+from fedgradnorm.experiments.run import ABOUT, METRICS, read_about
+
+UNKNOWN_SEED = -1
+_FILES = (ABOUT, CONFIG, METRICS)
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """One run: its history, what is known about it, and what is not in order."""
+
+    name: str
+    method: str
+    seed: int
+    rows: list[Row]
+    about: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run says that it came to its end."""
+        return self.about.get("finished") is True
+
+    @property
+    def last_round(self) -> int:
+        """How far it got; -1 where nothing was recorded."""
+        return int(self.rows[-1]["round"]) if self.rows else -1
+
+    @property
+    def planned(self) -> int | None:
+        """How many rounds it was to take, where that is known."""
+        rounds = self.about.get("rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A section of run.json or the config; empty where there is none."""
+        found = self.about.get(name, self.config.get(name))
+        return found if isinstance(found, dict) else {}
+
+
+def collect(places: Sequence[Path]) -> tuple[list[PageRun], list[str]]:
+    """The runs at ``places``, in the order they were started, and what was looked for in vain."""
+    folders: list[Path] = []
+    missing = []
+    for place in places:
+        found = _folders(place)
+        folders += found
+        if not found:
+            missing.append(f"{place} is no run folder and holds none: no {ABOUT} there")
+    if not folders:
+        raise RunFolderError("; ".join(missing) or "no run folders were given")
+    runs = [_read(folder) for folder in dict.fromkeys(folders)]
+    return runs, missing
+
+
+def _folders(place: Path) -> list[Path]:
+    """The folder itself, or the runs in it, or the runs in the folders in it."""
+    if _is_run(place):
+        return [place]
+    for pattern in ("*", "*/*"):
+        inside = [path for path in place.glob(pattern) if _is_run(path)]
+        if inside:
+            return sorted(inside, key=_started)
+    return []
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def _started(folder: Path) -> tuple[str, str]:
+    try:
+        return str(json.loads((folder / ABOUT).read_bytes())["started"]), str(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return "~", str(folder)  # after every date
+
+
+def _read(folder: Path) -> PageRun:
+    problems: list[str] = []
+    about = _about(folder, problems)
+    config = _config(folder, problems)
+    rows = _rows(folder / METRICS, problems)
+    settings = about.get("settings")
+    seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
+    return PageRun(
+        name=folder.resolve().name,
+        method=str(config.get("method") or _weighting(about) or folder.resolve().name),
+        seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
+        rows=rows,
+        about=about,
+        config=config,
+        problems=tuple(problems),
+    )
+
+
+def _about(folder: Path, problems: list[str]) -> dict[str, Any]:
+    if not (folder / ABOUT).exists():
+        problems.append(f"{ABOUT} is missing: settings and provenance are unknown")
+        return {}
+    try:
+        return read_about(folder)
+    except RunFolderError as error:
+        problems.append(_inside(folder, error))
+        return {}
+
+
+def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}  # a run made from Python
+    except (OSError, ValueError) as error:
+        problems.append(f"{CONFIG} is damaged: {error}")
+        return {}
+
+
+def _rows(path: Path, problems: list[str]) -> list[Row]:
+    if not path.exists():
+        problems.append(f"{METRICS} is missing: there are no curves")
+        return []
+    try:
+        rows, damage = salvage_rows(path)
+    except RunFolderError as error:
+        rows, damage = [], str(error)
+    whole = [row for row in rows if _is_whole(row)]
+    if len(whole) < len(rows) and not damage:
+        damage = f"{METRICS} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
+    if damage:
+        kept = f"; shown up to round {whole[-1]['round']}" if whole else ""
+        problems.append(_inside(path.parent, damage) + kept)
+    elif not rows:
+        problems.append("no round was recorded")
+    return whole
+
+
+def _is_whole(row: Row) -> bool:
+    needed = KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
+    return all(row.get(key) is not None for key in needed)
+
+
+def _inside(folder: Path, message: object) -> str:
+    """A message about a file in ``folder``, without the way there: the page may travel."""
+    return str(message).replace(f"{folder}/", "").replace(f"{folder}", folder.name)
+
+
+def _weighting(about: dict[str, Any]) -> str:
+    weighting = about.get("weighting")
+    if not isinstance(weighting, dict):
+        return ""
+    return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))

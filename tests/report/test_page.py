@@ -1,0 +1,187 @@
+"""The page without a browser: what it says, what it computes, and what it makes of bad runs."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fedgradnorm.errors import ConfigError, RunFolderError
+from fedgradnorm.report import page_data
+from fedgradnorm.report.page import make_page, write_page
+from fedgradnorm.report.page_figures import log_ticks
+from fedgradnorm.report.page_groups import group
+from fedgradnorm.report.page_runs import collect
+from report.run_folders import write_run
+
+NASTY = '</script><img src=x onerror=alert(1)><b>%{y}</b> & "q"'
+
+
+def four(tmp_path: Path) -> Path:
+    for seed in (0, 1):
+        write_run(tmp_path, "fedrep", seed)
+        write_run(tmp_path, "fedgradnorm", seed, shift=-0.05)
+    return tmp_path
+
+
+def data_of(html: str) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def headline(html: str) -> str:
+    return re.search(r"<h1>(.*?)</h1>", html, re.DOTALL)[1]
+
+
+def test_one_file_with_everything_and_a_headline_from_the_data(tmp_path):
+    page = make_page([four(tmp_path)])
+    assert headline(page.html) == "fedgradnorm is best on both tasks."
+    assert "for both tasks (paired t-test over seeds" in page.html
+    assert not page.notes
+    assert {row.method for row in page.rows} == {"fedrep", "fedgradnorm"}
+    data = data_of(page.html)
+    assert list(data["sections"]) == ["curves", "weights", "norms", "ratios"]
+    assert all("lo" in s for p in data["sections"]["curves"] for s in p["series"])
+    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page.html)
+    assert make_page([tmp_path]).html == page.html
+
+
+def test_one_method_and_methods_that_share_nothing(tmp_path):
+    write_run(tmp_path / "one")
+    page = make_page([tmp_path / "one"])
+    assert headline(page.html) == "fedrep lowers the training loss on both tasks."
+    write_run(tmp_path / "two", "fedgradnorm", tasks={"other": "accuracy"})
+    page = make_page([tmp_path / "one", tmp_path / "two"])
+    assert "share no task" in headline(page.html)
+    assert any("same clients" in note for note in page.notes)
+
+
+def test_what_is_level_is_called_level(tmp_path):
+    write_run(tmp_path, "fedrep")
+    write_run(tmp_path, "fedgradnorm")
+    assert headline(make_page([tmp_path]).html) == "No method is ahead on both tasks."
+
+
+def test_targets_follow_their_definition():
+    rows = [
+        {"round": 1, "epoch": 0.1, "client": name, "split": "batch", "weight": p, "gauge_norm": g,
+         "loss_ratio": f, "active": 1, "held": held}
+        for name, p, g, f, held in (("a", 1.5, 2.0, 0.5, 0), ("b", 0.5, 8.0, 1.0, 0),
+                                    ("c", 1.0, 9.0, 1.0, 1))
+    ]  # fmt: skip
+    series = page_data.series_of(rows, 0.9)
+    expected = 3.5 * (0.5 / 0.75) ** 0.9  # the held client takes no part in the means
+    assert series["a", "batch", page_data.TARGET][1] == (0.1, pytest.approx(expected))
+    assert series["a", "batch", page_data.AGAINST][1][1] == pytest.approx(3.0 / expected)
+    assert series["c", "batch", page_data.LENGTH][1][1] == 9.0
+    assert ("c", "batch", page_data.TARGET) not in series
+    assert ("a", "batch", page_data.TARGET) not in page_data.series_of(rows, None)
+
+
+def test_bands_are_thinned_and_keep_their_ends_and_gaps():
+    runs = [{k: (k / 10, float(k + s)) for k in range(5000)} for s in (0, 2)]
+    band = page_data.band(runs)
+    assert len(band.mean) == page_data.POINTS
+    assert (band.mean[0], band.mean[-1], band.epoch[-1]) == (1.0, 5000.0, 499.9)
+    assert band.high - band.low == pytest.approx(2.0)
+    assert band.seeds == 2
+    assert page_data.band([]) is None
+    assert page_data.band([{1: (0.1, math.nan)}]) is None
+    gap = page_data.band([{1: (0.1, 1.0), 2: (0.2, math.inf)}, {3: (0.3, 2.0)}])
+    assert gap.json()["y"] == [1, None, 2]
+
+
+def test_ticks_are_few_and_inside():
+    for low, high in ((0.9, 10), (0.1, 134), (1e-9, 1e9), (3, 40), (2e-4, 3e-3)):
+        ticks = log_ticks(low, high)
+        assert 1 < len(ticks) < 9
+        assert all(low <= tick <= high for tick in ticks)
+
+
+def test_names_are_text(tmp_path):
+    folder = write_run(tmp_path, "fedrep", tasks={NASTY: "accuracy"}, about={"command": [NASTY]})
+    (folder / "config.toml").write_text(f"name = {json.dumps(NASTY)}\nmethod = {json.dumps(NASTY)}")
+    write_run(tmp_path, "fedgradnorm", tasks={NASTY: "accuracy"})
+    html = make_page([tmp_path]).html
+    assert "<img" not in html
+    assert "<b>%" not in html
+    assert html.count("</script>") == 3
+    assert data_of(html)["tasks"] == [NASTY]
+
+
+def test_unfinished_empty_damaged_and_missing_runs(tmp_path):
+    whole = write_run(tmp_path, "fedrep", 0)
+    write_run(tmp_path, "fedrep", 1, rounds=5, planned=12)
+    damaged = write_run(tmp_path, "fedgradnorm", 0)
+    lines = (damaged / "metrics.csv").read_text().splitlines(keepends=True)
+    (damaged / "metrics.csv").write_text("".join(lines[:20]) + "7,what,is,this\n" + lines[20])
+    (damaged / "run.json").write_text("{")
+    empty = write_run(tmp_path, "fedgradnorm", 1)
+    (empty / "metrics.csv").write_text(lines[0])
+    gone = write_run(tmp_path, "fedgradnorm", 2)
+    (gone / "metrics.csv").unlink()
+    (gone / "run.json").unlink()
+    (gone / "config.toml").write_text("= 3")
+    page = make_page([tmp_path, tmp_path / "nowhere"])
+    told = "\n".join(page.notes)
+    for words in ("nowhere is no run folder", "fedrep-seed1 is not finished: round 5 of 12",
+                  "line 21 is damaged", "shown up to round", "run.json is damaged",
+                  "fedgradnorm-seed1: no round was recorded", "metrics.csv is missing",
+                  "config.toml is damaged", "thin lines are fedrep-seed1"):  # fmt: skip
+        assert words in told
+    assert str(tmp_path) not in told.replace(f"{tmp_path}/nowhere", "")
+    roles = {s["role"] for p in data_of(page.html)["sections"]["curves"] for s in p["series"]}
+    assert "stopped" in roles
+    assert [row.seeds for row in page.rows if row.method == "fedrep"] == [1, 1]
+    assert whole.name in page.html
+
+
+def test_a_page_of_nothing_but_trouble(tmp_path):
+    (write_run(tmp_path) / "metrics.csv").write_bytes(b"\xff\xfe\n")
+    page = make_page([tmp_path])
+    assert "Nothing to compare yet" in headline(page.html)
+    assert not page.rows
+    with pytest.raises(RunFolderError, match="is no run folder"):
+        make_page([tmp_path / "nowhere"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_page([tmp_path], tmp_path / "file" / "page.html")
+
+
+def test_diverged_runs(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path, "fedrep", seed)
+        text = (folder / "metrics.csv").read_text()
+        (folder / "metrics.csv").write_text(re.sub(r"(?m)^(12,.*?,test,)[^,]*", r"\1inf", text))
+        write_run(tmp_path, "fedgradnorm", seed)
+    assert data_of(make_page([tmp_path]).html)
+
+
+def test_variants_of_a_method_are_told_apart_and_repeats_left_out(tmp_path):
+    for name, gamma in (("a", 0.5), ("b", 1.5), ("c", 1.5)):
+        weighting = {"name": "GradNorm", "gamma": gamma}
+        write_run(tmp_path / name, "fedgradnorm", about={"weighting": weighting})
+    groups, notes = group(collect([tmp_path])[0])
+    assert [g.label for g in groups] == ["fedgradnorm gamma=0.5", "fedgradnorm gamma=1.5"]
+    assert len(notes) == 1
+    assert "repeats" in notes[0]
+
+
+def test_runs_that_are_not_alike_are_called_so(tmp_path):
+    write_run(tmp_path, "fedrep", config="[data]\nsamples = 10")
+    write_run(tmp_path, "fedgradnorm", config="[data]\nsamples = 20")
+    assert make_page([tmp_path]).notes == [
+        "not like for like: the runs differ in data.samples (20, 10)"
+    ]
+
+
+def test_losses_are_freed_of_their_factor(tmp_path):
+    clients = {"gender": {"loss_scale": 1.0}, "landmark": {"loss_scale": 1000.0}}
+    write_run(tmp_path, about={"clients": clients})
+    rows = {row.task: row.last_loss.mean for row in make_page([tmp_path]).rows}
+    assert rows["landmark"] == pytest.approx(rows["gender"])
+
+
+def test_conflicts_are_shown_where_recorded(tmp_path):
+    write_run(tmp_path, more={"min_cosine": -0.3})
+    assert "conflict-min_cosine" in data_of(make_page([tmp_path]).html)["sections"]

@@ -1,0 +1,165 @@
+"""The page opened in headless Chromium: it asks for nothing, complains of nothing, and works."""
+
+from contextlib import contextmanager
+
+import pytest
+from PIL import Image
+
+from fedgradnorm.report.page import write_page
+from report.run_folders import write_run
+from report.test_page import NASTY
+
+pytestmark = pytest.mark.slow
+
+CURVES = ".plot .scatterlayer .trace path.js-line"
+DESKTOP, PHONE = (1400, 900), (360, 740)
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for seed in (0, 1):
+        write_run(folder / "runs", "fedrep", seed)
+        write_run(folder / "runs", "fedgradnorm", seed, shift=-0.05, more={"min_cosine": -0.2})
+    write_run(folder / "runs", "fedrep", 2, rounds=6, planned=12)
+    write_page([folder / "runs"], folder / "page.html")
+    return folder / "page.html"
+
+
+@contextmanager
+def opened(browser, file, size=DESKTOP, **options):
+    """The page, with everything it may do wrong collected and checked at the end."""
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, offline=True, **options
+    )
+    page = context.new_page()
+    wrong = []
+    page.on("console", lambda message: wrong.append(f"console {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    page.on("dialog", lambda dialog: (wrong.append(dialog.message), dialog.dismiss()))
+
+    def gate(route):
+        url = route.request.url
+        if url == file.as_uri():
+            route.continue_()
+        else:
+            wrong.append(f"request: {url}")
+            route.abort()
+
+    page.route("**/*", gate)
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def curves(page, section):
+    place = page.locator(f'section[data-section="{section}"]')
+    place.scroll_into_view_if_needed()
+    place.locator(CURVES).first.wait_for(state="attached")
+    return place.locator(CURVES).count()
+
+
+def test_every_section_has_its_curves(browser, page_file):
+    with opened(browser, page_file) as page:
+        assert page.locator("h1").inner_text() == "fedgradnorm is best on both tasks."
+        # Two tasks; held-out and training of two methods, and the run that stopped early.
+        # Bands are areas without a line.
+        assert curves(page, "curves") == 2 * 5
+        for section in ("weights", "norms", "ratios"):
+            assert curves(page, section) == 2 * 3 if section != "norms" else 2 * 2
+        assert curves(page, "conflict-min_cosine") == 2
+
+
+def test_switches(browser, page_file):
+    with opened(browser, page_file) as page:
+        assert curves(page, "curves") == 10
+        page.get_by_role("button", name="training", exact=True).click()
+        assert curves(page, "curves") == 2 * 3
+        page.locator('.toggles [data-method="0"]').click()
+        assert curves(page, "curves") == 2 * 2
+        assert page.locator("#comparison tbody tr:visible").count() == 2
+        page.locator('.toggles [data-task="0"]').click()
+        assert page.locator('figure[data-task="0"]:visible').count() == 0
+        assert page.locator("#comparison tbody tr:visible").count() == 1
+        page.locator('.toggles [data-task="0"]').click()
+        page.locator('.toggles [data-method="0"]').click()
+        assert curves(page, "curves") == 2 * 3
+        page.get_by_role("button", name="Accuracy or error").click()
+        units = page.locator('section[data-section="curves"] figcaption small')
+        assert units.all_inner_texts() == ["accuracy", "mae"]
+        curves(page, "norms")
+        page.get_by_role("button", name="Norm and target").click()
+        assert curves(page, "norms") > 4
+
+
+def test_sorting(browser, page_file):
+    with opened(browser, page_file) as page:
+        column = page.locator("#comparison tbody tr > td:nth-child(6)")
+        before = column.all_inner_texts()
+        heading = page.locator("#comparison thead th").nth(5)
+        for direction in ("ascending", "descending"):
+            heading.locator("button").click()
+            assert heading.get_attribute("aria-sort") == direction
+            values = [float(v) for v in column.evaluate_all("e => e.map(x => x.dataset.value)")]
+            assert values == sorted(values, reverse=direction == "descending")
+        page.locator("#comparison thead th button").first.click()
+        assert column.all_inner_texts() == before
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_fits_the_screen_in_both_schemes(browser, page_file, tmp_path, size, scheme):
+    phone = size == PHONE
+    with opened(
+        browser, page_file, size, color_scheme=scheme, has_touch=phone, is_mobile=phone
+    ) as page:
+        curves(page, "ratios")
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        sticking_out = page.evaluate(
+            "[...document.querySelectorAll('main figure, h1, h2, #comparison')]"
+            ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
+        )
+        assert sticking_out == 0
+    with Image.open(tmp_path / "page.png") as picture:
+        assert picture.width == size[0]
+        corner = picture.convert("L").getpixel((2, 2))
+    assert corner < 60 if scheme == "dark" else corner > 200
+
+
+def test_prints_every_figure_in_light_colours(browser, page_file):
+    with opened(browser, page_file, color_scheme="dark") as page:
+        assert page.pdf(format="A4").startswith(b"%PDF")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        plots = page.locator(".plot")
+        assert page.locator(".plot:has(.main-svg)").count() == plots.count()
+        ink = "getComputedStyle(document.documentElement).getPropertyValue('--paper')"
+        assert page.evaluate(ink).strip() == "#fff"
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(ink).strip() != "#fff"
+
+
+def test_names_are_never_markup(browser, tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / "runs", "fedrep", seed, tasks={NASTY: "accuracy"})
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace('"fedrep"', f"'''{NASTY}'''"))
+    write_page([tmp_path / "runs"], tmp_path / "page.html")
+    with opened(browser, tmp_path / "page.html") as page:
+        assert curves(page, "curves") == 2
+        assert page.locator("#comparison tbody th").inner_text() == NASTY
+        assert page.locator("img, h1 b, svg a").count() == 0
+        page.evaluate(
+            "Plotly.Fx.hover(document.querySelector('.plot'), [{curveNumber: 1, pointNumber: 2}])"
+        )
+        shown = page.locator(".hoverlayer").first.text_content()
+        assert "<img src=x onerror=alert(1)><b>%{y}</b> &" in shown
+
+
+def test_a_page_without_figures(browser, tmp_path):
+    (write_run(tmp_path) / "metrics.csv").write_text("")
+    write_page([tmp_path], tmp_path / "page.html")
+    with opened(browser, tmp_path / "page.html") as page:
+        assert "no round was recorded" in page.locator("#notes").inner_text()
