@@ -9,7 +9,7 @@ demo: $(READY)       ## train FedRep, FedGradNorm and the direct rule on embedde
 	$(BIN)/fedgradnorm demo $(ARGS)
 
 test: $(READY)       ## the whole test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: lint types layers test   ## the gate: format, lint, types, layers, tests
 
@@ -34,3 +34,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+bench: $(READY)      ## speed, scale and, where there is one, GPU; tables under benchmarks/results
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" && \
+	  $(BIN)/python benchmarks/gpu.py || true

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,28 +49,32 @@ def compare_with_oracle(
     head_steps: int,
     shared_steps: int,
     participation: Any,
-    engine: str = "loop",
+    engines: Sequence[str] = ("loop",),
     batch_size: int = 8,
     lr: float = 1e-3,
-) -> dict[str, float]:
-    """Largest differences between ``fgn.train`` and the oracle: shared, heads, weights."""
-    run = fgn.train(
-        network,
-        clients,
-        weighting=fgn.GradNorm(gamma=0.9, optimizer=optimizer),
-        rounds=rounds,
-        batch_size=batch_size,
-        head_steps=head_steps,
-        shared_steps=shared_steps,
-        lr=lr,
-        head_optimizer=optimizer,
-        server_optimizer=optimizer,
-        participation=participation,
-        engine=engine,
-        device="cpu",
-        seed=3,
-        eval_every=0,
-    )
+) -> dict[str, dict[str, float]]:
+    """Largest differences between ``fgn.train`` and the oracle, for every engine."""
+    runs = {
+        engine: fgn.train(
+            network,
+            clients,
+            weighting=fgn.GradNorm(gamma=0.9, optimizer=optimizer),
+            rounds=rounds,
+            batch_size=batch_size,
+            head_steps=head_steps,
+            shared_steps=shared_steps,
+            lr=lr,
+            head_optimizer=optimizer,
+            server_optimizer=optimizer,
+            participation=participation,
+            engine=engine,
+            device="cpu",
+            seed=3,
+            eval_every=0,
+        )
+        for engine in engines
+    }
+    run = runs[engines[0]]
     dtype = next(network.parameters()).dtype
     data = {
         c.name: tuple(t.to(dtype) if t.is_floating_point() else t for t in c.train) for c in clients
@@ -95,6 +100,11 @@ def compare_with_oracle(
         lr=lr,
         optimizer=optimizer,
     )
+    return {name: gaps(run, network, shared, heads, weights) for name, run in runs.items()}
+
+
+def gaps(run: Any, start: Any, shared: Any, heads: Any, weights: Any) -> dict[str, float]:
+    """How far a run is from the oracle's network, heads and weights, and from where it started."""
     history = run.history[run.history.split == "batch"]
     return {
         "shared": _gap(run.network.state_dict(), shared.state_dict()),
@@ -102,7 +112,7 @@ def compare_with_oracle(
         "weights": max(
             abs(row.weight - weights[row["round"] - 1][row.client]) for _, row in history.iterrows()
         ),
-        "moved": _gap(run.network.state_dict(), network.state_dict()),
+        "moved": _gap(run.network.state_dict(), start.state_dict()),
     }
 
 

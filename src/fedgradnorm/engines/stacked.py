@@ -29,6 +29,8 @@ class StackedEngine(BatchedEngine):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         copy = COPIES * self.front.vector.numel() * self.front.vector.element_size()
+        self._updates: Tensor | None = None
+        self._local: dict[str, Tensor] = {}
         self.chunk = max(1, CHUNK_BYTES // copy) if self.device.type == "cuda" else 1
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
@@ -37,7 +39,9 @@ class StackedEngine(BatchedEngine):
         if not self.how.together and self.how.head_steps:
             wanted = rows[: self.how.head_steps]
             self.head_phase(self.frozen_features(wanted, plan), rows, plan)
-        updates = shared.new_zeros(len(self.clients), len(shared))
+        if self._updates is None:  # kept: fresh memory of this size costs more than the sums in it
+            self._updates = shared.new_empty(len(self.clients), len(shared))
+        updates = self._updates.zero_()
         loss = torch.zeros_like(self._sizes)
         for part in plan.parts:
             for start in range(0, len(part.members), self.chunk):
@@ -65,13 +69,7 @@ class StackedEngine(BatchedEngine):
         """Local SGD of some clients; the mean gradients go to their rows of ``updates``."""
         assert self.how.local_optimizer is not None
         lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
-        template = dict(self.front.module.named_parameters())
-        local = {
-            name: shared[part].view_as(template[name]).expand(len(positions), *template[name].shape)
-            for name, part in self.front.slices.items()
-        }
-        local = {name: value.clone().requires_grad_() for name, value in local.items()}
-        mean = [torch.zeros_like(value) for value in local.values()]
+        local, mean = self._copies(shared, len(positions)), self._means(updates, positions)
         loss = torch.zeros(len(positions), dtype=torch.float64, device=self.device)
         for number in range(steps):
             values, gradients = step(local, number)
@@ -80,8 +78,27 @@ class StackedEngine(BatchedEngine):
                 torch._foreach_add_(mean, gradients, alpha=1 / steps)
                 if number + 1 < steps:
                     torch._foreach_add_(list(local.values()), gradients, alpha=-lr)
-        updates[positions] = torch.cat([value.flatten(1) for value in mean], dim=1)
+        if len(positions) > 1:
+            updates[positions] = torch.cat([value.flatten(1) for value in mean], dim=1)
         return loss
+
+    def _copies(self, shared: Tensor, count: int) -> dict[str, Tensor]:
+        """``count`` copies of the shared network's parameters, in memory that is used again."""
+        shapes = {name: p.shape for name, p in self.front.module.named_parameters()}
+        with torch.no_grad():
+            for name, part in self.front.slices.items():
+                kept = self._local.get(name)
+                if kept is None or len(kept) != count:
+                    kept = shared.new_empty(count, *shapes[name])
+                self._local[name] = kept.detach().copy_(shared[part].view(shapes[name]))
+        return {name: value.requires_grad_() for name, value in self._local.items()}
+
+    def _means(self, updates: Tensor, positions: Tensor) -> list[Tensor]:
+        """Where the mean gradients are summed: for one client, its row of ``updates`` itself."""
+        if len(positions) > 1:
+            return [torch.zeros_like(value) for value in self._local.values()]
+        row = updates[int(positions[0])]
+        return [row[part].view_as(self._local[name]) for name, part in self.front.slices.items()]
 
     def _step(
         self, part: Part, members: list[int], start: int, rows: Tensor

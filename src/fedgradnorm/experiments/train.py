@@ -228,6 +228,7 @@ def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[s
     """What is stored with every run, so that anyone can make it again."""
     from fedgradnorm.version import __version__
 
+    argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
     heads = {n: h for f in trainer.federations for n, h in f.engine.heads().items()}
     return {
         "format": FORMAT,
@@ -238,7 +239,7 @@ def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[s
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "blueprints": blueprints(network, heads),
-        "command": sys.argv,
+        "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {
             "fedgradnorm": __version__,

@@ -1,0 +1,101 @@
+"""A client's side: connect with its key, take orders, answer them with the program installed here.
+
+What Flower's own SuperNode does, less one thing: it does not run a program that came from the
+server. Connection, signatures, heartbeats and messages are Flower's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message, RecordDict
+from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from fedgradnorm.engines.flower.messages import Refused
+from fedgradnorm.errors import ConfigError
+
+log = logging.getLogger("fedgradnorm")
+
+POLL = 0.5  # seconds between two looks for orders
+
+Respond = Callable[[RecordDict], RecordDict]
+
+
+def answer_orders(
+    address: str, authority: Path, key: Path, respond: Respond, connected: Callable[[int], None]
+) -> None:
+    """Connect and answer until interrupted; a lost connection is tried again with back-off."""
+    keys = _keys(key)
+    with http_request_response(address, False, str(authority), keys) as connection:
+        node, receive, send, _, _, pull, push, confirm = connection
+        connected(node)
+        while True:
+            found = receive()
+            if found is None:
+                time.sleep(POLL)
+                continue
+            run = found[0].metadata.run_id
+            try:
+                order = pull_and_inflate_object_from_tree(
+                    found[1], partial(pull, run), partial(confirm, run), return_type=Message
+                )
+                order.metadata.__dict__["_message_id"] = found[1].object_id
+                started = time.monotonic()
+                reply = answered(order, respond)
+                _send(reply, time.monotonic() - started, send, partial(push, run))
+            except RunNotRunningException:
+                log.info("the server's run is over; waiting for the next")
+
+
+def answered(order: Message, respond: Respond) -> Message:
+    """The reply; what goes wrong here is told in words of our own, never in an exception's."""
+    try:
+        return Message(respond(order.content), reply_to=order)
+    except Refused as error:
+        log.warning("order refused: %s", error)
+        reason = str(error)
+    except Exception:
+        log.exception("an order could not be carried out")
+        reason = "failed; the client's own log says why"
+    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    return Message(Error(code=code, reason=reason), reply_to=order)
+
+
+def _send(
+    reply: Message, seconds: float, send: Callable[..., Any], push: Callable[..., None]
+) -> None:
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with no_object_id_recompute():
+        wanted, session = send(reply, get_object_tree(reply), seconds)
+        push_objects(
+            get_all_nested_objects(reply), partial(push, session), object_ids_to_push=wanted
+        )
+
+
+def _keys(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no private key can be read from it") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path}: not an elliptic-curve key")
+    return key, key.public_key()
