@@ -1,14 +1,20 @@
 """Comparisons: ordinary run folders, reused, resumed, and summed up over seeds."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import scipy.stats
 
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm.errors import ConfigError, DataError, RunFolderError, TrainingError
 from fedgradnorm.experiments import compare as module
+from fedgradnorm.experiments.averaged import averaged_weights
 from fedgradnorm.experiments.compare import compare
 from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.execute import execute, load_data, new_folder, resume_config
@@ -109,6 +115,100 @@ def test_bad_requests_train_nothing(config, tmp_path, methods, seeds, says):
     with pytest.raises(ConfigError, match=says):
         compare(config, methods, seeds)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_runs_every_point_and_what_is_not_felt_once(tmp_path):
+    words = ["sweep.weighting.gamma=[0.0,1.5]", "sweep.training.head_steps=[1,2]"]
+    config = load_config(small_config(tmp_path), words)
+    names = [folder.name for folder in compare(config, METHODS)]
+    assert names == [
+        "fedrep-head_steps=1-seed0", "fedrep-head_steps=2-seed0",
+        "fedgradnorm-gamma=0-head_steps=1-seed0", "fedgradnorm-gamma=0-head_steps=2-seed0",
+        "fedgradnorm-gamma=1.5-head_steps=1-seed0", "fedgradnorm-gamma=1.5-head_steps=2-seed0",
+    ]  # fmt: skip
+    last = resume_config(tmp_path / "runs" / "small-compare" / names[-1])
+    assert last.point == {"weighting.gamma": 1.5, "training.head_steps": 2}
+    assert (last.weighting["gamma"], last.settings.head_steps) == (1.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("sweep.weighting.gamma=1", "should be a list"), ("sweep.training.epoch=[1]", "did you mean"),
+     ("sweep.training.head_steps=[]", "at least one value"),
+     ("sweep.training.head_steps=[0,-1]", "head_steps")],
+)  # fmt: skip
+def test_a_bad_sweep_trains_nothing(tmp_path, word, says):
+    with pytest.raises(ConfigError, match=says):
+        compare(load_config(small_config(tmp_path), [word]), METHODS)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_frozen_weights_are_those_of_the_run_of_their_seed(config, tmp_path):
+    methods = ["fedgradnorm-static", "fedgradnorm"]
+    folders = compare(config, methods, 2)
+    for seed in (0, 1):
+        weights = averaged_weights(folders[2 + seed])
+        assert read_about(folders[seed])["weighting"]["weights"] == pytest.approx(weights)
+    assert compare(config, methods, 2) == folders
+    with pytest.raises(ConfigError, match="takes the weights of fedgradnorm: compare both"):
+        compare(config, ["fedgradnorm-static"])
+
+
+def test_several_processes_give_the_same_numbers(config, tmp_path):
+    news = []
+    one = compare(config, METHODS, 2, folder=tmp_path / "one")
+    two = compare(config, METHODS, 2, folder=tmp_path / "two", jobs=2, watch=news.extend)
+    assert [folder.name for folder in one] == [folder.name for folder in two]
+    for a, b in zip(one, two, strict=True):
+        assert files(a) == files(b)
+    assert sum(item.done for item in news) == 4
+
+
+def test_what_fails_does_not_stop_the_others(tmp_path):
+    words = ["training.head_optimizer=sgd", "training.server_optimizer=sgd",
+             "sweep.training.lr=[1e30,0.01]"]  # fmt: skip
+    config = load_config(small_config(tmp_path), words)
+    with pytest.raises(TrainingError, match=r"1 of 2 runs failed .*lr=1e\+30 seed 0"):
+        compare(config, ["fedrep"])
+    place = tmp_path / "runs" / "small-compare"
+    assert read_about(place / "fedrep-lr=0.01-seed0")["finished"]
+    assert not read_about(place / "fedrep-lr=1e+30-seed0")["finished"]
+
+
+def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
+    (tmp_path / "class.npz").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"class\.npz"):
+        compare(config, METHODS, 2, jobs=2)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(tmp_path, whole_group):
+    path = small_config(tmp_path)
+    long = ["training.rounds=2000", "training.checkpoint_every=200", "training.eval_every=1000",
+            "training.log_every=50"]  # fmt: skip
+    words = [str(path), *long, "-m", ",".join(METHODS), "-j", "2"]
+    command = [sys.executable, "-W", "error", "-m", "fedgradnorm", "compare", *words]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, text=True, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    place = tmp_path / "runs" / "small-compare"
+    waiting = [place / f"{name}-seed0" / "checkpoint.safetensors" for name in METHODS]
+    deadline = time.monotonic() + 120
+    while not all(p.exists() for p in waiting) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].endswith("go on with: the same command")
+    assert "Traceback" not in errors
+    config = load_config(path, long)
+    whole = compare(config, METHODS, folder=tmp_path / "whole")
+    assert not all(read_about(place / f"{name}-seed0")["finished"] for name in METHODS)
+    for a, b in zip(compare(config, METHODS), whole, strict=True):
+        assert files(a) == files(b)
 
 
 def test_bad_input_leaves_no_folder(config, tmp_path):

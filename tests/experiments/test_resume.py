@@ -22,6 +22,7 @@ import toys
 from experiments import killed_training
 from experiments.killed_training import ROUNDS, go
 from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.run import read_about
 from fedgradnorm.settings import EngineName
 from fedgradnorm.tasks import squared_error
 
@@ -349,3 +350,16 @@ def test_the_log_keeps_warnings_and_milestones_of_all_attempts(tmp_path: Path) -
     assert f"round 0 of {ROUNDS}: training starts" in log
     assert f"round 2 of {ROUNDS}: training starts" in log
     assert f"round {ROUNDS}: finished" in log
+
+
+def test_the_time_a_run_took_includes_what_was_before_an_interruption(tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        time.sleep(0.05)
+        if event.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fgn.Interrupted):
+        go(tmp_path / "run", progress=stop)
+    before = read_about(tmp_path / "run")["seconds"]
+    assert before >= 0.2
+    assert go(tmp_path / "run").about["seconds"] > before

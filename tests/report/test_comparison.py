@@ -176,8 +176,9 @@ def test_a_diverged_run_is_shown_as_such():
 
 
 def test_the_papers_numbers_stand_beside_its_table():
+    more = {"name": "table2", "data": {"source": "mtfl"}}
     runs = [run(method, name="gender") for method in ("fedrep", "fedgradnorm")]
-    runs = [PageRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, "name": "table2"})
+    runs = [PageRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, **more})
             for r in runs]  # fmt: skip
     row = cells(tasks_grid(comparison_of(runs)), task="gender", method="fedgradnorm")
     assert row["paper's loss"].text == "0.56"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedgradnorm.cli.output import data_bar, err, resumable, say
+from fedgradnorm.cli.output import data_bar, err, say
 from fedgradnorm.cli.training import ConfigFile, Overrides
 
 if TYPE_CHECKING:
@@ -95,8 +95,15 @@ def serve(
     serving.check_config(wanted)
     folder = serving.run_folder(wanted, resume)
     again = f"fedgradnorm serve {config} --federation {federation} --resume"
-    with resumable(again), live_display(None, "federation", err) as show:
-        done = serving.serve(wanted, federation, folder, resume=resume, show=show, waiting=_waiting)
+    try:
+        with live_display(None, "federation", err) as show:
+            done = serving.serve(
+                wanted, federation, folder, resume=resume, show=show, waiting=_waiting
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped after the last whole round; go on with: {again}"
+        ) from None
     _show(done, folder)
 
 

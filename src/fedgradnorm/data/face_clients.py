@@ -66,7 +66,7 @@ def face_clients(
     pixels = torch.from_numpy(unit_pixels(test["images"]))  # one copy for all clients
     return [
         _client(name, parts[name], train, (pixels, np.array(test[name])), validation_share,
-                _task(name, classes, scales.get(name, 1.0)))
+                _task(name, classes, scales.get(name, 1.0)), classes.get(name))
         for name in tasks
     ]  # fmt: skip
 
@@ -84,6 +84,7 @@ def _client(
     test: tuple[Tensor, NDArray[Any]],
     validation_share: float,
     task: Task,
+    labels: Sequence[str] | None,
 ) -> Client:
     def split(chosen: Rows) -> tuple[Tensor, NDArray[Any]]:
         # Sorted: memory-mapped files are read front to back, and batches are shuffled later anyway.
@@ -92,4 +93,7 @@ def _client(
 
     kept, held = hold_out(rows, validation_share, name)
     validation = None if held is None else split(held)
-    return Client(name, task, train=split(kept), validation=validation, test=test)
+    return Client(
+        name, task, split(kept), test=test, validation=validation,
+        labels=tuple(labels) if labels else None,
+    )  # fmt: skip

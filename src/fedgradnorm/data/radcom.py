@@ -141,8 +141,15 @@ def clients(
         pairs = {split: (inputs[split], target[at]) for split, at in splits.items()}
         test, validation = pairs.get("test"), pairs.get("validation")
         task = _task(name, scales.get(name, 1.0))
-        made.append(Client(name, task, pairs["train"], test=test, validation=validation))
+        labels = LABELS.get(name)
+        made.append(
+            Client(name, task, pairs["train"], test=test, validation=validation, labels=labels)
+        )
     return made
+
+
+LABELS = {"modulation": MODULATIONS, "signal": SIGNALS, "anomaly": ("normal", "anomaly")}
+"""The classes' names, by task."""
 
 
 def _check(

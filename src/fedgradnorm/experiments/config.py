@@ -2,8 +2,8 @@
 
 Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
 (a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
-method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons alone and not
-part of a run. Only this module and its errors know pydantic.
+method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no part
+of a run. Only this module and its errors know pydantic.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from fedgradnorm.experiments.config_errors import explain
 from fedgradnorm.experiments.methods import Method, find_method
 from fedgradnorm.experiments.networks import build_network
 from fedgradnorm.experiments.overrides import overridden, put
+from fedgradnorm.experiments.sinks import Tracking
+from fedgradnorm.experiments.toml_text import read_toml as read_toml
 from fedgradnorm.experiments.toml_text import to_toml
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
@@ -85,9 +87,10 @@ class NetworkTable(_Table, extra="allow"):
 
 
 class OutputTable(_Table):
-    """``[output]``: where run folders go."""
+    """``[output]``: where run folders go, and who else is told."""
 
     folder: str = "runs"
+    tracking: Tracking = "none"
 
 
 class CompareTable(_Table):
@@ -222,20 +225,6 @@ def clients_of(config: Config, progress: DataProgress | None = None) -> list[Cli
     options = config.data.model_extra or {}
     with _blaming(config._origin):
         return load_clients(config.data.source, options, config.seed, progress)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The file's content; a ConfigError if it is missing or not TOML."""
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("no such file") from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not TOML: {error}") from None
 
 
 def _check_fixed(config: Config, method: Method) -> None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress
+from fedgradnorm.engines.ranks import is_leader
 from fedgradnorm.errors import FedGradNormError, RunFolderError, TrainingError
 from fedgradnorm.experiments.checkpoint import write_atomically
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
 from fedgradnorm.experiments.folder import CHECKPOINT, LOG
 from fedgradnorm.experiments.run import ABOUT, Run
+from fedgradnorm.experiments.sinks import Show, tracked
 from fedgradnorm.experiments.train import train
-from fedgradnorm.experiments.trainer import Progress
 
 CONFIG = "config.toml"
-
-Show = bool | Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,11 @@ def execute(
     before it wrote anything starts. ``data`` is the config's, where it is loaded already.
     """
     folder = Path(folder)
+    if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
+        network, clients, weighting, settings = build(config, clients_of(config))
+        return train(
+            network, clients, weighting=weighting, folder=folder, resume=resume, **asdict(settings)
+        )
     if not resume and any((folder / name).exists() for name in (CONFIG, ABOUT)):
         raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
     data = data or load_data(config, data_progress)
@@ -63,15 +67,16 @@ def execute(
         with (folder / LOG).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in data.log)
         try:
-            return train(
-                network,
-                clients,
-                weighting=weighting,
-                folder=folder,
-                resume=resume and (folder / ABOUT).exists(),
-                progress=progress,
-                **asdict(settings),
-            )
+            with tracked(config.output.tracking, folder, config.table(), progress) as show:
+                return train(
+                    network,
+                    clients,
+                    weighting=weighting,
+                    folder=folder,
+                    resume=resume and (folder / ABOUT).exists(),
+                    progress=show,
+                    **asdict(settings),
+                )
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
 

@@ -13,14 +13,16 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.history import History
 from fedgradnorm.experiments.run import ABOUT, METRICS, Run, read_about, write_about, write_models
-from fedgradnorm.experiments.trainer import Trainer
 
 CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
 SAME = {
@@ -32,10 +34,24 @@ SAME = {
 """What a resumed run must share with the run it goes on with: keys of run.json, in words."""
 
 
+class Kept(Protocol):
+    """Whatever can be kept in a run folder: a trainer, or the server of a federation."""
+
+    @property
+    def history(self) -> History:
+        """The table of the run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+
+
 class RunFolder:
     """Keeps a trainer's progress on disk; one process at a time."""
 
-    def __init__(self, path: Path, trainer: Trainer, about: Mapping[str, Any], resume: bool):
+    def __init__(self, path: Path, trainer: Kept, about: Mapping[str, Any], resume: bool):
         if not resume and (path / ABOUT).exists():
             raise RunFolderError(
                 f"{path} already holds a run; resume it, remove it, or choose another folder"
@@ -43,6 +59,8 @@ class RunFolder:
         before = read_about(path) if resume else None
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.trainer, self.about = path, trainer, dict(before or about)
+        self._began, self._before = time.perf_counter(), float(self.about.get("seconds", 0.0))
+        self._kept = True
         self._lock = _locked(path / LOCK)
         self._handler = self._start_log()
         try:
@@ -50,6 +68,7 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
+        self._kept = bool(self.about.get("finished"))
 
     def _start(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
         for left_by_a_kill in self.path.rglob(".*.tmp"):
@@ -88,10 +107,20 @@ class RunFolder:
         """Write the trained network and heads."""
         write_models(run, self.path)
         self.about["finished"] = True
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Write how long the run has taken, the parts before an interruption included."""
+        seconds = self._before + time.perf_counter() - self._began
+        self.about["seconds"] = round(seconds, 3)
         write_about(self.path, self.about)
+        self._kept = True
 
     def close(self) -> None:
         """Let go of the folder."""
+        if not self._kept:  # interrupted, or training failed
+            with suppress(OSError):
+                self._keep_time()
         self.trainer.history.close()
         logging.getLogger("fedgradnorm").removeHandler(self._handler)
         self._handler.close()

@@ -1,16 +1,30 @@
-"""A dict as TOML text that reads back as exactly the same dict."""
+"""TOML in and out: a dict as text that reads back as exactly the same dict."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedgradnorm.errors import ConfigError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 100
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's content; a ConfigError if it is missing or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such file") from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}") from None
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

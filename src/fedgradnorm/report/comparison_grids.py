@@ -33,7 +33,9 @@ def shown_grids(comparison: Comparison) -> list[Grid]:
     """The tables for a reader: tasks and methods, or a sweep's points side by side."""
     if not comparison.points:
         return [tasks_grid(comparison), methods_grid(comparison)]
-    return [*(sweep_grid(comparison, measure) for measure in (LOSS, SCORE)), gains_grid(comparison)]
+    swept = [sweep_grid(comparison, measure) for measure in (LOSS, SCORE)]
+    gains = gains_grid(comparison)
+    return [*swept, gains] if gains.rows else swept
 
 
 def all_grids(comparison: Comparison) -> list[Grid]:

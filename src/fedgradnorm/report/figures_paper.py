@@ -13,6 +13,7 @@ from fedgradnorm.report.figures import COLOURS, check_format, curve, log_scale, 
 from fedgradnorm.report.record import Record
 
 PANEL = 2.7  # inches a task
+SMALL = 0.05  # weights below this are drawn on a logarithmic axis: near zero is not zero
 
 
 def paper_figure(records: Sequence[Record], path: str | Path, note: str = "") -> Path:
@@ -79,8 +80,13 @@ def _draw_weights(part: Any, methods: dict[str, list[Record]], tasks: Sequence[s
         axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
         axes.set_title(f"weights: {label}", fontsize=11)
         axes.set_xlabel("epoch")
-        axes.set_ylim(bottom=0)
         _dress(axes)
+    lowest = min((np.min(line.get_ydata()) for axes in panels for line in axes.lines), default=1.0)
+    for axes in panels:  # once all are drawn: they share the axis
+        if 0 < lowest < SMALL:
+            log_scale(axes)
+        else:
+            axes.set_ylim(bottom=0)
     panels[0].set_ylabel("weight")
     panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 

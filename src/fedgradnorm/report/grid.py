@@ -71,7 +71,7 @@ def to_terminal(grid: Grid) -> Table:
 
 def _width(grid: Grid, column: int) -> int:
     """Titles may be wrapped, what stands below them not."""
-    return max(len(row[column].text) for row in grid.rows)
+    return max((len(row[column].text) for row in grid.rows), default=0)
 
 
 def _texts(group: Sequence[Sequence[Cell]], number: int) -> list[Text]:

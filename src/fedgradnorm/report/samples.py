@@ -86,8 +86,14 @@ def sample_of(run: PageRun) -> Sample:
         epoch=max((row["epoch"] for row in run.rows), default=math.nan),
         megabytes=_megabytes(run.rows),
         seconds=float(seconds) if isinstance(seconds, int | float) else math.nan,
-        experiment=str(run.config.get("name", "")),
+        experiment=str(run.config.get("name", "")) if _is_real(run.config) else "",
     )
+
+
+def _is_real(config: Mapping[str, Any]) -> bool:
+    """Whether the run was on the data of the paper, so that its numbers may stand beside."""
+    data = config.get("data")
+    return isinstance(data, dict) and data.get("source") == "mtfl"
 
 
 def _scale(clients: Mapping[str, Any], name: str) -> float:

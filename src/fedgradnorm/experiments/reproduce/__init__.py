@@ -1,0 +1,41 @@
+"""The paper's experiments and our own, as packaged configs: one name, one file, one command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from fedgradnorm.errors import choose
+from fedgradnorm.experiments.config import Config, load_config
+
+NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "participation", "steps", "baselines")
+"""The experiments, in the order of ``all``: the paper's three, then ours."""
+
+REAL_SIGNALS = "RadComDynamic.hdf5"
+"""The file that, in the folder named by FEDGRADNORM_DATA, takes the place of generated signals."""
+
+
+def experiments(name: str) -> tuple[str, ...]:
+    """The experiments that ``name`` stands for: itself, or all of them."""
+    choose(name, (*NAMES, "all"), "experiment")
+    return NAMES if name == "all" else (name,)
+
+
+def load_experiment(name: str, overrides: Sequence[str] = ()) -> Config:
+    """The packaged config of that name, changed by ``key=value`` words."""
+    choose(name, NAMES, "experiment")
+    with as_file(files("fedgradnorm.experiments.reproduce") / f"{name}.toml") as path:
+        config = load_config(path, overrides)
+        if config.data.source != "radcom" or "path" in (config.data.model_extra or {}):
+            return config
+        real = real_signals()
+        return config if real is None else load_config(path, [f"data.path={real}", *overrides])
+
+
+def real_signals() -> Path | None:
+    """RadComDynamic's own file, where the user has put it."""
+    folder = os.environ.get("FEDGRADNORM_DATA")
+    path = Path(folder).expanduser() / REAL_SIGNALS if folder else None
+    return path if path is not None and path.is_file() else None

@@ -1,0 +1,115 @@
+"""The packaged experiments: each parses, is what it says, and trains on a small stand-in."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.compare import compare
+from fedgradnorm.experiments.config import load_config
+from fedgradnorm.experiments.reproduce import NAMES, experiments, load_experiment
+from fedgradnorm.experiments.run import read_about
+from fedgradnorm.experiments.sweep import points
+from fedgradnorm.experiments.trials import plan
+from fedgradnorm.report.comparison import read_comparison
+from fedgradnorm.report.comparison_figures import draw
+from fedgradnorm.report.comparison_grids import all_grids
+from fedgradnorm.report.grid import write_grids
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FACES = 'data={source="faces",samples=60,test_samples=10}'
+SIGNALS = ["data.samples=90", "data.cache=false", 'network={name="mlp",widths=[4]}']
+SMALL = ["training.rounds=2", "training.batch_size=4", 'training.device="cpu"']
+
+RUNS = {  # per seed: what the command at the top of each file promises
+    "fig2": 3, "table2": 3, "fig3": 3, "scale": 28, "gamma": 15, "participation": 9, "steps": 27,
+    "baselines": 7,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_data_folder(monkeypatch):
+    monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
+    inside = files("fedgradnorm.experiments.reproduce") / f"{name}.toml"
+    beside = CONFIGS / f"{name}.toml"
+    assert beside.is_symlink()
+    assert beside.read_text() == inside.read_text()
+    opening = inside.read_text().partition("\nname =")[0]
+    assert f"fedgradnorm reproduce {name} " in opening
+    assert f"docs/results/{name}" in opening
+    assert load_config(beside).table() == load_experiment(name).table()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_settings_are_the_measured_runs(name):
+    config = load_experiment(name)
+    settings = config.settings
+    assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 5, "fedrep")
+    assert (settings.batch_size, settings.lr, settings.server_optimizer) == (64, 2e-4, "adam")
+    assert (settings.head_steps, settings.shared_steps) == (1, 1)
+    assert config.weighting["lr"] == 0.004
+    if name != "gamma":
+        assert config.weighting["gamma"] == 0.9
+    if name == "fig3":
+        assert (config.network.name, config.data.source) == ("network2", "radcom")
+        return
+    data = config.data.model_extra
+    assert (config.network.name, config.data.source) == ("network1", "mtfl")
+    assert (data["crop"], data["landmarks"]) == ("boxes", "pixels")
+    assert data["allocation"] == ("balanced" if name == "fig2" else "imbalanced")
+    assert settings.epochs == (60 if name in ("scale", "gamma", "steps") else 100)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_number_of_runs(name, tmp_path):
+    config = load_experiment(name)
+    methods = [m for m in config.compare.methods if m != "fedgradnorm-static"]
+    assert len(plan(config, methods, 1, tmp_path)) == RUNS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
+    words = [*SMALL, *(SIGNALS if name == "fig3" else [FACES])]
+    words += {
+        "scale": ["sweep.data.loss_scale.landmark=[0.1,10.0]"],
+        "gamma": ["sweep.weighting.gamma=[0.0,2.0]"],
+        "participation": ["sweep.training.participation=[1.0,0.4]"],
+        "steps": ["sweep.training.head_steps=[1,2]", "sweep.training.shared_steps=[1]"],
+    }.get(name, [])
+    config = load_experiment(name, words)
+    folders = compare(config, seeds=1, folder=tmp_path)
+    assert all(read_about(folder)["finished"] for folder in folders)
+    comparison = read_comparison([tmp_path], config.compare.baseline)
+    assert not comparison.notes
+    assert bool(comparison.points) == bool(config.sweep)
+    assert comparison.synthetic
+    assert all(path.stat().st_size for path in draw(comparison, tmp_path / "figures"))
+    assert write_grids(all_grids(comparison), tmp_path / "tables")
+
+
+def test_names():
+    assert experiments("all") == NAMES
+    assert experiments("fig2") == ("fig2",)
+    with pytest.raises(ConfigError, match="did you mean 'table2'"):
+        experiments("table3")
+
+
+def test_the_scale_goes_over_six_decades():
+    values = [point["data.loss_scale.landmark"] for point in points(load_experiment("scale").sweep)]
+    assert values == [10.0**k for k in range(-3, 4)]
+
+
+def test_real_signals_take_the_place_of_generated_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
+    assert "path" not in load_experiment("fig3").data.model_extra
+    (tmp_path / "RadComDynamic.hdf5").write_bytes(b"")
+    path = load_experiment("fig3").data.model_extra["path"]
+    assert Path(path) == tmp_path / "RadComDynamic.hdf5"
+    mine = load_experiment("fig3", ["data.path=mine.hdf5"]).data.model_extra["path"]
+    assert re.search(r"mine\.hdf5$", mine)
