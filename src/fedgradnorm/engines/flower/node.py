@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
 from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -27,8 +29,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_and_inflate_object_from_tree,
     push_objects,
 )
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedgradnorm.engines.flower.messages import Refused
 from fedgradnorm.errors import ConfigError
@@ -38,13 +43,24 @@ log = logging.getLogger("fedgradnorm")
 POLL = 0.5  # seconds between two looks for orders
 
 Respond = Callable[[RecordDict], RecordDict]
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 def answer_orders(
-    address: str, authority: Path, key: Path, respond: Respond, connected: Callable[[int], None]
+    address: str,
+    authority: Path,
+    key: Path,
+    respond: Respond,
+    connected: Callable[[int], None],
+    before: int | None = None,
 ) -> None:
-    """Connect and answer until interrupted; a lost connection is tried again with back-off."""
+    """Connect and answer until interrupted; a lost connection is tried again with back-off.
+
+    ``before`` is the node that a process of this client had which may not have ended well.
+    """
     keys = _keys(key)
+    if before is not None:
+        _let_go(address, authority, keys, before)
     with http_request_response(address, False, str(authority), keys) as connection:
         node, receive, send, _, _, pull, push, confirm = connection
         connected(node)
@@ -80,6 +96,18 @@ def answered(order: Message, respond: Respond) -> Message:
     return Message(Error(code=code, reason=reason), reply_to=order)
 
 
+def _let_go(address: str, authority: Path, keys: Keys, node: int) -> None:
+    """Say that it is gone: Flower would hold it for taken until a minute without heartbeats."""
+    about = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    with FleetHttpClient.from_server_address(
+        address, False, str(authority), [about, NodeAuthHttpInterceptor(*keys)]
+    ) as client:
+        try:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+        except (httpx.HTTPError, RuntimeError) as error:
+            log.info("node %d was not held any more: %s", node, error)
+
+
 def _send(
     reply: Message, seconds: float, send: Callable[..., Any], push: Callable[..., None]
 ) -> None:
@@ -91,7 +119,7 @@ def _send(
         )
 
 
-def _keys(path: Path) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
+def _keys(path: Path) -> Keys:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:

@@ -1,0 +1,11 @@
+"""A run between organisations: what was agreed, the server's rounds, a client's answers.
+
+agreement     what both sides must have the same, and what leaves a client
+files         federation.toml and client.toml
+setup         ``federation init``
+coordinator   the server's rounds
+serving       ``serve``: SuperLink, coordinator, run folder
+slots         a client's own state on disk
+participant   a client's answers
+joining       ``join``
+"""

@@ -1,0 +1,189 @@
+"""The server's rounds: order, collect what is good, weigh, step; again where that is too little."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.engines.flower.messages import (
+    Answer,
+    Order,
+    Refused,
+    check_gauge,
+    decode_answer,
+    encode_order,
+    size_in_bytes,
+)
+from fedgradnorm.errors import TrainingError
+from fedgradnorm.experiments.deploy.agreement import Agreement
+from fedgradnorm.experiments.history import History, Row
+from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm.reports import StackedReports
+from fedgradnorm.server import ServerState, server_round
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+log = logging.getLogger("fedgradnorm")
+
+
+class Exchange(Protocol):
+    """Whoever carries orders to clients and their answers back."""
+
+    def ask(self, orders: Mapping[str, Order], seconds: float) -> Mapping[str, RecordDict | str]:
+        """Each client's records, or in words what went wrong; not later than ``seconds``."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, for how many answers, how often, and how long an update may be."""
+
+    deadline: float = 600.0
+    minimum: int = 0
+    attempts: int = 3
+    longest: float = 1e6
+
+
+class Coordinator:
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        names: list[str],
+        agreement: Agreement,
+        exchange: Exchange,
+        patience: Patience,
+        gauge: Tensor | None = None,
+    ) -> None:
+        self.server, self.names, self.agreement = server, names, agreement
+        self.exchange, self.patience, self.gauge = exchange, patience, gauge
+        self.run = secrets.token_hex(8)
+        self.round = 0
+        self.states = dict.fromkeys(names, 0)  # rounds each client has completed
+        self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        self.bytes = dict.fromkeys(names, 0)
+        self.history = History([])
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.round >= self.agreement.rounds
+
+    def advance(self) -> Progress:
+        """One round, repeated while too few answers are good, then a TrainingError."""
+        active = self.agreement.settings.active(self.names, self.round)
+        least = min(self.patience.minimum or len(active), len(active))
+        good: dict[str, Answer] = {}
+        for attempt in range(1, self.patience.attempts + 1):
+            started = time.monotonic()
+            good = self._collect({name: self._order("train", name) for name in active})
+            if len(good) >= least:
+                seconds = time.monotonic() - started
+                log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
+                return self._step(active, good)
+            log.warning(
+                "round %d: %d good answers of %d needed (attempt %d of %d)",
+                self.round + 1, len(good), least, attempt, self.patience.attempts,
+            )  # fmt: skip
+        raise TrainingError(
+            f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
+            "look at the clients' logs, then go on with --resume"
+        )
+
+    def finish(self) -> list[str]:
+        """Give everybody the finished network; who has it."""
+        return list(self._collect({name: self._order("finish", name) for name in self.names}))
+
+    def _order(self, kind: Any, name: str) -> Order:
+        shared = self.server.shared.data.clone()
+        return Order(kind, self.run, self.agreement.digest, self.round, self.states[name], shared)
+
+    def _collect(self, orders: Mapping[str, Order]) -> dict[str, Answer]:
+        """The answers that can be used; all others are logged and counted."""
+        good: dict[str, Answer] = {}
+        found = self.exchange.ask(orders, self.patience.deadline)
+        for name, order in orders.items():
+            content = found.get(name, "no answer")
+            if isinstance(content, str):
+                self.missed[name] += 1
+                log.warning("round %d: client %r left out: %s", self.round + 1, name, content)
+                continue
+            self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
+            try:
+                good[name] = self._checked(content, order)
+            except Refused as error:
+                self.refused[name] += 1
+                log.warning("round %d: answer of %r refused: %s", self.round + 1, name, error)
+        return good
+
+    def _checked(self, content: RecordDict, order: Order) -> Answer:
+        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
+        if self.gauge is not None and "gauge_norm" in answer.scalars:
+            check_gauge(answer, self.gauge)
+        return answer
+
+    def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
+        weights = server_round(self.server, self._reports(good)).tolist()
+        for name in good:
+            self.states[name] += 1
+        self.round += 1
+        held = self.server.weighting.held
+        rows: list[Row] = []
+        for i, name in enumerate(self.names):
+            if name not in active:
+                continue
+            row: Row = {"round": self.round, "epoch": float(self.round), "client": name}
+            row.update(split="batch", active=int(name in good), weight=weights[i])
+            row.update(held=0 if held is None else int(held[i]), bytes=self.bytes[name])
+            known = good[name].scalars if name in good else {}
+            rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
+        self.history.append(rows)
+        keys = [key for key in ("loss", "loss_ratio") if key in self.agreement.scalars][:1]
+        shown = {row["client"]: float(row[key]) for row in rows for key in keys if key in row}
+        weight = dict(zip(self.names, weights, strict=True))
+        return Progress(self.round, self.agreement.rounds, float(self.round), shown, weight)
+
+    def _reports(self, good: Mapping[str, Answer]) -> StackedReports:
+        """The answers as rows, in the order of names, as an engine in one process has them."""
+
+        def column(key: str) -> Tensor:
+            values = [good[n].scalars.get(key, 0.0) if n in good else 0.0 for n in self.names]
+            return torch.tensor(values, dtype=torch.float64)
+
+        shared = self.server.shared.data
+        updates = shared.new_zeros(len(self.names), len(shared))
+        for name, answer in good.items():
+            assert answer.update is not None
+            updates[self.names.index(name)] = answer.update
+        return StackedReports(
+            active=torch.tensor([name in good for name in self.names]),
+            size=column("size"),
+            loss=column("loss"),
+            loss_ratio=column("loss_ratio"),
+            gauge_norm=column("gauge_norm"),
+            failed=(),
+            updates=updates,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        tables = {key: dict(getattr(self, key)) for key in _TABLES}
+        return {"run": self.run, "round": self.round, "server": self.server.state_dict(), **tables}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.run, self.round = state["run"], state["round"]
+        self.server.load_state_dict(state["server"])
+        for key in _TABLES:
+            setattr(self, key, {name: state[key][name] for name in self.names})
+
+
+_TABLES = ("states", "refused", "missed", "bytes")

@@ -1,0 +1,137 @@
+"""``join``: this client's node, connected as long as anybody wants it.
+
+The node works in a process of its own, so that whatever ends it (a lost key, a crash, kill -9) is
+followed by another one, with growing pauses, until this one is stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedgradnorm.engines.flower import QUIET
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.config import build
+from fedgradnorm.experiments.deploy.agreement import agree
+from fedgradnorm.experiments.deploy.files import ClientFile, read_client
+from fedgradnorm.experiments.deploy.participant import Participant
+
+log = logging.getLogger("fedgradnorm")
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+BAD_INPUT = 2
+NODE = "node"  # the file that remembers which node this client was
+
+
+def join(path: Path) -> None:
+    """Keep a node running; only wrong input ends it."""
+    read_client(path)
+    command = [sys.executable, "-m", "fedgradnorm", "join", str(path), "--once"]
+    pause = FIRST_PAUSE
+    while True:
+        began = time.monotonic()
+        process = subprocess.Popen(command, env={**os.environ, **QUIET})
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if code == BAD_INPUT:
+            raise SystemExit(code)
+        pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else pause
+        log.warning("the node ended (code %d); starting another in %.0f s", code, pause)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def join_once(path: Path, say: Callable[[str], None]) -> None:
+    """One node: load data, check the server's certificate, answer orders until the end."""
+    given = read_client(path)
+    config = given.run_config()
+    agreement = agree(config)
+    network, clients, _, _ = build(config, [given.load(config)])
+    for name in ("ca", "key"):
+        if not given.path(name).is_file():
+            raise ConfigError(f"{given.path(name)}: no such file")
+    state = given.path("state")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    participant = Participant(network, clients[0], agreement, state)
+    sent = ", ".join(["update", *agreement.scalars])
+    say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
+    _until_trusted(given)
+
+    from fedgradnorm.engines.flower.node import answer_orders
+
+    last = state / NODE
+    before = int(last.read_text()) if last.exists() else None
+
+    def connected(node: int) -> None:
+        last.write_text(str(node))
+        say(f"client {given.name}: connected to {given.server} as node {node}")
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with _alone(state):
+        answer_orders(
+            given.server,
+            given.path("ca"),
+            given.path("key"),
+            participant.respond,
+            connected,
+            before,
+        )
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """One process at a time works with a client's state; the lock ends with the process."""
+    with (state / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{state} is in use: this client is running already") from error
+        yield
+
+
+def _until_trusted(given: ClientFile) -> None:
+    """Wait for the server with growing pauses; a wrong certificate ends it at once."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            check_server(given.server, given.path("ca"))
+            return
+        except OSError as error:
+            log.warning("%s is not there yet (%s); trying again", given.server, error)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def check_server(server: str, authority: Path) -> None:
+    """A ConfigError unless this is a server of the federation, under its own name."""
+    host, _, port = server.rpartition(":")
+    context = ssl.create_default_context(cafile=str(authority))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"{server}: its certificate is not for this host or not by this federation's "
+            f"authority ({error.verify_message}); nothing was sent"
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{server} does not speak TLS ({error.reason}); nothing was sent"
+        ) from error

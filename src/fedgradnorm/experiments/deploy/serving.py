@@ -1,0 +1,205 @@
+"""``serve``: the SuperLink, the rounds, the ordinary run folder; resumed where it was stopped."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import optimizers
+from fedgradnorm.engines.flower.keys import public_key_pem
+from fedgradnorm.engines.flower.operator import Operator
+from fedgradnorm.engines.flower.process import superlink
+from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm.experiments.checkpoint import write_atomically
+from fedgradnorm.experiments.config import Config, build
+from fedgradnorm.experiments.deploy.agreement import Agreement, agree
+from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
+from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
+from fedgradnorm.experiments.execute import CONFIG, free_folder
+from fedgradnorm.experiments.folder import RunFolder
+from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
+from fedgradnorm.experiments.train import describe_weighting
+from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm.models import FlatNetwork, find_gauge
+from fedgradnorm.server import ServerState
+from fedgradnorm.version import __version__
+from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+LINK_LOG, DATABASE = "superlink.log", "superlink.db"
+INPUTS = {"network1": (1, 40, 40), "network2": (256,)}
+Show = Callable[[Progress], None] | None
+
+
+def serve(
+    config: Config,
+    federation: Path,
+    folder: Path,
+    *,
+    resume: bool = False,
+    show: Show = None,
+    waiting: Callable[[list[str]], None] | None = None,
+) -> Coordinator:
+    """Run all rounds with the clients of ``federation``; everything is kept in ``folder``.
+
+    ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
+    """
+    terms, agreement = read_federation(federation), agree(config)
+    network, _, weighting, _ = build(config, [])
+    weighting.run_seed = config.seed
+    weighting.bind(terms.clients)
+    folder.mkdir(parents=True, exist_ok=True)
+    link = superlink(federation, terms.listen, terms.port, federation / DATABASE, folder / LINK_LOG)
+    with link as secret:
+        operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), secret)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
+        about = _about(network, weighting, agreement, terms)
+        keeper = RunFolder(folder, coordinator, about, resume)
+        try:
+            if not resume:
+                write_atomically(folder / CONFIG, config.text().encode())
+                keeper.save_checkpoint()  # the run's name must be known before anybody hears it
+            keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
+            operator.register(keys)
+            operator.start()
+            _meet(operator, terms, waiting)
+            _rounds(coordinator, keeper, show)
+            log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
+            network_now = _trained(network, coordinator)
+            keeper.finish(Run({}, keeper.about, coordinator.history, network_now))
+            return coordinator
+        finally:
+            operator.stop()
+            keeper.close()
+
+
+def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
+    while not coordinator.done:
+        try:
+            event = coordinator.advance()
+        except TrainingError as error:
+            keeper.save_checkpoint()
+            raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
+        keeper.save_checkpoint()
+        if show is not None:
+            show(event)
+
+
+def _meet(
+    operator: Operator, terms: FederationFile, waiting: Callable[[list[str]], None] | None
+) -> None:
+    """Wait for all clients; after ``wait`` seconds the least number will do."""
+    end, missing = time.monotonic() + terms.wait, [""]
+    while missing and time.monotonic() < end:
+        here = operator.online()
+        now = [name for name in terms.clients if name not in here]
+        if now != missing and now and waiting is not None:
+            waiting(now)
+        missing = now
+        time.sleep(0.2 if missing else 0)
+    if missing:
+        log.warning("not connected after %.0f s: %s", terms.wait, ", ".join(missing))
+    if len(terms.clients) - len(missing) < max(1, terms.minimum):
+        raise TrainingError(
+            f"only {len(terms.clients) - len(missing)} of {len(terms.clients)} clients connected "
+            f"in {terms.wait:.0f} s; start the others (fedgradnorm join), then --resume"
+        )
+
+
+def run_folder(config: Config, resume: bool) -> Path:
+    """A new run folder, or with ``resume`` the newest one of this config."""
+    parent = Path(config.output.folder).expanduser()
+    name = f"{config.name}-{config.method}-seed{config.seed}"
+    if not resume:
+        return free_folder(parent, name)
+    found = [p.parent for p in parent.glob(f"{name}*/{ABOUT}")]
+    open_ones = [p for p in found if not read_about(p)["finished"]]
+    if not open_ones:
+        raise RunFolderError(f"{parent} holds no unfinished run {name}: nothing to resume")
+    return max(open_ones, key=lambda p: read_about(p)["started"])
+
+
+def _coordinator(
+    network: nn.Module,
+    weighting: Weighting,
+    config: Config,
+    terms: FederationFile,
+    agreement: Agreement,
+    operator: Operator,
+) -> Coordinator:
+    settings = agreement.settings
+    server = ServerState(
+        FlatNetwork(network).vector,
+        weighting,
+        optimizers.resolve(settings.server_optimizer, settings.lr),
+        aggregate=settings.aggregate,
+        order=settings.order,
+    )
+    patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest)
+    gauge = _gauge(network, config)
+    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge)
+
+
+def _gauge(network: nn.Module, config: Config) -> Tensor | None:
+    """Where to measure a gauge norm again; None where an update is no plain gradient."""
+    settings, options = config.settings, config.network.model_extra or {}
+    if settings.update != "gradient" or settings.proximal:
+        return None
+    shapes: dict[str, tuple[int, ...]] = {**INPUTS, "mlp": (options.get("inputs", 1),)}
+    shape = shapes.get(config.network.name)
+    if shape is None and settings.gauge is None:  # without data the last layer cannot be found
+        return None
+    names = find_gauge(network, torch.zeros(2, *(shape or ())), settings.gauge)
+    slices = FlatNetwork(network).slices
+    return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
+
+
+def _trained(network: nn.Module, coordinator: Coordinator) -> nn.Module:
+    flat = FlatNetwork(network)
+    flat.vector.copy_(coordinator.server.shared.data)
+    return flat.module
+
+
+def _about(
+    network: nn.Module, weighting: Weighting, agreement: Agreement, terms: FederationFile
+) -> dict[str, Any]:
+    """What is stored with the run. Of the clients the server knows no more than their names."""
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "settings": asdict(agreement.settings),
+        "weighting": describe_weighting(weighting),
+        "clients": {},
+        "participants": list(terms.clients),
+        "sent": ["update", *agreement.scalars],
+        "rounds": agreement.rounds,
+        "blueprints": blueprints(network, {}),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {
+            "fedgradnorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def check_config(config: Config) -> None:
+    """What can be known to be wrong before anything is started."""
+    agree(config)
+    try:
+        build(config, [])
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (a server has no data to take the network's size from: name it)"
+        ) from None

@@ -1,0 +1,68 @@
+"""Trainings for ranks to agree on: ``torchrun ... distributed_training.py OUT [CASE...]``.
+
+Rank 0 writes what each case gave; ``results`` gives the same in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.engines.ranks import is_leader
+from fedgradnorm.weighting import MGDA, TrimmedMean
+
+SINGLE = torch.float32
+CASES: dict[str, dict[str, Any]] = {
+    "joint": {},
+    "float32": {"dtype": SINGLE},
+    "stacked": {"shared_steps": 3, "head_steps": 2},
+    "loop": {"network": toys.noisy_network, "shared_steps": 2, "participation": 0.7},
+    "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
+    "gram": {"weighting": MGDA},
+    "gradients": {"weighting": TrimmedMean},
+    "few at a time": {"participation": [["side"], ["corner", "place"]]},
+    "final heads": {"final_head_steps": 5, "weighting": fgn.Equal},
+    "ditto": {"ditto": 0.5, "weighting": fgn.Equal},
+    "alone": {"share": "none", "weighting": fgn.Equal},
+    "averaged heads": {"average_heads": True, "kinds": ("side", "side", "side", "side")},
+}
+
+
+def train(engine: str, **case: Any) -> fgn.Run:
+    """One case; every rank has a generator of its own, and none of that may matter."""
+    case = {"rounds": 8, "batch_size": 8, "lr": 0.02, "eval_every": 4, "seed": 3, **case}
+    kinds = case.pop("kinds", (*toys.NAMES, "side"))
+    sizes = (48, 30, 24, 20)
+    clients = [
+        toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 3 else kind, size, kind)
+        for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    ]
+    network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
+    weighting = case.pop("weighting", fgn.GradNorm)()
+    return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
+
+
+def result(run: fgn.Run) -> dict[str, Any]:
+    """Networks and heads as lists of numbers, and the whole history."""
+    return {
+        "networks": {n: toys.parameters(m).tolist() for n, m in run.networks.items()},
+        "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
+        "history": run.table.rows,
+    }
+
+
+def results(engine: str, names: list[str]) -> dict[str, Any]:
+    return {name: result(train(engine, **CASES[name])) for name in names}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = results("auto", sys.argv[2:] or list(CASES))
+    if is_leader():
+        Path(sys.argv[1]).write_text(json.dumps(found))

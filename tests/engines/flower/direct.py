@@ -1,0 +1,98 @@
+"""Server and clients in one process, with the real messages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm import optimizers
+from fedgradnorm.engines.flower.messages import Order, encode_order
+from fedgradnorm.engines.flower.node import answered
+from fedgradnorm.experiments.deploy.agreement import Agreement, sent_scalars
+from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
+from fedgradnorm.experiments.deploy.participant import Participant
+from fedgradnorm.models import FlatNetwork
+from fedgradnorm.server import ServerState
+from fedgradnorm.settings import Settings
+from fedgradnorm.weighting import Weighting
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as if in a run
+
+Tamper = Callable[[str, Order, RecordDict], Any]
+ANYBODY = Patience(minimum=1)
+OPTIONS = {"rounds": 6, "batch_size": 8, "lr": 0.02, "seed": 3, "device": "cpu"}
+
+
+class Direct:
+    """An exchange without a network; ``tamper`` may change or drop what a client sends."""
+
+    def __init__(self, participants: dict[str, Participant]) -> None:
+        self.participants = participants
+        self.sent: list[tuple[str, RecordDict]] = []
+        self.tamper: Tamper = lambda *message: message[-1]
+
+    def ask(self, orders, seconds):
+        found: dict[str, Any] = {}
+        for name, order in orders.items():
+            message = Message(encode_order(order), 1, "train", ttl=seconds)
+            reply = answered(message, self.participants[name].respond)
+            if reply.has_error():
+                found[name] = reply.error.reason
+                continue
+            self.sent.append((name, reply.content))
+            found[name] = self.tamper(name, order, reply.content)
+        return found
+
+
+class Together:
+    """A coordinator and its participants, who can be started anew from their files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        weighting: Weighting | None = None,
+        make: Callable[[], nn.Module] = toys.network,
+        patience: Patience = ANYBODY,
+        **options: Any,
+    ) -> None:
+        self.settings = Settings(**{**OPTIONS, **options})
+        self.weighting, self.make, self.folder = weighting or fgn.GradNorm(), make, folder
+        assert self.settings.rounds is not None
+        scalars = sent_scalars(self.weighting, self.settings)
+        self.agreement = Agreement(self.settings, self.settings.rounds, scalars, "agreed")
+        self.exchange = Direct({name: self.participant(name) for name in toys.NAMES})
+        self.weighting.bind(list(toys.NAMES))
+        server = ServerState(
+            FlatNetwork(make()).vector,
+            self.weighting,
+            optimizers.resolve(self.settings.server_optimizer, self.settings.lr),
+            aggregate=self.settings.aggregate,
+            order=self.settings.order,
+        )
+        self.server = Coordinator(server, list(toys.NAMES), self.agreement, self.exchange, patience)
+
+    def participant(self, name: str) -> Participant:
+        client = next(c for c in toys.clients() if c.name == name)
+        return Participant(self.make(), client, self.agreement, self.folder / name)
+
+    def restart(self, name: str) -> None:
+        """The client's process ends and another begins; its files stay."""
+        self.exchange.participants[name] = self.participant(name)
+
+    def run(self, rounds: int | None = None) -> torch.Tensor:
+        while not self.server.done and rounds != 0:
+            self.server.advance()
+            rounds = None if rounds is None else rounds - 1
+        return self.server.server.shared.data

@@ -1,0 +1,168 @@
+"""Real processes on loopback: TLS, keys, three rounds; and everything that may go wrong."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+import torch
+
+import fedgradnorm as fgn
+from engines.flower.machines import NAMES, Machines, children, finished, kill, until
+from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.config import load_config
+from fedgradnorm.experiments.deploy.trying import joined
+from fedgradnorm.experiments.execute import execute
+
+pytestmark = pytest.mark.slow
+
+
+def alone(machines: Machines) -> fgn.Run:
+    """The same config in this process."""
+    return execute(
+        load_config(machines.config, ["training.engine='loop'"]), machines.folder / "alone"
+    )
+
+
+def network(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.read_tensors(folder / "network.safetensors")[0]
+
+
+def same_network(machines: Machines) -> bool:
+    found, wanted = network(machines.run), network(machines.folder / "alone")
+    return found.keys() == wanted.keys() and all(torch.equal(found[k], wanted[k]) for k in found)
+
+
+def test_three_rounds_equal_the_run_in_one_process_to_the_bit(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    with joined(list(machines.homes.values())), machines.serve() as server:
+        out = finished(server, 0)
+    assert "run folder:" in out
+    reference = alone(machines)
+    assert same_network(machines)
+    rows = fgn.load(machines.run).table.rows
+    expected = [r for r in reference.table.rows if r["split"] == "batch"]
+    assert len(rows) == 9
+    for row, wanted in zip(rows, expected, strict=True):
+        assert (row["client"], row["weight"]) == (wanted["client"], wanted["weight"])
+        assert (row["loss_ratio"], row["gauge_norm"]) == (
+            wanted["loss_ratio"],
+            wanted["gauge_norm"],
+        )
+        assert "loss" not in row
+    for name in NAMES:
+        (result,) = machines.homes[name].glob("state/*/result")
+        own = fgn.load(result)
+        assert list(own.heads) == [name]
+        assert torch.equal(own.heads[name].weight, reference.heads[name].weight)
+        assert oct((machines.homes[name] / "client.key").stat().st_mode)[-3:] == "600"
+
+
+def test_a_killed_client_comes_back_with_its_head_and_the_run_goes_on(tmp_path):
+    machines = Machines(tmp_path, rounds=14, deadline=15.0, minimum=2)
+    with joined(list(machines.homes.values())) as clients, machines.serve() as server:
+        until(lambda: machines.rounds() >= 2)
+        kill(children(clients[0])[0])
+        out = finished(server, 0)
+    assert "14/14" in out
+    rows = [r for r in fgn.load(machines.run).table.rows if r["client"] == NAMES[0]]
+    assert any(not row["active"] for row in rows)
+    assert rows[-1]["active"]
+    state = checkpoint.load(machines.run / "checkpoint.safetensors")["trainer"]
+    taken = sum(row["active"] for row in rows)
+    assert state["states"][NAMES[0]] == taken < 14
+    (slots,) = (p for p in (machines.homes[NAMES[0]] / "state").iterdir() if p.is_dir())
+    assert taken in {checkpoint.load(path)["rounds"] for path in slots.glob("state-*")}
+
+
+def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(tmp_path):
+    machines = Machines(tmp_path, rounds=9, minimum=3)
+    with joined(list(machines.homes.values())):
+        with machines.serve() as server:
+            until(lambda: machines.rounds() >= 2)
+            kill(children(server)[0])
+            out = finished(server, 1)
+            assert "go on with --resume" in " ".join(out.split())
+        with machines.serve("--resume") as server:
+            until(lambda: machines.rounds() >= 5)
+            link = children(server)[0]
+            kill(server.pid)
+            server.wait()
+            until(lambda: not Path(f"/proc/{link}/exe").exists(), 30)
+        with machines.serve("--resume") as server:
+            finished(server, 0)
+    alone(machines)
+    assert same_network(machines)
+
+
+def test_strangers_are_refused(tmp_path):
+    """An unregistered key, a wrong authority, a wrong host name, an operator without the secret."""
+    machines = Machines(tmp_path, rounds=3, hosts=("localhost",))
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    other = Machines(other_folder, rounds=3)
+    ours = machines.homes["class"]
+    with ExitStack() as stack:
+        server = stack.enter_context(machines.serve())
+        until(lambda: _listens(machines.port))
+        said = {}
+        for name, change in {
+            "key": ("client.key", (other.homes["class"] / "client.key").read_bytes()),
+            "authority": ("ca.pem", (other.homes["class"] / "ca.pem").read_bytes()),
+            "host": ("client.toml", None),
+        }.items():
+            file, content = change
+            before = (ours / file).read_bytes()
+            content = content or before.replace(b"localhost", b"127.0.0.1")
+            (ours / file).write_bytes(content)
+            with machines.started("join", ours / "client.toml", "--once") as client:
+                said[name] = " ".join(client.communicate(timeout=60)[0].split())
+                assert client.returncode != 0
+            (ours / file).write_bytes(before)
+        assert server.poll() is None
+        assert _status(machines, "/v1/control/list-nodes") == 403
+    assert "SuperNode" in said["key"] or "activat" in said["key"], said["key"]
+    assert "not by this federation's authority" in said["authority"]
+    assert "not for this host" in said["host"]
+    assert not (machines.run / "metrics.csv").read_text().splitlines()[1:]
+
+
+def test_plain_text_is_refused(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", machines.port)) as plain:
+        thread = threading.Thread(target=_babble, args=(plain, heard), daemon=True)
+        thread.start()
+        with machines.started("join", machines.homes["class"] / "client.toml", "--once") as client:
+            out = finished(client, 2)
+    assert "does not speak TLS" in " ".join(out.split())
+    assert heard
+    assert b"class" not in heard[0]
+
+
+def _babble(plain: socket.socket, heard: list[bytes]) -> None:
+    peer, _ = plain.accept()
+    heard.append(peer.recv(65536))
+    peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    peer.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _status(machines: Machines, path: str) -> int:
+    import httpx
+
+    url = f"https://localhost:{machines.port}{path}"
+    context = ssl.create_default_context(cafile=str(machines.federation / "ca.pem"))
+    with httpx.Client(verify=context) as client:
+        return client.post(url).status_code

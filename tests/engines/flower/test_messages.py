@@ -1,0 +1,209 @@
+"""The messages themselves: what is in them, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.message import Array
+
+import fedgradnorm as fgn
+import toys
+from engines.flower.direct import Together
+from fedgradnorm.engines.flower.link import HEADER, LARGEST, Guard
+from fedgradnorm.engines.flower.messages import (
+    Answer,
+    Order,
+    Refused,
+    check_gauge,
+    decode_answer,
+    decode_order,
+    encode_answer,
+    encode_order,
+)
+
+SHARED = torch.arange(4, dtype=torch.float32)
+ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
+SCALARS = ("loss_ratio", "gauge_norm")
+GOOD = Answer("run1", 7, 4, SHARED / 2, {"loss_ratio": 0.5, "gauge_norm": 1.5})
+
+
+def decoded(content: RecordDict) -> Answer:
+    return decode_answer(content, ORDER, SCALARS, longest=10.0)
+
+
+def test_there_and_back():
+    order = decode_order(encode_order(ORDER), SHARED)
+    assert (order.kind, order.run, order.digest) == ("train", "run1", "agreed")
+    assert (order.round, order.state_round) == (7, 3)
+    assert torch.equal(order.shared, SHARED)
+    answer = decoded(encode_answer(GOOD))
+    assert torch.equal(answer.update, GOOD.update)
+    assert answer.scalars == GOOD.scalars
+
+
+def numbers(**changes):
+    return {"round": 7, "state_round": 4, **GOOD.scalars, **changes}
+
+
+def with_record(name, record):
+    content = encode_answer(GOOD)
+    content[name] = record
+    return content
+
+
+def with_update(array):
+    return with_record("update", ArrayRecord({"update": array}))
+
+
+def without(name):
+    content = encode_answer(GOOD)
+    del content[name]
+    return content
+
+
+def array(values, dtype=np.float32):
+    return Array(np.asarray(values, dtype=dtype))
+
+
+BAD = {
+    "NaN": (with_update(array([0, 1, np.nan, 2])), "not finite"),
+    "infinite": (with_update(array([0, 1, np.inf, 2])), "not finite"),
+    "too short": (with_update(array([0, 1, 2])), r"float32\[3\] instead of float32\[4\]"),
+    "another shape": (with_update(array([[0, 1], [2, 3]])), "instead of"),
+    "another type": (with_update(array([0, 1, 2, 3], np.float64)), "float64"),
+    "integers": (with_update(array([0, 1, 2, 3], np.int32)), "int32"),
+    "huge": (with_update(array([0, 1e30, 0, 0])), "more than the 10 allowed"),
+    "a flood": (with_update(array(np.zeros(5000))), "bytes for 4 numbers"),
+    "no array": (with_update(Array("float32", (4,), "numpy.ndarray", b"junk")), "cannot be read"),
+    "pickled": (with_update(Array("object", (4,), "pickle", b"\x80")), "cannot be read"),
+    "renamed": (with_record("update", ArrayRecord({"head": array([0, 1, 2, 3])})), "head, update"),
+    "not an array": (with_record("update", MetricRecord({"a": 1.0})), "not an array"),
+    "one more record": (with_record("head", ArrayRecord({"w": array([1])})), "head"),
+    "no update": (without("update"), "update"),
+    "an old round": (with_record("answer", MetricRecord(numbers(round=6))), "round 6, not 7"),
+    "an old state": (with_record("answer", MetricRecord(numbers(state_round=1))), "of round 1"),
+    "another run": (with_record("run", ConfigRecord({"run": "other"})), "another run"),
+    "NaN ratio": (
+        with_record("answer", MetricRecord(numbers(loss_ratio=float("nan")))),
+        "loss_ratio: not a finite",
+    ),
+    "a list": (with_record("answer", MetricRecord(numbers(gauge_norm=[1.0, 2.0]))), "gauge_norm"),
+    "one number more": (with_record("answer", MetricRecord(numbers(size=9.0))), "size"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_answer_is_refused(name):
+    content, words = BAD[name]
+    with pytest.raises(Refused, match=words):
+        decoded(content)
+
+
+def test_a_gauge_norm_must_be_that_of_the_update():
+    gauge = torch.tensor([2, 3])
+    right = float(GOOD.update[gauge].norm())
+    check_gauge(Answer("r", 0, 1, GOOD.update, {"gauge_norm": right}), gauge)
+    with pytest.raises(Refused, match="but it says"):
+        check_gauge(Answer("r", 0, 1, GOOD.update, {"gauge_norm": 2 * right}), gauge)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict({}),
+        encode_answer(GOOD),
+        encode_order(Order("spy", "run1", "agreed", 0, 0, SHARED)),
+        encode_order(Order("train", "../run", "agreed", 0, 0, SHARED)),
+        encode_order(Order("train", "run1", "agreed", -1, 0, SHARED)),
+        encode_order(Order("train", "run1", "agreed", 0, 0, SHARED * float("nan"))),
+        encode_order(Order("train", "run1", "agreed", 0, 0, SHARED[:2])),
+    ],
+)
+def test_a_client_trusts_its_server_as_little(content):
+    with pytest.raises(Refused):
+        decode_order(content, SHARED)
+
+
+def everything(content: RecordDict) -> dict[str, object]:
+    """All that is in a message, whatever it is called."""
+    return {
+        f"{name}.{key}": value for name, record in content.items() for key, value in record.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("weighting", "scalars"),
+    [
+        (fgn.GradNorm(), {"loss_ratio", "gauge_norm"}),
+        (fgn.GradNorm(rule="direct"), {"loss_ratio", "gauge_norm"}),
+        (fgn.Equal(), set()),
+        (fgn.BySize(), {"size"}),
+    ],
+)
+def test_nothing_leaves_a_client_but_what_the_method_needs(weighting, scalars, tmp_path):
+    together = Together(tmp_path, weighting)
+    together.run(2)
+    assert len(together.exchange.sent) == 6
+    allowed = {f"answer.{name}" for name in (*scalars, "round", "state_round")}
+    private = private_values(together)
+    for name, content in together.exchange.sent:
+        found = everything(content)
+        assert set(found) == allowed | {"run.run", "update.update"}
+        update = content["update"]["update"].numpy()
+        assert update.shape == (101,)  # the shared network's own size: no head, no rows
+        raw = content["update"]["update"].data
+        assert not any(value in raw for value in private[name])
+
+
+def private_values(together: Together) -> dict[str, list[bytes]]:
+    """Bytes that would give a client away: rows, targets, head."""
+    found = {}
+    for name, participant in together.exchange.participants.items():
+        x, y = participant.engine.data[name]["train"]
+        head = toys.parameters(participant.engine.heads()[name])
+        found[name] = [x[0].numpy().tobytes(), y[:4].numpy().tobytes(), head[:4].numpy().tobytes()]
+    return found
+
+
+def test_an_exception_is_not_told_to_the_server(tmp_path, caplog):
+    together = Together(tmp_path)
+    participant = together.exchange.participants["side"]
+    participant.engine.run_clients = lambda *_: 1 / 0 and "secret value 42"
+    with caplog.at_level(logging.WARNING, "fedgradnorm"):
+        together.run(1)
+    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert told == ["round 1: client 'side' left out: failed; the client's own log says why"]
+
+
+def test_a_refused_answer_is_counted_and_the_run_goes_on(tmp_path, caplog):
+    together = Together(tmp_path)
+
+    def poison(name, order, content):
+        if name == "place" and order.round == 1:
+            content["update"] = ArrayRecord({"update": Array(np.full(101, np.nan))})
+        return content
+
+    together.exchange.tamper = poison
+    with caplog.at_level(logging.WARNING, "fedgradnorm"):
+        shared = together.run()
+    assert torch.isfinite(shared).all()
+    assert together.server.refused == {"corner": 0, "side": 0, "place": 1}
+    assert "answer of 'place' refused: update: holds numbers that are not finite" in caplog.text
+
+
+def test_only_the_operator_passes_the_guard():
+    guard, key = Guard(None, "secret"), HEADER.encode()
+    assert guard.refusal("/v1/fleet/pull-messages", {}) is None
+    for path in ("/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/"):
+        assert guard.refusal(path, {}) == 403
+        assert guard.refusal(path, {key: b"guess"}) == 403
+        assert guard.refusal(path, {key: b"secret"}) is None
+    assert guard.refusal("/v1/fleet/x", {b"content-length": str(LARGEST + 1).encode()}) == 413
+    assert guard.refusal("/v1/fleet/x", {b"content-length": b"-1"}) == 413

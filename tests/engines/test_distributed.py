@@ -1,0 +1,179 @@
+"""Ranks as real processes: the same run as one process, killed, resumed, stopped, refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import fedgradnorm as fgn
+import toys
+from engines.distributed_killed import train
+from engines.distributed_training import CASES, results
+from experiments.small_config import small_config
+from fedgradnorm.engines.distributed import DistributedEngine
+from fedgradnorm.engines.ranks import World
+from fedgradnorm.experiments.ranked import meet
+from fedgradnorm.weighting import MGDA
+
+HERE = Path(__file__).parent
+TIGHT, LOOSE = 1e-10, 1e-5
+ROUNDS = 200
+
+
+def torchrun(ranks: int, *words: Any, **environment: str) -> subprocess.Popen[str]:
+    """Start ranks that meet on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    return subprocess.Popen(
+        [*command, *place, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=120)
+    assert code is None or process.returncode == code, out + err
+    return out, err
+
+
+def gap(left: Any, right: Any) -> float:
+    """The largest relative difference between two nested values of the same shape."""
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        return max((gap(left[key], right[key]) for key in left), default=0.0)
+    if isinstance(left, list) and left and isinstance(left[0], float):
+        a, b = np.array(left), np.array(right)
+        return float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))
+    if isinstance(left, list):
+        assert len(left) == len(right)
+        return max((gap(a, b) for a, b in zip(left, right, strict=True)), default=0.0)
+    if isinstance(left, float):
+        return abs(left - right) / max(1.0, abs(right)) if math.isfinite(left) else math.inf
+    assert left == right
+    return 0.0
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """Every case in this process, as JSON would give it back."""
+    found: dict[str, Any] = json.loads(json.dumps(results("auto", list(CASES))))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_give_the_same_run_as_one_process(ranks, alone, tmp_path):
+    finished(torchrun(ranks, HERE / "distributed_training.py", tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name, reference in alone.items():
+        assert gap(found[name], reference) < (LOOSE if name in ("float32", "loop") else TIGHT), name
+
+
+@pytest.mark.slow
+def test_more_ranks_than_clients(tmp_path):
+    names = ["joint", "gram", "averaged heads"]
+    finished(torchrun(5, HERE / "distributed_training.py", tmp_path / "found.json", *names))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert gap(found, json.loads(json.dumps(results("auto", names)))) < TIGHT
+
+
+@pytest.mark.parametrize("name", ["joint", "stacked", "loop", "gram", "averaged heads"])
+def test_one_rank_without_torchrun(name, alone):
+    found = json.loads(json.dumps(results("distributed", [name])))
+    assert gap(found[name], alone[name]) < TIGHT
+
+
+@pytest.mark.slow
+def test_the_command_line_under_torchrun_then_resumed_by_another_number(tmp_path):
+    config = small_config(tmp_path)
+    folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
+    first = torchrun(2, "-m", "fedgradnorm", "run", config, "training.rounds=6")
+    out, _ = finished(first)
+    assert out.count("run folder:") == 1
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [folder.name]
+    whole = fgn.load(folder)
+    fgn_alone = tmp_path / "alone"
+    subprocess.run(
+        [sys.executable, "-m", "fedgradnorm", "run", config, f"output.folder={fgn_alone}"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    single = fgn.load(fgn_alone / folder.name)
+    assert gap(whole.table.rows, single.table.rows) < LOOSE
+    assert torch.allclose(toys.parameters(whole.network), toys.parameters(single.network))
+
+
+def kill_a_rank(folder: Path, rounds: int) -> tuple[str, str]:
+    """Train with two ranks and kill -9 the second one after its first checkpoint."""
+    script = HERE / "distributed_killed.py"
+    process = torchrun(2, script, folder, rounds, FEDGRADNORM_RANK_TIMEOUT="20")
+    while not (folder / "checkpoint.safetensors").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.kill(int((folder.parent / "pid1").read_text()), signal.SIGKILL)
+    return finished(process, None)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_and_any_number_of_ranks_resumes(tmp_path):
+    out, err = kill_a_rank(tmp_path / "run", ROUNDS)
+    assert "RankLost" in out + err
+    assert "the last checkpoint stands" in out + err
+    assert not json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
+    finished(torchrun(3, HERE / "distributed_killed.py", tmp_path / "run", ROUNDS))
+    resumed, undisturbed = fgn.load(tmp_path / "run"), train(tmp_path / "other", ROUNDS)
+    assert resumed.finished
+    assert gap(resumed.table.rows, undisturbed.table.rows) < TIGHT
+
+
+def test_an_engine_of_one_process_is_refused_under_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(fgn.ConfigError, match="engine 'loop' runs in one process"):
+        meet("loop")
+
+
+class Counting(World):
+    """One rank that writes down how many numbers it would have sent."""
+
+    sent: ClassVar[list[int]] = []
+
+    def sum(self, tensor):
+        self.sent.append(tensor.numel())
+        return tensor
+
+    def stack(self, tensor):
+        self.sent.append(tensor.numel())
+        return [tensor]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "sent"),
+    [(fgn.GradNorm(), [5 * 3, 101]), (fgn.Equal(), [5 * 3, 101]), (MGDA(), [5 * 3, 3 * 101, 101])],
+)
+def test_only_what_the_weighting_needs_crosses_ranks(weighting, sent):
+    federation = toys.federation(toys.network(), toys.clients(), weighting, engine="distributed")
+    assert isinstance(federation.engine, DistributedEngine)
+    federation.engine.world = Counting()
+    Counting.sent.clear()
+    federation.round(0, federation.names)
+    assert Counting.sent == sent
