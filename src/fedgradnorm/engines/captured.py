@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedgradnorm.engines.joint import JointEngine
 from fedgradnorm.server import ServerState, server_round
+from fedgradnorm.weighting import ByTask
 
 FIELDS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")
 
@@ -70,5 +71,9 @@ def _state(engine: JointEngine, server: ServerState) -> list[Tensor]:
     kept = [server.optimizer.state, *(s.optimizer.state for s in engine.states.values())]
     moments = [v for state in kept for one in state.values() for v in one.values()]
     heads = [p.data for state in engine.states.values() for p in state.head.parameters()]
-    tensors = [server.shared.data, *heads, *moments, *server.weighting.rows.values()]
+    weighting = server.weighting
+    rows = [*weighting.rows.values()]
+    if isinstance(weighting, ByTask):
+        rows += weighting.inner.rows.values()
+    tensors = [server.shared.data, *heads, *moments, *rows]
     return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
