@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -11,6 +13,8 @@ import toys
 from fedgradnorm import Client
 
 torch.set_num_threads(1)  # the toys are far too small for more
+# A shell that runs the tests in the background has them ignore Ctrl-C, which some of them press.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "fixed",

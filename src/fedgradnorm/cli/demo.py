@@ -35,6 +35,7 @@ def demo(
     from fedgradnorm.experiments.compare import compare
     from fedgradnorm.experiments.config import load_config
     from fedgradnorm.experiments.execute import free_folder
+    from fedgradnorm.report.page import write_page
 
     with as_file(files("fedgradnorm.cli") / "demo.toml") as path:
         config = load_config(path, [*CHANGES, f"seed={seed}"])
@@ -43,6 +44,8 @@ def demo(
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
         folders = compare(config, METHODS, folder=folder, display=trial_display, data_progress=bar)
     show_runs(folders, folder / "demo.png")
+    write_page(folders, folder / "report.html")
+    say(f"report: {folder / 'report.html'} (one page, opens in any browser, works offline)")
     say(_moral(folders))
 
 

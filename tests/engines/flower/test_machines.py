@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 import threading
@@ -20,6 +21,7 @@ from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.deploy.trying import joined
 from fedgradnorm.experiments.execute import execute
+from fedgradnorm.experiments.history import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -65,11 +67,21 @@ def test_three_rounds_equal_the_run_in_one_process_to_the_bit(tmp_path):
         assert oct((machines.homes[name] / "client.key").stat().st_mode)[-3:] == "600"
 
 
+def missed(machines: Machines, name: str) -> bool:
+    """Whether the run's table says that this client was left out of a round."""
+    rows = read_rows(machines.run / "metrics.csv")
+    return any(row["client"] == name and not row["active"] for row in rows)
+
+
 def test_a_killed_client_comes_back_with_its_head_and_the_run_goes_on(tmp_path):
     machines = Machines(tmp_path, rounds=14, deadline=15.0, minimum=2)
     with joined(list(machines.homes.values())) as clients, machines.serve() as server:
         until(lambda: machines.rounds() >= 2)
-        kill(children(clients[0])[0])
+        child = children(clients[0])[0]
+        clients[0].send_signal(signal.SIGSTOP)  # nobody starts it again before a round went by
+        kill(child)
+        until(lambda: missed(machines, NAMES[0]), 60)
+        clients[0].send_signal(signal.SIGCONT)
         out = finished(server, 0)
     assert "14/14" in out
     rows = [r for r in fgn.load(machines.run).table.rows if r["client"] == NAMES[0]]
