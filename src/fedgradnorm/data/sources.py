@@ -58,11 +58,17 @@ def load_clients(
     """The clients of a source.
 
     ``options`` are those of the source's own function, with ``path`` for its ``source``. A ``seed``
-    among them holds the data still while the run's own changes.
+    among them holds the data still while the run's own changes. ``partition`` names clients whose
+    rows are shared out to several: ``{"gender": {"name": "dirichlet", "parts": 3, "alpha": 0.5}}``.
     """
+    given = {"seed": seed, **options}
+    plans = given.pop("partition", {})
+    return _partitioned(_loaded(name, given, progress), plans, given["seed"])
+
+
+def _loaded(name: str, given: dict[str, Any], progress: DataProgress | None) -> list[Client]:
     source = SOURCES[choose(name, SOURCES, "data source")]
     function = source.load()
-    given = {"seed": seed, **options}
     if name == "files":
         return _from_files(function, given)
     what = f"data source {name!r}"
@@ -74,6 +80,23 @@ def load_clients(
         given["source"] = given.pop("path")
     clients: list[Client] = _call(what, partial(function, **given, progress=progress))
     return clients
+
+
+def _partitioned(clients: list[Client], plans: Any, seed: int) -> list[Client]:
+    """The clients, with those that ``plans`` names shared out to several."""
+    if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
+        raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
+    for name in plans:
+        choose(name, [client.name for client in clients], "client in data.partition")
+    made: list[Client] = []
+    for client in clients:
+        if client.name in plans:
+            from fedgradnorm.data.partition import partition_client, partitioner
+
+            made += partition_client(client, partitioner(plans[client.name]), seed)
+        else:
+            made.append(client)
+    return made
 
 
 def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
