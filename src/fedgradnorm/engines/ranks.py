@@ -6,6 +6,7 @@ in the same order, with the same shapes; one that fails means that a rank is gon
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import signal
@@ -122,6 +123,12 @@ def _meet() -> None:
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"the ranks cannot meet: {reason}; start them with torchrun") from error
+    atexit.register(_part)  # left to the end of the process, its threads may abort it
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -152,5 +159,9 @@ def stoppable(world: World) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except RankLost:
+        # It ends by itself now: a signal that comes late must not keep it from saying why.
+        before = signal.SIG_IGN
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
