@@ -43,11 +43,12 @@ def test_every_method_has_its_colour_and_nothing_is_blank(tmp_path):
 def test_seeds_of_different_length_methods_with_other_clients_and_many_of_them(tmp_path):
     runs = [record(seed=0), record(seed=1, rounds=9), record("other", clients=("b", "c"))]
     runs += [record(f"more {i}") for i in range(9)]
-    figure(runs, tmp_path / "f.png")
+    assert figure(runs, tmp_path / "f.png").stat().st_size > 0
 
 
 def test_nonpositive_losses_and_one_point(tmp_path):
-    figure([record(shift=-200.0), record("short", rounds=0)], tmp_path / "f.png")
+    made = figure([record(shift=-200.0), record("short", rounds=0)], tmp_path / "f.png")
+    assert made.stat().st_size > 0
 
 
 def test_bad_requests(tmp_path):
