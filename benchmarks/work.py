@@ -57,6 +57,7 @@ def make_ours(
     weighting: fgn.Weighting | None = None,
     device: str = "cpu",
     engine: str = "auto",
+    compile: bool = False,
 ) -> Federation:
     settings = Settings(
         rounds=10**6,
@@ -65,6 +66,7 @@ def make_ours(
         shared_steps=work.shared_steps,
         first_loss="first_round",
         engine=engine,
+        compile=compile,
     )
     weighting = fgn.GradNorm() if weighting is None else weighting
     return federations(make_network(work), clients, weighting, settings, torch.device(device))[0]

@@ -89,6 +89,10 @@ class Federation:
             order=settings.order,
         )
 
+        if settings.compile and self.burst > 1:
+            self.server.fuse()
+            self.engine.fuse()  # type: ignore[attr-defined]
+
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """Some rounds in a row; on a GPU they run as one captured graph where that is possible."""
         if len(actives) > 1 and (outcomes := self._replay(first, actives)) is not None:

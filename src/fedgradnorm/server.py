@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm import optimizers
+from fedgradnorm.fusing import Fused
 from fedgradnorm.reports import Reports
 from fedgradnorm.weighting import Signals, Weighting
+from fedgradnorm.weighting.base import only
 
 Aggregate = Literal["mean", "by_size"]
 Order = Literal["new", "old"]
@@ -33,6 +35,12 @@ class ServerState:
         self.weighting = weighting
         self.optimizer = optimizers.build([self.shared], optimizer)
         self.aggregate, self.order = aggregate, order
+        self.weigh = weigh
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        self.weigh = Fused(weigh)
+        optimizers.fuse(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
@@ -59,21 +67,27 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
     ``aggregate`` say nothing then. Returns the weights after the round, one per client.
     """
     signals = reports.signals(server.weighting.needs)
-    used = server.weighting.weight.clone()
-    weights = server.weighting.update(signals)
-    if server.order == "new":
-        used = weights
+    weights, share = server.weigh(server.weighting, signals, server.order, server.aggregate)
     direction = server.weighting.direction(signals)
     if direction is None:
-        direction = reports.aggregate(coefficients(used, signals, server.aggregate))
+        direction = reports.aggregate(share)
     server.shared.grad = direction
     server.optimizer.step()
     return weights
 
 
+def weigh(
+    weighting: Weighting, signals: Signals, order: Order, aggregate: Aggregate
+) -> tuple[Tensor, Tensor]:
+    """The weights after the round, and what each update is multiplied with."""
+    before = weighting.weight.clone() if order == "old" else None
+    weights = weighting.update(signals)
+    return weights, coefficients(weights if before is None else before, signals, aggregate)
+
+
 def coefficients(weights: Tensor, signals: Signals, aggregate: Aggregate) -> Tensor:
     """What each update is multiplied with: p_i / N, or p_i n_i / sum_j n_j with ``by_size``."""
-    share = signals.active.to(weights.dtype)
-    if aggregate == "by_size":
-        share = share * signals.size
-    return torch.where(signals.active, weights.to(share.device) * share / share.sum(), 0)
+    weights = weights.to(signals.active.device)
+    share = signals.size if aggregate == "by_size" else torch.ones_like(weights)
+    share = only(signals.active, share)
+    return only(signals.active, weights * share) / share.sum()

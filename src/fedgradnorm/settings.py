@@ -52,6 +52,7 @@ class Settings:
     engine: EngineName = "auto"
     device: str = "auto"
     precision: Precision = "float32"
+    compile: bool = False
     seed: int = 0
     log_every: int = 1
     eval_every: int | None = None

@@ -47,6 +47,7 @@ class Batches:
     """
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
+    ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
 
     def __init__(
         self, sizes: Mapping[str, int], batch_size: int | None, seed: int, steps: int = 1
@@ -56,7 +57,7 @@ class Batches:
         self._base = {n: number(seed, "batches", n) for n in sizes}
         per_round = steps * sum(self.batch.values())
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
-        self.window = max(1, min(epoch, self.WINDOW // per_round))
+        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
         self._first = -1
         self._drawn_rows: dict[str, NDArray[np.int64]] = {}
 

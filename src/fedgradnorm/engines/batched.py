@@ -7,7 +7,7 @@ and all head steps run on them. Everything lives in the clients' own state, as i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
+from fedgradnorm.engines.branches import Branches
 from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
 from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.local import EVALUATION_ROWS, LocalSettings, first_loss
@@ -43,7 +44,19 @@ class Plan:
     parts: list[Part]
     columns: Tensor | None
     owner: Tensor  # the client, as a row of the engine's order, of each row of the joint batch
+    positions: Tensor  # all parts' positions, in turn
     active: Tensor
+
+    @property
+    def stretches(self) -> list[tuple[slice, int]]:
+        """Rows of the joint batch and how many of them are one client's, as few as possible."""
+        found: list[tuple[slice, int]] = []
+        for part in self.parts:
+            if found and found[-1][1] == part.group.batch:
+                found[-1] = slice(found[-1][0].start, part.rows.stop), part.group.batch
+            else:
+                found.append((part.rows, part.group.batch))
+        return found
 
 
 class BatchedEngine(LoopEngine):
@@ -66,6 +79,7 @@ class BatchedEngine(LoopEngine):
         assert how.head_optimizer is not None
         self.front = FlatNetwork(network, device)
         self.front.module.train()
+        self.branches = Branches(device)
         own_heads = {name: state.head.train() for name, state in self.states.items()}
         self.groups = group_heads(clients, own_heads, self.batches.batch)
         self._order = [name for group in self.groups for name in group.names]
@@ -171,37 +185,52 @@ class BatchedEngine(LoopEngine):
             base = self._offset[group.names[0]]
             parts.append(Part(group, members, chosen, positions, rows, base))
             start = rows.stop
+        positions = torch.cat([part.positions for part in parts])
         owner = torch.cat([p.positions.repeat_interleave(p.group.batch) for p in parts])
         active = torch.zeros(len(self.clients), dtype=torch.bool, device=self.device)
         active[owner] = True
         all_columns = start == column
         picked = None if all_columns else torch.cat(columns).to(self.device)
-        return Plan(parts, picked, owner, active)
+        return Plan(parts, picked, owner, positions, active)
 
     def rows(self, round_number: int, active: Sequence[str]) -> Tensor:
         """Rows of the joint inputs that a round reads: [steps, joint batch]."""
-        window = self.batches.window
-        first = round_number - round_number % window
-        if first != self._table_start:
-            drawn = self.batches.many(self._order, first * self.how.steps, window * self.how.steps)
-            table = [drawn[name] + self._offset[name] for name in self._order]
-            self._table = torch.from_numpy(np.concatenate(table, axis=1)).to(self.device)
-            self._table_start = first
-        start = (round_number - first) * self.how.steps
-        rows = self._table[start : start + self.how.steps]
+        rows = self.coming_rows(round_number, 1)[0]
         columns = self.plan(active).columns
         return rows if columns is None else rows[:, columns]
+
+    def coming_rows(self, first: int, most: int) -> Tensor:
+        """Rows that everybody reads in rounds from ``first`` on: [rounds, steps, joint batch].
+
+        As many rounds as are drawn together, but no more than ``most``.
+        """
+        window, steps = self.batches.window, self.how.steps
+        start = first - first % window
+        if start != self._table_start:
+            drawn = self.batches.many(self._order, start * steps, window * steps)
+            table = [drawn[name] + self._offset[name] for name in self._order]
+            joined = torch.from_numpy(np.concatenate(table, axis=1)).to(self.device)
+            self._table = joined.view(window, steps, -1)
+            self._table_start = start
+        return self._table[first - start :][:most]
 
     def head_phase(self, features: Callable[[int], Tensor], rows: Tensor, plan: Plan) -> None:
         """``head_steps`` updates of all heads on frozen features."""
         self._optimizer.zero_grad()
         for step in range(self.how.head_steps):
             z = features(step)
-            for part in plan.parts:
+            for part in self.side_by_side(plan.parts):
                 targets = self.part_targets(part, rows[step])
                 gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
                 part.group.place_gradients(gradients, part.members)
             self._optimizer.step()
+
+    def side_by_side(self, parts: Sequence[Part]) -> Iterator[Part]:
+        """The parts one by one; what is done with each may run beside the others."""
+        for number, part in enumerate(parts):
+            with self.branches.branch(number % 4):
+                yield part
+        self.branches.join()
 
     def part_targets(self, part: Part, rows: Tensor) -> Tensor:
         """The targets of a part's rows of one step."""

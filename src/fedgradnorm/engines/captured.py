@@ -29,7 +29,8 @@ class CapturedRounds:
     def __init__(self, engine: JointEngine, server: ServerState, active: Sequence[str]) -> None:
         self.engine, self.server, self.active = engine, server, list(active)
         self._plan = engine.plan(self.active)
-        self._rows = engine.rows(0, self.active).clone()
+        rows = engine.rows(0, self.active)
+        self._rows = rows.new_empty(self.LONGEST, *rows.shape).copy_(rows)
         self._slot = torch.zeros(1, dtype=torch.int64, device=engine.device)
         shape = (self.LONGEST, len(FIELDS), len(engine.clients))
         self._log = torch.zeros(shape, dtype=torch.float64, device=engine.device)
@@ -41,7 +42,8 @@ class CapturedRounds:
             self._round()
 
     def _round(self) -> None:
-        reports = self.engine.work(self.server.shared.data, self._rows, self._plan)
+        rows = self._rows.index_select(0, self._slot)[0]
+        reports = self.engine.work(self.server.shared.data, rows, self._plan)
         weight = server_round(self.server, reports)
         held = self.server.weighting.held
         fields = [reports.loss, reports.loss_ratio, reports.gauge_norm, weight]
@@ -54,16 +56,27 @@ class CapturedRounds:
 
         None if anything was not finite: then everything is as it was before.
         """
-        torch._foreach_copy_(self._before, self._live)
-        for round_number in range(first, first + count):
-            self._rows.copy_(self.engine.rows(round_number, self.active))
-            self._graph.replay()
+        self._copy(self._before, self._live)
+        done = 0
+        while done < count:
+            rows = self.engine.coming_rows(first + done, count - done)
+            self._rows[done : done + len(rows)].copy_(rows)
+            for _ in range(len(rows)):
+                self._graph.replay()
+            done += len(rows)
         results = self._log[:count].cpu()
         self._slot.zero_()
         if torch.isfinite(results).all():
             return results
-        torch._foreach_copy_(self._live, self._before)
+        self._copy(self._live, self._before)
         return None
+
+    @staticmethod
+    def _copy(target: list[Tensor], source: list[Tensor]) -> None:
+        """All tensors in a few kernels, which take one type each."""
+        for dtype in {tensor.dtype for tensor in target}:
+            pairs = [(t, s) for t, s in zip(target, source, strict=True) if t.dtype == dtype]
+            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
 
 
 def _state(engine: JointEngine, server: ServerState) -> list[Tensor]:

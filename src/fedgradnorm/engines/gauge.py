@@ -65,7 +65,7 @@ class GaugeTap:
     def _layer(self, owner: str, a: Tensor, d: Tensor) -> Tensor:
         module, wanted = self.modules[owner], self.layers[owner]
         if type(module) is nn.Linear and a.ndim == 3:
-            return _linear(a, d, wanted)
+            return linear_squared(a, d, wanted)
         parameters = {name: getattr(module, name).detach() for name in wanted}
 
         def one(inputs: Tensor, signal: Tensor) -> Tensor:
@@ -77,14 +77,19 @@ class GaugeTap:
         return squared
 
 
-def _linear(a: Tensor, d: Tensor, wanted: Sequence[str]) -> Tensor:
-    total = a.new_zeros(len(a))
-    if "weight" in wanted:
-        if a.shape[1] ** 2 <= a.shape[2] * d.shape[2]:
-            pairs = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(d, d.transpose(1, 2))
-            total = total + pairs.sum(dim=(1, 2)).clamp_min(0)
-        else:
-            total = total + torch.bmm(d.transpose(1, 2), a).square().sum(dim=(1, 2))
-    if "bias" in wanted:
-        total = total + d.sum(dim=1).square().sum(dim=1)
-    return total
+def linear_squared(a: Tensor, d: Tensor, wanted: Sequence[str]) -> Tensor:
+    """Squared length of each client's gradient of a linear layer: inputs and signals [client, row].
+
+    The bias is a weight whose input is always 1, so beside the weight it adds 1 to each A_k A_k^T.
+    """
+    if wanted == ["bias"]:
+        return d.sum(dim=1).square().sum(dim=1)
+    bias = "bias" in wanted
+    if a.shape[1] ** 2 <= a.shape[2] * d.shape[2]:
+        inputs = torch.bmm(a, a.transpose(1, 2))
+        if bias:
+            inputs += 1
+        pairs = inputs.mul_(torch.bmm(d, d.transpose(1, 2)))
+        return pairs.sum(dim=(1, 2)).clamp_min_(0)
+    total = torch.bmm(d.transpose(1, 2), a).square_().sum(dim=(1, 2))
+    return total + d.sum(dim=1).square_().sum(dim=1) if bias else total

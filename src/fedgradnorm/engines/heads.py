@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm.client import Client
+from fedgradnorm.engines.closed import (
+    ClosedLoss,
+    closed_form,
+    feature_signal,
+    head_gradients,
+)
+from fedgradnorm.fusing import Fused
 from fedgradnorm.local import ClientState
-from fedgradnorm.tasks import Task, cross_entropy, squared_error
+from fedgradnorm.tasks import Task
 
 
 @dataclass
@@ -28,10 +35,13 @@ class HeadGroup:
     batch: int
     task: Task
     scale: Tensor  # [clients]: each task's loss_scale
-    minus_one: Tensor  # a constant on the device: a captured round may not copy to it
     heads: list[nn.Module]
     weight: Tensor | None = None
     bias: Tensor | None = None
+    closed: ClosedLoss | None = None  # of stacked heads with one of the usual losses
+    factor: Tensor = field(init=False)  # [clients, 1, 1]: what its signal is multiplied with
+    gradients_of: Callable[..., tuple[Tensor, Tensor]] = head_gradients
+    signal_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = feature_signal
 
     def stack(self) -> None:
         """Make the clients' parameters views of one stacked tensor."""
@@ -42,6 +52,10 @@ class HeadGroup:
         self.bias = torch.stack([head.bias.detach() for head in linear])
         for k, head in enumerate(linear):
             head.weight.data, head.bias.data = self.weight[k], self.bias[k]
+        outputs = self.bias.shape[1]
+        self.closed = closed_form(self.task.loss_function, self.weight, outputs)
+        factor = 1.0 if self.closed is None else self.closed.factor
+        self.factor = (self.scale * (factor / self.batch))[:, None, None]
 
     def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
         """Leaves to differentiate: of the ``chosen`` members (None: all), or of a lone head."""
@@ -55,10 +69,8 @@ class HeadGroup:
         self, features: Tensor, targets: Tensor, chosen: Tensor | None
     ) -> Sequence[Tensor]:
         """Gradients of the heads' parameters; ``features`` is [clients x batch, F]."""
-        known = self._closed(features, targets, chosen)
-        if known is not None:
-            shaped, _, signal = known
-            return torch.bmm(signal.transpose(1, 2), shaped), signal.sum(dim=1)
+        if self.closed is not None:
+            return self.gradients_of(self.closed, *self._stacked(features, chosen), targets)
         leaves = self.parameters(chosen)
         losses = self.losses(features, targets, leaves, chosen)
         return torch.autograd.grad(losses.sum(), leaves)
@@ -67,14 +79,13 @@ class HeadGroup:
         self, features: Tensor, targets: Tensor, chosen: Tensor | None, with_heads: bool
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         """Each client's loss, d loss / d features and, if asked for, the heads' gradients."""
-        known = self._closed(features, targets, chosen)
-        if known is not None and self.weight is not None:
-            shaped, losses, signal = known
-            heads = self.weight if chosen is None else self.weight[chosen]
+        if self.closed is not None:
+            stacked = self._stacked(features, chosen)
+            means, back, at_output = self.signal_of(self.closed, *stacked, targets)
             gradients: Sequence[Tensor] = ()
             if with_heads:
-                gradients = (torch.bmm(signal.transpose(1, 2), shaped), signal.sum(dim=1))
-            return losses.mean(dim=1), torch.bmm(signal, heads).flatten(0, 1), gradients
+                gradients = torch.bmm(at_output.transpose(1, 2), stacked[-1]), at_output.sum(dim=1)
+            return means * _some(self.scale, chosen), back.flatten(0, 1), gradients
         features = features.detach().requires_grad_()
         leaves = self.parameters(chosen)
         values = self.losses(features, targets, leaves, chosen)
@@ -82,34 +93,19 @@ class HeadGroup:
         back, *gradients = torch.autograd.grad(values.sum(), wanted)
         return values.detach(), back, gradients
 
-    @torch.no_grad()
-    def _closed(
-        self, features: Tensor, targets: Tensor, chosen: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Features, losses of all rows and d loss / d output, [clients, batch, ...]; the two usual
-        losses have closed forms, which need a third of the kernels that autograd does.
-        """
-        if self.weight is None or self.bias is None:
-            return None
-        weight, bias, scale = (
-            part if chosen is None else part[chosen]
-            for part in (self.weight, self.bias, self.scale)
-        )
-        shaped = features.view(len(scale), self.batch, -1)
-        scale = scale[:, None]
-        if self.task.loss_function is cross_entropy:
-            output = torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2))
-            log_p = output.log_softmax(dim=2)
-            index = targets.view(*log_p.shape[:2], 1)
-            losses = log_p.gather(2, index)[..., 0] * -scale
-            signal = log_p.exp().scatter_add_(2, index, self.minus_one.expand(index.shape))
-            return shaped, losses, signal * (scale / self.batch)[..., None]
-        if self.task.loss_function is squared_error:
-            output = torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2))
-            gap = output - targets.view_as(output)
-            losses = gap.square().mean(dim=2) * scale
-            return shaped, losses, gap * (scale * (2 / (self.batch * gap.shape[2])))[..., None]
-        return None
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        self.gradients_of, self.signal_of = Fused(head_gradients), Fused(feature_signal)
+
+    def _stacked(
+        self, features: Tensor, chosen: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Factor, weights and biases of the members, and their features [clients, batch, F]."""
+        assert self.weight is not None
+        assert self.bias is not None
+        parts = (self.factor, self.weight, self.bias)
+        factor, weight, bias = (_some(part, chosen) for part in parts)
+        return factor, weight, bias, features.view(len(weight), self.batch, -1)
 
     def losses(
         self,
@@ -144,6 +140,10 @@ class HeadGroup:
             head.weight.grad, head.bias.grad = gradients[0][row], gradients[1][row]
 
 
+def _some(rows: Tensor, chosen: Tensor | None) -> Tensor:
+    return rows if chosen is None else rows[chosen]
+
+
 def _plain_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether it is a linear layer with a bias, and not a class of the user's derived from it."""
     return type(head) is nn.Linear and head.bias is not None and head.weight.requires_grad
@@ -169,7 +169,6 @@ def group_heads(
             batch[names[0]],
             clients[members[0]].task,
             torch.tensor([clients[i].task.loss_scale for i in members]).to(like),
-            -torch.ones(1).to(like),
             [heads[name] for name in names],
         )
         group.stack()

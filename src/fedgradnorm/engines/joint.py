@@ -16,29 +16,23 @@ import torch
 from torch import Tensor
 
 from fedgradnorm.engines.batched import BatchedEngine, Plan
-from fedgradnorm.engines.gauge import GaugeTap
+from fedgradnorm.engines.dense import DensePass
+from fedgradnorm.engines.passes import AutogradPass, Pass
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.models import FlatNetwork
 from fedgradnorm.reports import Reports
 
 
 @dataclass(frozen=True)
 class JointReports(Reports):
-    """Reports that hold one autograd graph instead of N gradients."""
+    """Reports that hold one forward pass instead of N gradients."""
 
-    network: FlatNetwork
-    output: Tensor
-    signal: Tensor  # d (sum of losses) / d output
+    run: Pass
+    dtype: torch.dtype
     owner: Tensor  # the client of each row
 
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i, by one backward pass."""
-        row = coefficients.to(self.signal.dtype)[self.owner]
-        leaves = [p for p in self.network.module.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(
-            self.output, leaves, self.signal * row[:, None], allow_unused=True
-        )
-        return self.network.flatten(gradients)
+        return self.run.backward(coefficients[self.owner].to(self.dtype))
 
     def gradients(self) -> Tensor:
         """Refused: this engine has no single client's update."""
@@ -52,36 +46,45 @@ class JointEngine(BatchedEngine):
 
     def __init__(self, *arguments: Any, gauge: Sequence[str], **settings: Any) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
-        self.tap = GaugeTap(self.front.module, gauge)
+        self._any: Pass = AutogradPass(self.front, gauge)
+        self._dense: DensePass | None = None
+        if DensePass.fits(arguments[0], gauge):
+            self._dense = DensePass(self.front, gauge, self.branches)
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        for group in self.groups:
+            group.fuse()
+        if self._dense is not None:
+            self._dense.fuse()
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
-        self.front.use(shared)
-        output = self.front.module(self.inputs[rows[0]])
+        run = self._run()
+        output = run.forward(shared, self.inputs[rows[0]])
         if not self.how.together:
-            first = output.detach()
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
-            self.head_phase(lambda s: later(s) if later and s else first, rows, plan)
-        losses, signal = self._signal(output.detach(), rows[0], plan)
-        at_gauge = self.tap.signals(output, signal)
-        loss, squared = torch.zeros_like(self._sizes), torch.zeros_like(self._sizes)
-        for part, values in zip(plan.parts, losses, strict=True):
-            loss[part.positions] = values.detach().double()
-            measured = self.tap.squared(at_gauge, part.rows, part.group.batch)
-            squared[part.positions] = measured.double()
-        self.tap.seen.clear()  # the graph is the reports' to keep, not ours
+            self.head_phase(lambda s: later(s) if later and s else output, rows, plan)
+        losses, signal = self._signal(output, rows[0], plan)
+        squared = run.measure(signal, plan.stretches)
+        measured = torch.stack([torch.cat(losses), torch.cat(squared)]).double()
+        table = self._sizes.new_zeros(2, len(self._sizes))
+        loss, squared_norm = table.index_copy_(1, plan.positions, measured)
         return JointReports(
             active=plan.active,
             size=self._sizes,
             loss=loss,
             loss_ratio=self.loss_ratio(loss, plan.active),
-            gauge_norm=squared.sqrt(),
+            gauge_norm=squared_norm.sqrt(),
             failed=(),
-            network=self.front,
-            output=output,
-            signal=signal,
+            run=run,
+            dtype=output.dtype,
             owner=plan.owner,
         )
+
+    def _run(self) -> Pass:
+        lower = torch.is_autocast_enabled(self.device.type)  # which only autograd's way follows
+        return self._any if self._dense is None or lower else self._dense
 
     def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
         """Each part's losses, and d loss / d output; heads step along where all go together."""
@@ -89,7 +92,7 @@ class JointEngine(BatchedEngine):
         if together:
             self._optimizer.zero_grad()
         losses, signals = [], []
-        for part in plan.parts:
+        for part in self.side_by_side(plan.parts):
             targets = self.part_targets(part, rows)
             values, signal, gradients = part.group.signal(
                 z[part.rows], targets, part.chosen, together

@@ -62,6 +62,7 @@ def train(
     engine: EngineName = "auto",
     device: str = "auto",
     precision: Precision = "float32",
+    compile: bool = False,
     seed: int = 0,
     log_every: int = 1,
     eval_every: int | None = None,
@@ -107,6 +108,8 @@ def train(
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
         precision: of the shared network's products: ``float32``, ``tf32`` (GPU) or ``bf16``.
+        compile: on a GPU, let torch.compile fuse a round's small kernels. It takes some seconds at
+            the start, so it pays in long runs; numbers change by rounding only.
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every, checkpoint_every: in rounds; once an epoch by default; 0 evaluates at the end.

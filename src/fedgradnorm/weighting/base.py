@@ -140,9 +140,20 @@ class Weighting(ABC):
         self.bind(clients)
 
 
+def only(active: Tensor, values: Tensor) -> Tensor:
+    """``values`` as float64, 0 in rows that are not active, whatever they hold, NaN or not."""
+    # torch.where would make a tensor of a plain 0, each time: a kernel of its own on a GPU.
+    if values.device not in _ZERO:
+        _ZERO[values.device] = torch.zeros((), dtype=torch.float64, device=values.device)
+    return torch.where(active, values.double(), _ZERO[values.device])
+
+
+_ZERO: dict[torch.device, Tensor] = {}
+
+
 def active_mean(values: Tensor, active: Tensor) -> Tensor:
     """Mean over the active rows; never reads an inactive one, NaN or not."""
-    return torch.where(active, values, 0).sum() / active.sum().clamp_min(1)
+    return only(active, values).sum() / active.sum().clamp_min(1)
 
 
 def normalised(raw: Tensor, active: Tensor, otherwise: Tensor) -> Tensor:
@@ -150,8 +161,7 @@ def normalised(raw: Tensor, active: Tensor, otherwise: Tensor) -> Tensor:
 
     Where the active rows have no usable sum (all zero, or not finite) they keep ``otherwise`` too.
     """
-    raw = torch.where(active, raw.to(otherwise.dtype), 0)
+    raw = only(active, raw)
     total = raw.sum()
-    usable = torch.isfinite(total) & (total > 0)
-    scale = active.sum() / torch.where(usable, total, 1)
-    return torch.where(active & usable, raw * scale, otherwise)
+    usable = (total > 0) & (total < torch.inf)
+    return torch.where(active & usable, raw * (active.sum() / total), otherwise)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm.errors import ConfigError, choose
-from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean
+from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean, only
 from fedgradnorm.weighting.rows import MOMENTS, SMALLEST, VANISHED, adam, from_log
 
 Rule = Literal["absolute", "squared", "relative", "direct"]
@@ -84,28 +84,34 @@ class GradNorm(Weighting):
     def weigh(self, signals: Signals) -> Tensor:
         """Move p by one step of the rule."""
         active, p = signals.active, self.weight
-        norm = torch.where(active, signals.gauge_norm.double(), 0)
-        live = active & ~self._vanished(norm, active) & (self.rows["rounds"] >= self.warmup)
-        self.rows["rounds"] += active
-        ratio = torch.where(live, signals.loss_ratio.double(), 0)
-        pace = (ratio / active_mean(ratio, live).clamp_min(SMALLEST)).clamp_min(SMALLEST)
-        pull = pace.pow(self.gamma)
+        norm = only(active, signals.gauge_norm)
+        live = self._live(norm, active)
+        count = live.sum().clamp_min(1)
+        ratio = only(live, signals.loss_ratio)
+        mean = (ratio.sum() / count).clamp_min(SMALLEST)
+        pull = (ratio / mean).clamp_min(SMALLEST).pow(self.gamma)
         if self.rule == "direct":
             moved = self._direct(norm, pull, live)
         else:
-            target = active_mean(p * norm, live) * pull
-            moved = self._stepped(norm, target, live).clamp_min(self.floor)
+            pulled = p * norm
+            target = only(live, pulled).sum() / count * pull
+            moved = self._stepped(norm, pulled, target, live).clamp_min(self.floor)
         self.rows["steps"] += live
         # Live rows keep their joint share: a held row neither gains nor loses by their moving.
-        before, after = (torch.where(live, values, 0).sum() for values in (p, moved))
-        return torch.where(live, moved * before / after.clamp_min(SMALLEST), p)
+        before, after = torch.stack([only(live, p), only(live, moved)]).sum(dim=1)
+        return torch.where(live, moved * (before / after.clamp_min(SMALLEST)), p)
 
-    def _vanished(self, norm: Tensor, active: Tensor) -> Tensor:
-        peak = self.rows["peak"]
-        peak.copy_(torch.maximum(peak, norm))
-        gone = (norm <= self.guard * peak) | (norm <= VANISHED * norm.max())
-        self.rows["held"].copy_(active & gone)
-        return gone
+    def _live(self, norm: Tensor, active: Tensor) -> Tensor:
+        """Rows that move: active, their gradient not vanished, and past their warm-up."""
+        rows = self.rows
+        torch.maximum(rows["peak"], norm, out=rows["peak"])
+        # norm is 0 where not active, and no threshold is under 0
+        live = norm > torch.maximum(self.guard * rows["peak"], VANISHED * norm.max())
+        torch.gt(active, live, out=rows["held"])
+        if self.warmup:
+            live &= rows["rounds"] >= self.warmup
+        rows["rounds"] += active
+        return live
 
     def _direct(self, norm: Tensor, pull: Tensor, live: Tensor) -> Tensor:
         log_q = pull.log() - norm.clamp_min(torch.finfo(norm.dtype).tiny).log()
@@ -118,12 +124,12 @@ class GradNorm(Weighting):
         log_p = s * self.weight.log() + (1 - s) * log_q
         return from_log(log_p, live)
 
-    def _stepped(self, norm: Tensor, target: Tensor, live: Tensor) -> Tensor:
+    def _stepped(self, norm: Tensor, pulled: Tensor, target: Tensor, live: Tensor) -> Tensor:
         p = self.weight
         if self.rule == "relative":
             goal = target / torch.where(live, norm, 1)
             return self.smoothing * p + (1 - self.smoothing) * goal
-        gap = p * norm - target
+        gap = pulled - target
         gradient = (gap.sign() if self.rule == "absolute" else gap) * norm
         if self.optimizer == "sgd":
             return p - self.lr * gradient

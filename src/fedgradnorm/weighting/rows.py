@@ -22,12 +22,12 @@ def adam(rows: dict[str, Tensor], gradient: Tensor, live: Tensor, lr: float) -> 
 
     ``rows["steps"]`` counts the steps a row has taken so far; counting this one is the caller's.
     """
-    steps = (rows["steps"] + live).clamp_min(1)
+    steps = (rows["steps"] + live).clamp_min_(1)
     first, second = rows["first_moment"], rows["second_moment"]
-    first.copy_(torch.where(live, BETA1 * first + (1 - BETA1) * gradient, first))
-    second.copy_(torch.where(live, BETA2 * second + (1 - BETA2) * gradient.square(), second))
-    spread = second.sqrt() / (1 - BETA2**steps).sqrt() + EPSILON
-    return lr / (1 - BETA1**steps) * first / spread
+    first.lerp_(torch.where(live, gradient, first), 1 - BETA1)
+    second.lerp_(torch.where(live, gradient.square(), second), 1 - BETA2)
+    spread = (second / (1 - BETA2**steps)).sqrt_() + EPSILON
+    return lr * (first / (1 - BETA1**steps)) / spread
 
 
 def safe_log(values: Tensor, active: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""A plain stack of linear layers, forward and backward in closed form.
+
+What autograd would compute, in fewer and larger steps: bias and ReLU go into the product, the
+gradients are written where the server reads them, memory is kept from round to round, and on a GPU
+the layers' own gradients are computed beside the chain that leads to the next layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.engines.branches import Branches
+from fedgradnorm.engines.gauge import linear_squared
+from fedgradnorm.fusing import Fused
+from fedgradnorm.models import FlatNetwork
+
+FEW_ROWS = 1024  # of which a product does not fill a GPU, so that another fits beside it
+
+_mask = torch.ops.aten.threshold_backward.grad_input
+
+
+class DensePass:
+    """A network for which :meth:`obstacle` finds nothing."""
+
+    def __init__(self, network: FlatNetwork, gauge: Sequence[str], branches: Branches) -> None:
+        self.network, self.branches = network, branches
+        parts = list(network.module)  # type: ignore[call-overload]
+        self.layers = [part for part in parts if isinstance(part, nn.Linear)]
+        self.active = [
+            k + 1 < len(parts) and isinstance(parts[k + 1], nn.ReLU)
+            for k, part in enumerate(parts)
+            if isinstance(part, nn.Linear)
+        ]
+        self.squared: Callable[..., Tensor] = linear_squared
+        self._wanted = [name.rpartition(".")[2] for name in gauge]
+        self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._inputs: list[Tensor] = []
+        self._output = self._signal = self._all_one = torch.empty(0)
+
+    @staticmethod
+    def fits(module: nn.Module, gauge: Sequence[str]) -> bool:
+        """Whether it is linear layers and ReLUs in turn, measured on the last, and nothing more."""
+        if type(module) is not nn.Sequential:
+            return False
+        parts = list(module)
+        known = all(
+            (type(part) is nn.Linear and part.bias is not None)
+            or (type(part) is nn.ReLU and k > 0 and type(parts[k - 1]) is nn.Linear)
+            for k, part in enumerate(parts)
+        )
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+        trainable = all(p.requires_grad for p in module.parameters())
+        last = [str(k) for k, part in enumerate(parts) if type(part) is nn.Linear][-1:]
+        measured = [name.rpartition(".")[0] for name in gauge]
+        return known and trainable and not hooked and sorted(set(measured)) == last
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        self.squared = Fused(linear_squared)
+
+    @torch.no_grad()
+    def forward(self, shared: Tensor, x: Tensor) -> Tensor:
+        """The network's outputs; the layers' inputs are kept."""
+        self.network.use(shared)
+        self._inputs = []
+        for k, (layer, active) in enumerate(zip(self.layers, self.active, strict=True)):
+            self._inputs.append(x)
+            product = torch._addmm_activation if active else torch.addmm
+            x = product(layer.bias, x, layer.weight.t(), out=self._room("out", k, x))
+        self._output = x
+        return x
+
+    @torch.no_grad()
+    def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:
+        """On the last layer, whose gradient comes first."""
+        last = len(self.layers) - 1
+        if self.active[last]:
+            room = self._room("signal", last, self._output)
+            signal = _mask(signal, self._output, 0, grad_input=room)
+        self._signal = signal
+        a, d = self._inputs[last], signal
+        return [
+            self.squared(
+                a[rows].unflatten(0, (-1, batch)), d[rows].unflatten(0, (-1, batch)), self._wanted
+            )
+            for rows, batch in parts
+        ]
+
+    @torch.no_grad()
+    def backward(self, row: Tensor) -> Tensor:
+        """From the last layer to the first; the gradients go into the network's one vector."""
+        last = len(self.layers) - 1
+        d = torch.mul(self._signal, row[:, None], out=self._room("scaled", last, self._output))
+        ones = self._ones(d)
+        for k in range(last, -1, -1):
+            x, layer = self._inputs[k], self.layers[k]
+            with self.branches.branch(k % 2, when=len(d) < FEW_ROWS):
+                torch.mm(d.t(), x, out=layer.weight.grad)
+                torch.mv(d.t(), ones, out=layer.bias.grad)  # faster than a sum over rows
+            if k:
+                d = torch.mm(d, layer.weight, out=self._room("signal", k - 1, x))
+                if self.active[k - 1]:
+                    d = _mask(d, x, 0, grad_input=d)
+        self.branches.join()
+        return self.network.gradient
+
+    def _ones(self, like: Tensor) -> Tensor:
+        if len(self._all_one) < len(like):
+            self._all_one = like.new_ones(len(like))
+        return self._all_one[: len(like)]
+
+    def _room(self, kind: str, layer: int, like: Tensor) -> Tensor:
+        """Memory for as many rows as ``like`` has at the outputs of a layer, used again and again.
+
+        Fresh memory of this size is not for nothing: the system hands it out page by page.
+        """
+        kept = self._rooms.get((kind, layer))
+        if kept is None or len(kept) < len(like):
+            kept = like.new_empty(len(like), self.layers[layer].out_features)
+            self._rooms[kind, layer] = kept
+        return kept[: len(like)]

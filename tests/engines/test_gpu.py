@@ -1,0 +1,76 @@
+"""Rounds on a GPU, captured and compiled, against the plain loop on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedgradnorm as fgn
+from fedgradnorm.experiments.run import Run
+from fedgradnorm.experiments.trainer import Progress
+from oracle import mixed_clients
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+NETWORKS = {
+    "dense": ("network2", (256,)),
+    "convolutions": ("network1", (1, 40, 40)),
+}
+
+
+def train(kind: str, dtype: torch.dtype, device: str, **settings: object) -> Run:
+    name, shape = NETWORKS[kind]
+    torch.manual_seed(0)
+    network = getattr(fgn.models, name)().to(dtype)
+    clients = mixed_clients(shape, (400, 250, 330))
+    options = {"rounds": 50, "batch_size": 32, "seed": 1, "eval_every": 0, **settings}
+    return fgn.train(network, clients, device=device, **options)  # type: ignore[arg-type]
+
+
+def distance(one: Run, other: Run) -> float:
+    """Between two runs' networks, relative to their size."""
+    a, b = (
+        torch.cat([p.detach().flatten().double() for p in run.network.parameters()])
+        for run in (one, other)
+    )
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("steps", [(1, 1), (3, 1), (1, 5)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gpu_gives_the_loops_numbers(kind: str, steps: tuple[int, int], compiled: bool) -> None:
+    options = {"head_steps": steps[0], "shared_steps": steps[1]}
+    reference = train(kind, torch.float64, "cpu", engine="loop", **options)
+    ours = train(kind, torch.float64, "cuda", compile=compiled, **options)
+    assert distance(ours, reference) < 1e-10
+    columns = ["loss", "loss_ratio", "gauge_norm", "weight"]
+    batch = reference.history["split"] == "batch"
+    expected, found = (run.history.loc[batch, columns] for run in (reference, ours))
+    torch.testing.assert_close(
+        torch.tensor(found.to_numpy()), torch.tensor(expected.to_numpy()), rtol=1e-8, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_in_float32_the_networks_differ_by_rounding(kind: str, compiled: bool) -> None:
+    reference = train(kind, torch.float32, "cpu", engine="loop")
+    ours = train(kind, torch.float32, "cuda", compile=compiled)
+    assert distance(ours, reference) < 1e-4
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, compiled: bool) -> None:
+    def stop(event: Progress) -> None:
+        if event.round >= 20:
+            raise KeyboardInterrupt
+
+    how = {"compile": compiled, "checkpoint_every": 5}
+    whole = train("dense", torch.float32, "cuda", **how)
+    with pytest.raises(fgn.Interrupted):
+        train("dense", torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
+    resumed = train("dense", torch.float32, "cuda", folder=tmp_path / "run", resume=True, **how)
+    assert distance(resumed, whole) == 0
