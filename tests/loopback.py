@@ -45,7 +45,7 @@ def run_inside(*command: object, seen: Path, hosts: Mapping[str, str] | None = N
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
