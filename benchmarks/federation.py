@@ -75,7 +75,7 @@ def peaks(root: int) -> dict[str, float]:
         role = next((name for name, told in ROLES.items() if re.search(told, words)), None)
         peak = re.search(r"VmHWM:\s+(\d+) kB", status)
         if role and peak:
-            found[role] = max(found.get(role, 0.0), int(peak[1]) / 1e6)
+            found[role] = max(found.get(role, 0.0), round(int(peak[1]) / 1e6, 3))
     return found
 
 
@@ -145,10 +145,10 @@ def facts(place: Path) -> dict[str, object]:
     return {
         "parameters": sum(p.numel() for p in run.network.parameters()),
         "first round, s": float(lines[0][2]),
-        "a round, s": statistics.median(gaps),
-        "shortest, longest, s": [min(gaps), max(gaps)],
+        "a round, s": round(statistics.median(gaps), 3),
+        "shortest, longest, s": [round(min(gaps), 3), round(max(gaps), 3)],
         "bytes a client and round": run.table.rows[-1]["bytes"] / ROUNDS,
-        "load of the last minute": os.getloadavg()[0],
+        "load of the last minute": round(os.getloadavg()[0], 2),
     }
 
 
