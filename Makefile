@@ -32,9 +32,10 @@ format: $(DEV)     ## put the code in order
 clean:
 	rm -rf .venv runs build dist
 
-bench: $(DEV)      ## speed, scale and, where there is one, GPU; tables under benchmarks/results
+bench: $(DEV)      ## speed, scale, federation and, where there is one, GPU; benchmarks/results
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" && \
 	  $(BIN)/python benchmarks/gpu.py || true
 

@@ -65,11 +65,18 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
     )
 
 
-def noisy_network(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """With running statistics and dropout: what a client must keep and a seed must decide."""
+def noisy_network(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
+    """With running statistics and dropout: what a client must keep and a seed must decide.
+
+    ``bias`` is the one before the batch-norm, which takes it out again.
+    """
     return seeded(
         lambda: nn.Sequential(
-            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 5)
+            nn.Linear(FEATURES, 8, bias=bias),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(8, 5),
         ),
         dtype,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from fedgradnorm.engines.ranks import is_leader
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
+LOOP: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
 CASES: dict[str, dict[str, Any]] = {
     "joint": {},
     "float32": {"dtype": SINGLE},
     "stacked": {"shared_steps": 3, "head_steps": 2},
-    "loop": {"network": toys.noisy_network, "shared_steps": 2, "participation": 0.7},
+    "loop": {**LOOP, "network": partial(toys.noisy_network, bias=False)},
+    "idle bias": {**LOOP, "network": toys.noisy_network},
     "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
     "gram": {"weighting": MGDA},
     "gradients": {"weighting": TrimmedMean},

@@ -29,6 +29,9 @@ from fedgradnorm.weighting import MGDA
 
 HERE = Path(__file__).parent
 TIGHT, LOOSE = 1e-10, 1e-5
+# A bias before a batch-norm has no gradient but rounding, about 1e-17, another one for every order
+# of a sum. Adam divides it by itself and 1e-8, so it moves by 1e-9 where all else agrees to 1e-16.
+WITHIN = {"float32": LOOSE, "idle bias": 1e-8}
 ROUNDS = 200
 
 
@@ -87,7 +90,7 @@ def test_ranks_give_the_same_run_as_one_process(ranks, alone, tmp_path):
     finished(torchrun(ranks, HERE / "distributed_training.py", tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     for name, reference in alone.items():
-        assert gap(found[name], reference) < (LOOSE if name in ("float32", "loop") else TIGHT), name
+        assert gap(found[name], reference) < WITHIN.get(name, TIGHT), name
 
 
 @pytest.mark.slow

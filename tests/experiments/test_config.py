@@ -254,6 +254,15 @@ def test_any_text_is_a_value(text):
     parse_value(text)
 
 
+@pytest.mark.parametrize("words", ["rounds=3 epochs=none", "epochs=none rounds=3", "rounds=3"])
+def test_rounds_take_the_place_of_epochs(words):
+    changed = overridden(
+        {"training": {"epochs": 9}}, [f"training.{word}" for word in words.split()]
+    )
+    assert changed["training"]["rounds"] == 3
+    assert changed["training"].get("epochs", "none") == "none"
+
+
 def test_overriding_leaves_the_original_alone():
     table = {"a": {"b": 1}}
     assert overridden(table, ["a.b=2", "c.d=[1, 2]"]) == {"a": {"b": 2}, "c": {"d": [1, 2]}}

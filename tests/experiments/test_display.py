@@ -1,6 +1,7 @@
 """The live display: in place in a terminal, plain lines elsewhere."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -45,6 +46,13 @@ def test_a_client_that_sits_out_keeps_its_last_loss():
         show(event(3, {"here": 1.0, "away": 7.5}))
         show(event(4, {"here": 0.5}))
     assert "away 7.5" in text.getvalue()
+
+
+def test_says_what_it_shows_where_that_is_not_the_loss():
+    text = io.StringIO()
+    with live_display(0, console=Console(file=text, width=200)) as show:
+        show(replace(event(4), shown="loss ratio"))
+    assert "loss ratio (x weight): a[b] 1.5" in text.getvalue()
 
 
 def test_train_uses_it(tmp_path, capsys):

@@ -49,7 +49,7 @@ def init(
 def try_(config: ConfigFile, overrides: Overrides = None) -> None:
     """Run a config as a federation on this machine: every client a process, TLS and all.
 
-    Example: `fedgradnorm federation try configs/demo.toml training.rounds=20 training.epochs=none`
+    Example: `fedgradnorm federation try configs/demo.toml training.rounds=20`
     """
     from fedgradnorm.engines.flower import check_installed
     from fedgradnorm.experiments.config import clients_of, load_config

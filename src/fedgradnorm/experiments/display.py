@@ -78,7 +78,7 @@ class _View:
         )
         table = Table(box=None, padding=(0, 2))
         table.add_column("client")
-        for name in ("loss", "weight"):
+        for name in (event.shown, "weight"):
             table.add_column(name, justify="right")
         # The table is copied first: this runs in the display's thread.
         for name, loss in list(self.losses.items()):
@@ -95,7 +95,7 @@ class _View:
         )
         return (
             f"{self.title}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
-            f"{self.left()} left; loss (x weight): {clients}"
+            f"{self.left()} left; {event.shown} (x weight): {clients}"
         )
 
 

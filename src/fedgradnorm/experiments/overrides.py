@@ -39,7 +39,7 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise ConfigError(f"{'.'.join(parents[:depth])} is no table")
-    if key in _EITHER:
+    if key in _EITHER and value != "none":  # "no epochs" says nothing about rounds
         place.pop(_EITHER[key], None)
     place[last] = value
 

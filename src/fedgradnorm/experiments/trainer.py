@@ -24,7 +24,10 @@ log = logging.getLogger("fedgradnorm")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is told after every round; ``rows`` are the history's new ones."""
+    """What a progress callback is told after every round; ``rows`` are the history's new ones.
+
+    ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
+    """
 
     round: int
     rounds: int
@@ -32,6 +35,7 @@ class Progress:
     losses: Mapping[str, float]
     weights: Mapping[str, float]
     rows: Sequence[Row] = ()
+    shown: str = "loss"
 
 
 class Trainer:

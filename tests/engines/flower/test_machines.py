@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import ssl
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,8 +23,10 @@ from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.deploy.trying import joined
 from fedgradnorm.experiments.execute import execute
 from fedgradnorm.experiments.history import read_rows
+from loopback import assert_alone, run_inside
 
 pytestmark = pytest.mark.slow
+FEDERATE = Path(__file__).with_name("federate.py")
 
 
 def alone(machines: Machines) -> fgn.Run:
@@ -47,6 +50,21 @@ def test_three_rounds_equal_the_run_in_one_process_to_the_bit(tmp_path):
     with joined(list(machines.homes.values())), machines.serve() as server:
         out = finished(server, 0)
     assert "run folder:" in out
+    assert_equal_to_one_process(machines)
+
+
+def test_three_rounds_where_there_is_no_network_but_loopback(tmp_path, record_testsuite_property):
+    machines = Machines(tmp_path, rounds=3)
+    out = run_inside(
+        sys.executable, FEDERATE, machines.config, machines.federation, seen=tmp_path / "seen"
+    )
+    assert_alone(tmp_path / "seen")
+    print(out.splitlines()[-1])
+    record_testsuite_property("three rounds with loopback alone", out.splitlines()[-1])
+    assert_equal_to_one_process(machines)
+
+
+def assert_equal_to_one_process(machines: Machines) -> None:
     reference = alone(machines)
     assert same_network(machines)
     rows = fgn.load(machines.run).table.rows

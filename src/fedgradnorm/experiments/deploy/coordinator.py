@@ -146,10 +146,20 @@ class Coordinator:
             known = good[name].scalars if name in good else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
-        keys = [key for key in ("loss", "loss_ratio") if key in self.agreement.scalars][:1]
-        shown = {row["client"]: float(row[key]) for row in rows for key in keys if key in row}
         weight = dict(zip(self.names, weights, strict=True))
-        return Progress(self.round, self.agreement.rounds, float(self.round), shown, weight)
+        return self._progress(rows, weight)
+
+    def _progress(self, rows: list[Row], weight: Mapping[str, float]) -> Progress:
+        key = "loss" if "loss" in self.agreement.scalars else "loss_ratio"
+        known = {row["client"]: float(row[key]) for row in rows if key in row}
+        return Progress(
+            self.round,
+            self.agreement.rounds,
+            float(self.round),
+            known,
+            weight,
+            shown=key.replace("_", " "),
+        )
 
     def _reports(self, good: Mapping[str, Answer]) -> StackedReports:
         """The answers as rows, in the order of names, as an engine in one process has them."""
