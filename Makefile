@@ -32,11 +32,8 @@ format: $(DEV)     ## put the code in order
 clean:
 	rm -rf .venv runs build dist
 
-bench: $(DEV)      ## speed, scale and, where there is one, GPU; tables under benchmarks/results
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" && \
-	  $(BIN)/python benchmarks/gpu.py || true
+bench: $(DEV)      ## speed, limits, scale and, where there is one, GPU; into benchmarks/results
+	for script in speed limits scale gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 
 .venv:
 	$(PYTHON) -m venv .venv

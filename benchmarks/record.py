@@ -41,7 +41,7 @@ def wanted(name: str, given: argparse.Namespace) -> bool:
     return not given.only or any(word in name for word in given.only)
 
 
-def about(device: str = "cpu") -> Row:
+def about(gpu: bool = False) -> Row:
     """The machine, the threads and the versions that numbers belong to."""
     found = {}
     for name in PACKAGES:
@@ -49,9 +49,9 @@ def about(device: str = "cpu") -> Row:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    machine = torch.cuda.get_device_name() if device == "cuda" else processor()
     return {
-        "machine": machine,
+        "machine": processor(),
+        **({"gpu": torch.cuda.get_device_name()} if gpu else {}),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), **found},

@@ -6,7 +6,7 @@ workers between rounds, a client's head and its moments live in the client's sta
 evaluated, every Adam is fused, and the threads are shared out as ``--client-cpus`` says: one each
 (as many clients at once as there are threads) or all of them to one client at a time.
 A round is timed at the server, from one mean to the next; Ray's start is not counted. Losses agree
-with ours as pfl's do, and for the same reason (see rival_pfl.py).
+with ours to about 1e-4: like pfl's (see rival_pfl.py), with one more rounding, of mean weights.
 
 Ray needs processes of its own, so this is a program: speed.py starts it and reads its last line.
 """
@@ -14,6 +14,7 @@ Ray needs processes of its own, so this is a program: speed.py starts it and rea
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -183,7 +184,7 @@ def simulate(work: Work, rounds: int, threads: int, client_cpus: int) -> dict[st
     backend = {"init_args": quiet, "client_resources": resources}
     run_simulation(server, client, num_supernodes=work.clients, backend_config=backend)
     ends = found["ends"]
-    seconds = [after - before for before, after in zip(ends[:-1], ends[1:], strict=True)]
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
     return {"seconds": seconds, "losses": found["losses"]}
 
 

@@ -1,4 +1,4 @@
-"""FedRep in Apple's pfl-research, from PyPI as ``pfl``: its simulation, its averaging, its local SGD.
+"""FedRep in Apple's pfl-research, from PyPI as ``pfl``: its simulation, averaging and local SGD.
 
 pfl has no FedRep. What its user has to write is here: a module with a loss, a data set that gives
 the batches in the order of ours, and an algorithm that trains the client's head before pfl's own
@@ -100,7 +100,11 @@ class FedRep(FederatedAveraging):
         self.batches, self.head_steps = batches, head_steps
 
     def train_one_user(
-        self, initial_model_state: Any, model: PyTorchModel, user_dataset: Rows, central_context: Any
+        self,
+        initial_model_state: Any,
+        model: PyTorchModel,
+        user_dataset: Rows,
+        central_context: Any,
     ) -> tuple[Any, Metrics]:
         rows = self.batches.of_round(central_context.current_central_iteration)
         user_dataset.rows = torch.as_tensor(rows[user_dataset.user_id])
