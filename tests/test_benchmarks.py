@@ -15,16 +15,16 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
 
 
-def run(script: str, out: Path, *options: str) -> dict[str, object]:
-    words = [sys.executable, str(FOLDER / f"{script}.py"), *QUICK, "--out", str(out), *options]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def start(script: str, *options: str) -> str:
+    words = [sys.executable, str(FOLDER / f"{script}.py"), *options]
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=one)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(script: str, out: Path, *options: str) -> dict[str, object]:
+    start(script, *QUICK, "--out", str(out), *options)
     assert (out / f"{script}.md").read_text().startswith("| ")
     return json.loads((out / f"{script}.json").read_text())
 
@@ -66,3 +66,11 @@ def test_scale_measures_and_draws(tmp_path):
     found = run("scale", tmp_path)
     assert [row["clients"] for row in found["rows"]] == [1, 3]
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_scripts_that_only_print_still_do():
+    assert "| fedgradnorm | loss, norm | joint |" in start(
+        "weighting_cost", "--methods", "fedgradnorm", "--rounds", "1"
+    )
+    assert "generate: 2000 rows" in start("radcom", "--samples", "2000")
