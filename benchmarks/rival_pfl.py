@@ -9,7 +9,9 @@ nothing is evaluated or logged. It runs clients one by one and the frozen networ
 
 pfl's central optimiser sees differences of weights, lr * steps times our mean gradients; Adam does
 not mind the factor once its eps has it too. But a difference of float32 weights has lost digits
-that a gradient still has, and Adam blows small gradients up: losses agree to a few 1e-5, not 1e-7.
+that a gradient still has, and Adam blows small gradients up: after three rounds losses agree to a
+few 1e-5 instead of 1e-7. In float64 (with pfl's cast of differences to float32 taken out) they
+agree like the plain loop's.
 """
 
 from __future__ import annotations
