@@ -47,7 +47,7 @@ def test_a_rival_trains_what_we_train(tmp_path, rival, module):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{rival} is not installed: pip install -e '.[rivals]'")
     found = run("speed", tmp_path, "--pairs", "1", "--rivals", rival, "--only", "1 head")
-    assert found["rows"][0][f"{rival}_loss_gap"] < 1e-3
+    assert found["rows"][0][f"{rival}_loss_gap"] < 2e-3
     assert found["rows"][0][f"{rival}_s"] > 0
 
 
