@@ -32,12 +32,9 @@ format: $(DEV)     ## put the code in order
 clean:
 	rm -rf .venv runs build dist
 
-bench: $(DEV)      ## speed, scale, federation and, where there is one, GPU; benchmarks/results
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/scale.py
+bench: $(DEV)      ## speed, limits, scale, federation and, where there is one, GPU
+	for script in speed limits scale gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
-	$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" && \
-	  $(BIN)/python benchmarks/gpu.py || true
 
 .venv:
 	$(PYTHON) -m venv .venv

@@ -1,87 +1,77 @@
 """Rounds on a GPU: ours as captured graphs, beside the plain loop, after comparing their losses.
 
-python benchmarks/gpu.py            # writes benchmarks/results/gpu.json
+python benchmarks/gpu.py            # a table and gpu.json
 """
 
 from __future__ import annotations
 
-import json
+import statistics
 import sys
 import time
-from pathlib import Path
 
+import record
 import torch
-from work import Work, make_clients, make_ours, make_plain, seconds
+from timing import alternate
+from work import Work, loss_gap, make_clients, make_ours, make_plain, tiny
 
-import fedgradnorm as fgn
-
-RESULTS = Path(__file__).parent / "results"
 WORKS = [
-    Work("3 clients", 3, 64),
-    Work("30 clients", 30, 64),
-    Work("300 clients", 300, 64, size=256),
-    Work("Network 1, 5 clients", 5, 64, network="network1"),
+    Work("3 clients", 3, 64, rounds=400),
+    Work("30 clients", 30, 64, rounds=400),
+    Work("300 clients", 300, 64, size=256, rounds=100),
+    Work("Network 1, 5 clients", 5, 64, network="network1", rounds=400),
 ]
+COMPARED = 10  # rounds after which losses are compared
+COLUMNS = {
+    "work": "work",
+    "ours_ms": "ours, ms",
+    "compiled_ms": "ours compiled, ms",
+    "plain_ms": "plain loop, ms",
+    "ratio": "plain / ours",
+    "compiled_ratio": "plain / compiled",
+    "compiled_start": "compiling, s",
+    "peak_gb": "peak memory, GB",
+}
 
 
-class Timed:
-    """Our rounds on the GPU, in bursts; ``last`` is the losses of the last one."""
-
-    def __init__(self, work: Work, clients: list[fgn.Client], compile: bool) -> None:
-        self.names = [client.name for client in clients]
-        started = time.perf_counter()
-        self.ours = make_ours(work, clients, device="cuda", compile=compile)
-        self(0, 10)
-        self.start_seconds = time.perf_counter() - started
-
-    def __call__(self, first: int, count: int) -> None:
-        done = 0
-        while done < count:
-            burst = min(self.ours.burst, count - done)
-            self.last = self.ours.rounds(first + done, [self.names] * burst)[-1].columns["loss"]
-            done += burst
-        torch.cuda.synchronize()
-
-
-def measure(work: Work) -> dict[str, object]:
-    """Milliseconds a round: ours, ours compiled, and the plain loop, whose losses must agree."""
+def measure(work: Work, repeats: int) -> record.Row:
+    """Milliseconds a round of ours, as it is and compiled, and of the plain loop."""
     clients = make_clients(work)
-    row: dict[str, object] = {"work": work.name}
     plain = make_plain(work, clients, device="cuda")
-
-    def run_plain(first: int, count: int) -> None:
-        for k in range(first, first + count):
-            plain.round(k)
-        torch.cuda.synchronize()
-
-    run_plain(0, 10)
-    count = 400 if work.clients < 300 else 200
-    for key, compiled in (("ours", False), ("compiled", True)):
-        torch.cuda.reset_peak_memory_stats()
-        timed = Timed(work, clients, compiled)
-        gaps = [
-            abs(loss - plain.loss[name]) / max(abs(plain.loss[name]), 1e-9)
-            for name, loss in zip(timed.names, timed.last, strict=True)
-        ]
-        row[f"{key}_loss_gap_after_10_rounds"] = max(gaps)
-        row[f"{key}_start_seconds"] = timed.start_seconds
-        row[f"{key}_ms"] = 1e3 * seconds(lambda a, n, t=timed: t(a + 10, n), count)
-        row[f"{key}_peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    row["plain_ms"] = 1e3 * seconds(lambda a, n: run_plain(a + 10, n), 3, repeats=3, warm=1)
+    plain.rounds(0, COMPARED)
+    slow = statistics.median(alternate({"": plain.rounds}, 3, repeats, COMPARED)[""])
+    row: record.Row = {"work": work.name, "plain_ms": 1e3 * slow}
+    reference = make_plain(work, clients, device="cuda")
+    reference.rounds(0, COMPARED)
+    for prefix, compiled in (("", False), ("compiled_", True)):
+        started = time.perf_counter()
+        ours = make_ours(work, clients, device="cuda", compile=compiled)
+        ours.rounds(0, COMPARED)
+        row[f"{prefix}start"] = time.perf_counter() - started
+        row[f"{prefix}loss_gap"] = loss_gap(reference.loss, ours.loss)
+        times = alternate({"": ours.rounds}, work.rounds, repeats, COMPARED)[""]
+        row[f"{prefix or 'ours_'}ms"] = 1e3 * statistics.median(times)
+        row[f"{prefix}ratio"] = slow / statistics.median(times)
+    row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return row
 
 
 def main() -> None:
+    given = record.options(__doc__).parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here: nothing measured", file=sys.stderr)
+        return
+    record.begin(given)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    rows = []
+    target, here, rows = given.out / "gpu.json", record.about(gpu=True), []
+    before = record.earlier(target, here, given)
     for work in WORKS:
-        rows.append(measure(work))
-        print(rows[-1], flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gpu.json"
-    target.write_text(json.dumps(about, indent=2) + "\n")
+        if record.wanted(work.name, given):
+            torch.cuda.reset_peak_memory_stats()
+            rows.append(measure(tiny(work) if given.quick else work, given.repeats))
+            print(rows[-1], file=sys.stderr, flush=True)
+    rows = record.merge(before, rows, "work", [work.name for work in WORKS])
+    record.write(target, here, rows, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,12 @@ class PlainLoop:
         self.first_loss: dict[str, Tensor] = {}
         self.loss: dict[str, float] = {}
 
+    def rounds(self, first: int, count: int) -> None:
+        for k in range(first, first + count):
+            self.round(k)
+        if self.p.is_cuda:
+            torch.cuda.synchronize()
+
     def round(self, k: int) -> None:
         gradients, ratios, norms = [], [], []
         rows = self.batches.of_round(k)

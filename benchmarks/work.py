@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +25,24 @@ class Work:
     head_steps: int = 1
     shared_steps: int = 1
     network: str = "network2"
+    weigh: bool = True  # FedGradNorm; without, FedRep: every client counts the same
+    rounds: int = 1  # a repeat
+
+
+LR = 2e-4  # of heads, local steps and server
+
+
+def tiny(work: Work) -> Work:
+    """The same, so small that it only shows that everything still runs."""
+    return replace(
+        work,
+        clients=min(work.clients, 3),
+        batch=8,
+        size=16,
+        head_steps=min(work.head_steps, 4),
+        shared_steps=min(work.shared_steps, 2),
+        rounds=1,
+    )
 
 
 def make_clients(work: Work, seed: int = 0) -> list[fgn.Client]:
@@ -45,6 +60,23 @@ def make_clients(work: Work, seed: int = 0) -> list[fgn.Client]:
     return clients
 
 
+class Ours:
+    """A federation of this package, run like every other contestant."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation, self.engine = federation, federation.engine.name
+        self.loss: dict[str, float] = {}
+
+    def rounds(self, first: int, count: int) -> None:
+        """Rounds ``first`` to ``first + count``, as many at once as the engine takes."""
+        names, done = self.federation.names, 0
+        while done < count:
+            burst = min(self.federation.burst, count - done)
+            outcome = self.federation.rounds(first + done, [names] * burst)[-1]
+            done += burst
+        self.loss = dict(zip(names, outcome.columns["loss"], strict=True))
+
+
 def make_network(work: Work) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -58,7 +90,7 @@ def make_ours(
     device: str = "cpu",
     engine: str = "auto",
     compile: bool = False,
-) -> Federation:
+) -> Ours:
     settings = Settings(
         rounds=10**6,
         batch_size=work.batch,
@@ -67,38 +99,40 @@ def make_ours(
         first_loss="first_round",
         engine=engine,
         compile=compile,
+        lr=LR,
     )
-    weighting = fgn.GradNorm() if weighting is None else weighting
-    return federations(make_network(work), clients, weighting, settings, torch.device(device))[0]
+    if weighting is None:
+        weighting = fgn.GradNorm() if work.weigh else fgn.Equal()
+    federation = federations(make_network(work), clients, weighting, settings, torch.device(device))
+    return Ours(federation[0])
 
 
-def make_plain(
-    work: Work, clients: list[fgn.Client], weigh: bool = True, device: str = "cpu"
-) -> PlainLoop:
-    network = make_network(work)
+def make_heads(network: torch.nn.Module, clients: list[fgn.Client]) -> dict[str, torch.nn.Module]:
+    """The heads that our federation starts with."""
+    return {client.name: make_head(network, client, 0) for client in clients}
+
+
+def make_batches(work: Work, clients: list[fgn.Client]) -> Batches:
+    """The rows that our federation reads."""
     steps = max(work.head_steps, work.shared_steps)
+    return Batches({client.name: client.size for client in clients}, work.batch, 0, steps)
+
+
+def make_plain(work: Work, clients: list[fgn.Client], device: str = "cpu") -> PlainLoop:
+    network = make_network(work)
     return PlainLoop(
         network,
-        {c.name: make_head(network, c, 0) for c in clients},
+        make_heads(network, clients),
         clients,
-        Batches({c.name: c.size for c in clients}, work.batch, 0, steps),
+        make_batches(work, clients),
         head_steps=work.head_steps,
         shared_steps=work.shared_steps,
-        lr=2e-4,
-        weigh=weigh,
+        lr=LR,
+        weigh=work.weigh,
         device=device,
     )
 
 
-def seconds(
-    rounds: Callable[[int, int], None], count: int, repeats: int = 5, warm: int = 4
-) -> float:
-    """Median seconds of one round: ``rounds(first, count)`` runs some."""
-    rounds(0, warm)
-    times, at = [], warm
-    for _ in range(repeats):
-        started = time.perf_counter()
-        rounds(at, count)
-        times.append((time.perf_counter() - started) / count)
-        at += count
-    return statistics.median(times)
+def loss_gap(one: dict[str, float], other: dict[str, float]) -> float:
+    """The largest relative difference between two contestants' losses."""
+    return max(abs(other[name] - loss) / abs(loss) for name, loss in one.items())

@@ -1,0 +1,76 @@
+"""The benchmarks still run: every script with tiny sizes, its table and its JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+QUICK = ["--quick", "--repeats", "1", "--threads", "1"]
+
+
+def start(script: str, *options: str) -> str:
+    words = [sys.executable, str(FOLDER / f"{script}.py"), *options]
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=one)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(script: str, out: Path, *options: str) -> dict[str, object]:
+    start(script, *QUICK, "--out", str(out), *options)
+    assert (out / f"{script}.md").read_text().startswith("| ")
+    return json.loads((out / f"{script}.json").read_text())
+
+
+@pytest.mark.slow
+def test_speed_compares_losses_and_keeps_the_rows_it_does_not_measure_again(tmp_path):
+    few = ["--pairs", "1", "--rivals"]
+    first = run("speed", tmp_path, *few, "--only", "3 clients", "1 head")
+    again = run("speed", tmp_path, *few, "--only", "1 head")
+    assert first["threads"] == 1
+    assert "torch" in first["versions"]
+    assert again["rows"][0] == first["rows"][0]
+    assert again["rows"][1]["work"] == first["rows"][1]["work"]
+    assert again["rows"][1]["plain_loss_gap"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rival", "module"), [("pfl", "pfl"), ("flower", "ray")])
+def test_a_rival_trains_what_we_train(tmp_path, rival, module):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{rival} is not installed: pip install -e '.[rivals]'")
+    found = run("speed", tmp_path, "--pairs", "1", "--rivals", rival, "--only", "1 head")
+    assert found["rows"][0][f"{rival}_loss_gap"] < 2e-3
+    assert found["rows"][0][f"{rival}_s"] > 0
+
+
+@pytest.mark.slow
+def test_limits_counts_what_network_2_needs(tmp_path):
+    found = run("limits", tmp_path, "--devices", "cpu", "--only", "3 clients", "1 head")
+    rows, parameters, first_layer = 3 * 8, 3_932_160, 256 * 512
+    assert found["rows"][0]["gflop"] == pytest.approx(
+        rows * (6 * parameters - 2 * first_layer) / 1e9
+    )
+    assert all(0 < row["products"] <= row["reached"] for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_scale_measures_and_draws(tmp_path):
+    found = run("scale", tmp_path)
+    assert [row["clients"] for row in found["rows"]] == [1, 3]
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_scripts_that_only_print_still_do():
+    assert "| fedgradnorm | loss, norm | joint |" in start(
+        "weighting_cost", "--methods", "fedgradnorm", "--rounds", "1"
+    )
+    assert "generate: 2000 rows" in start("radcom", "--samples", "2000")
