@@ -66,7 +66,8 @@ class ConFIG(Direction):
     the same vector, sooner, and in double precision. (On the updates themselves
     its pseudo-inverse would cut every singular value below D eps of the largest, which for millions
     of parameters in single precision is nearly all of them.)
-    Source: Liu, Chu, Thuerey, "ConFIG: Towards conflict-free training" (2024), equation 2.
+    Source: Liu, Chu, Thuerey, "ConFIG: Towards conflict-free training of physics informed neural
+    networks" (2024), arXiv 2408.11104, equation 2.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,9 @@ class GradDrop(Direction):
 
         P = 1/2 (1 + sum_i g_i / sum_i |g_i|);  keep the positive parts with probability P,
         else the negative ones; their sum over N
-    Source: Chen et al., "Just pick a sign" (2020), algorithm 1.
+    On the shared parameters' gradients; the paper does it at one layer's activations.
+    Source: Chen et al., "Just pick a sign: Optimizing deep multitask models with gradient sign
+    dropout" (2020), arXiv 2010.06808, algorithm 1.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,8 @@ class TrimmedMean(Direction):
     """The mean of every parameter without its ``trim`` largest and smallest values.
 
     With fewer than 2 ``trim`` + 1 clients in a round, as many as leave something.
-    Source: Yin et al., "Byzantine-robust distributed learning" (2018), definition 2.
+    Source: Yin, Chen, Kannan, Bartlett, "Byzantine-robust distributed learning: Towards optimal
+    statistical rates" (2018), arXiv 1803.01498, definition 2.
     """
 
     def __init__(self, trim: int = 1) -> None:
