@@ -3,7 +3,8 @@
 At the start of a round all clients hold the same shared network, so one forward pass serves them
 all. The last layer's gradient comes first in a backward pass: each client's gauge norm is measured
 there, the weights are moved, each client's part of the signal is scaled by p_i / N, and ONE
-backward pass gives the aggregate. Nobody's full gradient is ever formed.
+backward pass gives the aggregate. Nobody's full gradient is ever formed, also where the weighting
+needs all inner products of them: see products.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedgradnorm.engines.batched import BatchedEngine, Plan
 from fedgradnorm.engines.gauge import GaugeTap
+from fedgradnorm.engines.products import ProductReports, ProductTap
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.models import FlatNetwork
 from fedgradnorm.reports import Reports
@@ -50,9 +52,12 @@ class JointEngine(BatchedEngine):
 
     name = "joint"
 
-    def __init__(self, *arguments: Any, gauge: Sequence[str], **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, gauge: Sequence[str], products: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
         self.tap = GaugeTap(self.front.module, gauge)
+        self.products = ProductTap(self.front.module) if products else None
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
@@ -70,18 +75,21 @@ class JointEngine(BatchedEngine):
             measured = self.tap.squared(at_gauge, part.rows, part.group.batch)
             squared[part.positions] = measured.double()
         self.tap.seen.clear()  # the graph is the reports' to keep, not ours
-        return JointReports(
-            active=plan.active,
-            size=self._sizes,
-            loss=loss,
-            loss_ratio=self.loss_ratio(loss, plan.active),
-            gauge_norm=squared.sqrt(),
-            failed=(),
-            network=self.front,
-            output=output,
-            signal=signal,
-            owner=plan.owner,
-        )
+        found: dict[str, Any] = {
+            "active": plan.active,
+            "size": self._sizes,
+            "loss": loss,
+            "loss_ratio": self.loss_ratio(loss, plan.active),
+            "gauge_norm": squared.sqrt(),
+            "failed": (),
+            "network": self.front,
+            "owner": plan.owner,
+        }
+        if self.products is None:
+            return JointReports(**found, output=output, signal=signal)
+        layers = self.products.taken(output, signal)
+        self.products.seen.clear()
+        return ProductReports(**found, layers=layers, wanted=self.products.layers)
 
     def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
         """Each part's losses, and d loss / d output; heads step along where all go together."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -100,8 +101,8 @@ class Bargain:
 
 def _cvxpy() -> Any:
     try:
-        import cvxpy
-        import ecos  # noqa: F401
+        cvxpy = import_module("cvxpy")
+        import_module("ecos")  # its solver for logarithms
     except ImportError as error:
         raise ConfigError(
             f"NashMTL needs solvers that are not all here ({error}); "
