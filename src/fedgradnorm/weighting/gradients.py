@@ -140,7 +140,7 @@ class GradVac(TorchJD):
     phi_ij is kept by the pair of names, and moves by ``beta`` a round: 0.5 as in the libraries,
     0.01 in the paper, which also does this for each layer apart and not for whole updates.
     Source: Wang, Tsvetkov, Firat, Cao, "Gradient vaccine: Investigating and improving multi-task
-    optimization in massively multilingual models" (2021), arXiv 2010.05874, section 4.
+    optimization in massively multilingual models" (2021), arXiv 2010.05874.
     """
 
     positive = True
