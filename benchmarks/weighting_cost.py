@@ -15,6 +15,7 @@ Writes weighting-cost.json and weighting-cost.md to benchmarks/results, or to --
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -74,6 +75,8 @@ def federation(name: str, device: str) -> Federation:
 
 def measure(name: str, rounds: int, device: str) -> dict[str, object]:
     """Milliseconds of a round and of its weights, medians; memory in MB."""
+    for library in ("torchjd.aggregation", "cvxpy"):  # so that peaks differ by data, not by code
+        importlib.import_module(library)
     one = federation(name, device)
     whole, weights, held = [], [], 0
     for k in range(rounds + WARM):
