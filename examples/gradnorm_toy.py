@@ -1,11 +1,12 @@
 """GradNorm's own toy: tasks that differ in nothing but loudness (Chen et al. 2018, section 4).
 
     python examples/gradnorm_toy.py                 # two and ten tasks, three seeds
-    python examples/gradnorm_toy.py --steps 300 --seeds 1 --tasks 2
+    python examples/gradnorm_toy.py --steps 300 --seeds 1 --tasks 2 --batch 32
 
 Task i is to learn f_i(x) = sigma_i tanh((B + eps_i) x / (10 sqrt 50)), x from N(0, 1) in 50
-dimensions, B from N(0, 10^2) shared by all tasks, eps_i from N(0, 3.5^2) its own, 20 outputs. In
-3000 steps of 32 no row is seen twice.
+dimensions, B from N(0, 10^2) shared by all tasks, eps_i from N(0, 3.5^2) its own, 20 outputs. No
+row is seen twice. The paper does not name its batch; how many rows are seen decides how far all
+weightings get, see docs/methods.md.
 With equal weights the loudest task takes the shared trunk for itself. Each task's test loss over
 its first one says how much is left to learn, whatever its loudness; the table shows their sum.
 """
@@ -57,12 +58,12 @@ def train(
     weighting: fgn.Weighting,
     seed: int,
     steps: int,
-    rows: int = 100_000,
+    batch: int = 48,
 ) -> tuple[float, dict[str, float]]:
     """Sum of the test loss ratios, and the last weights."""
-    clients = tasks(sigmas, seed, rows)
+    clients = tasks(sigmas, seed, steps * batch)
     run = fgn.train(
-        trunk(seed), clients, weighting=weighting, rounds=steps, batch_size=32, lr=1e-3,
+        trunk(seed), clients, weighting=weighting, rounds=steps, batch_size=batch, lr=1e-3,
         schedule="together", order="old", eval_every=0, seed=seed,
     )  # fmt: skip
     test = run.history[run.history.split == "test"].groupby("client").loss
@@ -73,6 +74,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--steps", type=int, default=3000)
     options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--batch", type=int, default=48)
     options.add_argument("--tasks", type=int, nargs="*", choices=sorted(LOUDNESS), default=[2, 10])
     given = options.parse_args()
     print("| tasks | seed | equal | GradNorm | direct | weight of the loudest (GradNorm, direct) |")
@@ -85,7 +87,7 @@ def main() -> None:
                 fgn.GradNorm(gamma=0.12, lr=0.025),
                 fgn.GradNorm(gamma=0.12, rule="direct"),
             ):
-                total, weights = train(LOUDNESS[count], weighting, seed, given.steps)
+                total, weights = train(LOUDNESS[count], weighting, seed, given.steps, given.batch)
                 cells.append(f"{total:.3f}")
                 loudest.append(list(weights.values())[int(np.argmax(LOUDNESS[count]))])
             shown = ", ".join(f"{weight:.3f}" for weight in loudest[1:])

@@ -27,10 +27,8 @@ def toy() -> ModuleType:
 @pytest.mark.slow
 def test_gradnorm_frees_the_quiet_task(toy: ModuleType) -> None:
     sigmas = toy.LOUDNESS[2]
-    equal, _ = toy.train(sigmas, fgn.Equal(), seed=0, steps=STEPS, rows=20_000)
-    balanced, weights = toy.train(
-        sigmas, fgn.GradNorm(gamma=0.12, lr=0.025), seed=0, steps=STEPS, rows=20_000
-    )
+    equal, _ = toy.train(sigmas, fgn.Equal(), seed=0, steps=STEPS)
+    balanced, weights = toy.train(sigmas, fgn.GradNorm(gamma=0.12, lr=0.025), seed=0, steps=STEPS)
     quiet, loud = weights.values()
     assert loud < 0.1 < quiet
     assert balanced < 0.9 * equal

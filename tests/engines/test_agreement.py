@@ -9,6 +9,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.weighting import IMTLG, FedMGDA
 from oracle import mixed_clients
 
 BASE = {"rounds": 50, "batch_size": 8, "lr": 1e-3, "device": "cpu", "seed": 5, "eval_every": 25}
@@ -30,6 +31,8 @@ WEIGHTINGS = {
     "squared": lambda: fgn.GradNorm(rule="squared", optimizer="sgd", lr=1e-4),
     "equal": fgn.Equal,
     "by size": fgn.BySize,
+    "inner products": IMTLG,
+    "inner products in a box": FedMGDA,
     "static": lambda: fgn.Static({"classes": 1.0, "numbers": 0.1, "two": 2.0}),
 }
 
@@ -122,6 +125,36 @@ def test_what_would_mix_clients_is_refused_and_left_to_the_loop(layer, engine, c
     with caplog.at_level("INFO", logger="fedgradnorm"):
         trained("auto", {"rounds": 1}, net=net)
     assert "engine loop" in caplog.text
+
+
+def test_a_layer_whose_output_is_changed_in_place_is_left_to_other_engines(caplog):
+    def net() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(12, 10), nn.ReLU(inplace=True)).double()
+
+    caplog.set_level("INFO", logger="fedgradnorm")
+    assert_same_run(trained("auto", {}, net=net()), trained("loop", {}, net=net()))
+    assert "changed in place" in caplog.text
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_inner_products_need_no_gradients_where_layers_are_linear(settings, caplog):
+    caplog.set_level("INFO", logger="fedgradnorm")
+    settings = {**settings, "rounds": 8}
+    joint = trained("auto", settings, IMTLG)
+    assert "engine joint" in caplog.text
+    assert_same_run(joint, trained("loop", settings, IMTLG), tolerance=1e-8)
+
+
+def test_inner_products_of_other_layers_are_taken_from_the_gradients(caplog):
+    def net() -> nn.Module:
+        shared = nn.Conv1d(1, 2, 3)
+        return nn.Sequential(nn.Unflatten(1, (1, 12)), shared, nn.Flatten()).double()
+
+    caplog.set_level("INFO", logger="fedgradnorm")
+    trained("auto", {"rounds": 2}, IMTLG, net())
+    assert "not all of its layers are linear" in caplog.text
 
 
 def test_rows_that_see_each_other_are_found_by_trial():

@@ -115,6 +115,26 @@ def test_directions_are_torchjds(name: str) -> None:
         torch.testing.assert_close(weighting.direction(signals), expected)
 
 
+@pytest.mark.parametrize("name", ["graddrop", "trimmed-mean"])
+@pytest.mark.parametrize("clients", [2, 5, 20])
+def test_directions_over_many_parameters_are_torchjds(name: str, clients: int) -> None:
+    names = [f"client {i:02d}" for i in range(clients)]
+    generator = torch.Generator().manual_seed(3)
+    updates = torch.randn(clients, 150_000, generator=generator)
+    updates[:, ::7] = 0
+    updates[0, ::3] *= 1e6  # a loud client: what is trimmed must leave no trace
+    ones = torch.ones(clients)
+    signals = Signals(ones > 0, ones, ones, ones, ones, gradients=updates)
+    make, aggregator, _ = DIRECTIONS[name]
+    weighting = bound(make, names)
+    weighting.update(signals)
+    found = weighting.direction(signals)
+    seeded(1)
+    theirs = aggregation.TrimmedMean(0) if clients == 2 and name == "trimmed-mean" else aggregator()
+    divisor = clients if name == "graddrop" else 1
+    torch.testing.assert_close(found, theirs(updates) / divisor, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", DIRECTIONS)
 def test_the_server_steps_along_a_direction(name: str) -> None:
     weighting = bound(DIRECTIONS[name][0])

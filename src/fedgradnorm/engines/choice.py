@@ -16,6 +16,7 @@ from fedgradnorm.engines.distributed import DistributedEngine
 from fedgradnorm.engines.gauge import GaugeTap
 from fedgradnorm.engines.joint import JointEngine
 from fedgradnorm.engines.loop import LoopEngine
+from fedgradnorm.engines.products import ProductTap
 from fedgradnorm.engines.ranks import asked_for, world
 from fedgradnorm.engines.stacked import StackedEngine
 from fedgradnorm.errors import ConfigError
@@ -50,7 +51,9 @@ def make_engine(
 
     def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> LoopEngine:
         given = {**settings, "heads": heads}
-        return _make_local("auto", network, own, gauge, how, needs, device, **given)
+        # Inner products across ranks are taken from the gradients themselves.
+        each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
+        return _make_local("auto", network, own, gauge, how, each, device, **given)
 
     heads = settings["heads"]
     return DistributedEngine(clients, heads, world=world(), device=device, make_local=make_local)
@@ -78,6 +81,8 @@ def _make_local(
         log.info("engine %s%s", name, f" ({reasons})" if reasons else "")
     elif obstacles[name] is not None:
         raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
+    if name == "joint":
+        settings["products"] = Needs.GRAM in needs
     return ENGINES[name](network, clients, gauge=gauge, how=how, device=device, **settings)
 
 
@@ -93,9 +98,9 @@ def joint_obstacle(
         return f"shared_steps = {how.shared_steps}, so the clients' networks differ"
     if how.update != "gradient" or how.report_loss != "before":
         return "it sends raw gradients and losses before the step only"
-    if needs & (Needs.GRAM | Needs.GRADIENT):
+    if Needs.GRADIENT in needs:
         return "the weighting needs every client's gradient"
-    return _mixing_obstacle(network, clients) or _gauge_obstacle(network, clients, gauge)
+    return _mixing_obstacle(network, clients) or _tap_obstacle(network, clients, gauge, needs)
 
 
 def stacked_obstacle(
@@ -151,11 +156,14 @@ def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
     )
 
 
-def _gauge_obstacle(
-    network: nn.Module, clients: Sequence[Client], gauge: Sequence[str]
+def _tap_obstacle(
+    network: nn.Module, clients: Sequence[Client], gauge: Sequence[str], needs: Needs
 ) -> str | None:
     trial = copy.deepcopy(network)
-    tap = GaugeTap(trial, gauge)
+    tap, products = GaugeTap(trial, gauge), ProductTap(trial)
     with torch.enable_grad():
         trial(_probe(network, clients))
+    problem = products.problem() if Needs.GRAM in needs else None
+    if problem is not None:
+        return f"the weighting needs the products of all gradients, and {problem}"
     return tap.problem()

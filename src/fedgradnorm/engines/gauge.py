@@ -42,6 +42,8 @@ class GaugeTap:
             return "a gauge layer is not called exactly once in a forward pass"
         if not all(isinstance(part, Tensor) for seen in self.seen for part in seen[1:]):
             return "a gauge layer does not map one tensor to one tensor"
+        if any(output._version for _, _, output in self.seen):  # then the signal is another's
+            return "the output of a gauge layer is changed in place"
         return None
 
     def signals(self, output: Tensor, signal: Tensor) -> list[Tensor]:

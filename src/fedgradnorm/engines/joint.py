@@ -3,7 +3,8 @@
 At the start of a round all clients hold the same shared network, so one forward pass serves them
 all. The last layer's gradient comes first in a backward pass: each client's gauge norm is measured
 there, the weights are moved, each client's part of the signal is scaled by p_i / N, and ONE
-backward pass gives the aggregate. Nobody's full gradient is ever formed.
+backward pass gives the aggregate. Nobody's full gradient is ever formed, also where the weighting
+needs all inner products of them: see products.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedgradnorm.engines.batched import BatchedEngine, Plan
 from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.passes import AutogradPass, Pass
+from fedgradnorm.engines.products import ProductPass
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.reports import Reports
 
@@ -38,17 +40,26 @@ class JointReports(Reports):
         """Refused: this engine has no single client's update."""
         raise ConfigError("engine 'joint' forms no single gradients; use engine='loop'")
 
+    def gram(self) -> Tensor:
+        """update_i . update_j for all pairs of clients, where the engine was made for it."""
+        if not isinstance(self.run, ProductPass):
+            return super().gram()
+        return self.run.gram(self.owner, len(self.active))
+
 
 class JointEngine(BatchedEngine):
     """One forward and one backward pass for everybody."""
 
     name = "joint"
 
-    def __init__(self, *arguments: Any, gauge: Sequence[str], **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, gauge: Sequence[str], products: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
-        self._any: Pass = AutogradPass(self.front, gauge)
+        kind = ProductPass if products else AutogradPass
+        self._any: Pass = kind(self.front, gauge)
         self._dense: DensePass | None = None
-        if DensePass.fits(arguments[0], gauge):
+        if not products and DensePass.fits(arguments[0], gauge):
             self._dense = DensePass(self.front, gauge, self.branches)
 
     def fuse(self) -> None:

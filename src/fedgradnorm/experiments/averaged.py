@@ -26,6 +26,7 @@ def averaged_weights(folder: str | Path) -> dict[str, float]:
 def static_from_run(folder: str) -> Static:
     """A run's time-averaged weights, held still: is it the moving that helps, or the level?
 
-    Chen et al., "GradNorm" (2018), section 5.4, ask the same of their weights.
+    Chen et al., "GradNorm" (2018), ask the same of their weights: "GradNorm static" in their
+    tables, section 5.3.
     """
     return Static(averaged_weights(folder))

@@ -23,7 +23,9 @@ class FAMO(Weighting):
 
     The paper evaluates F twice on one batch, before and after the network's step. A federated
     server sees one loss a round, so delta_i is between a client's last two rounds.
-    Source: Liu et al., "FAMO: Fast adaptive multitask optimization" (2023), algorithm 2.
+    ``decay`` is the paper's 1e-3; the authors' code has 1e-5.
+    Source: Liu, Feng, Stone, Liu, "FAMO: Fast adaptive multitask optimization" (2023),
+    arXiv 2306.03792, algorithm 1 and equations 10 to 12.
     """
 
     needs = Needs.LOSS

@@ -79,7 +79,10 @@ class TorchJD(GramWeighting):
 class UPGrad(TorchJD):
     """Each g_i is projected onto the cone of directions that harm nobody; p sums the projections.
 
-    Source: Quinton, Rey, "Jacobian descent for multi-objective optimization" (2024), section 3.
+    p = sum_i argmin v^T G v, v >= e_i / N. TorchJD adds 1e-4 of the trace to G's diagonal so that
+    the program always has one answer; DualProj too.
+    Source: Quinton, Rey, "Jacobian descent for multi-objective optimization" (2024),
+    arXiv 2406.16232, proposition 1.
     """
 
     positive = True
@@ -92,7 +95,8 @@ class DualProj(TorchJD):
     """The mean update, projected onto the cone of directions that harm nobody.
 
     p = argmin v^T G v, v_i >= 1/N.
-    Source: Lopez-Paz, Ranzato, "Gradient episodic memory" (2017), equation 11.
+    Source: Lopez-Paz, Ranzato, "Gradient episodic memory for continual learning" (2017),
+    arXiv 1706.08840, equation 11.
     """
 
     positive = True
@@ -106,8 +110,10 @@ class MGDA(TorchJD):
 
     By Frank-Wolfe, so weights may be exactly zero. On the means of clients' updates per task
     (``key="task"``) this is also FSMGDA's server step.
-    Source: Desideri 2012; Sener, Koltun, "Multi-task learning as multi-objective optimization"
-    (2018), algorithm 2; Yang et al., "Federated multi-objective learning" (2023).
+    Source: Desideri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization"
+    (2012); Sener, Koltun, "Multi-task learning as multi-objective optimization" (2018),
+    arXiv 1810.04650, algorithm 2; Yang et al., "Federated multi-objective learning" (2023),
+    arXiv 2310.09866.
     """
 
     def __init__(self, tolerance: float = 1e-3, max_iters: int = 100) -> None:
@@ -118,7 +124,8 @@ class MGDA(TorchJD):
 class PCGrad(TorchJD):
     """Each g_i loses its component against every g_j it conflicts with, in random order.
 
-    Source: Yu et al., "Gradient surgery for multi-task learning" (2020), algorithm 1.
+    Source: Yu et al., "Gradient surgery for multi-task learning" (2020), arXiv 2001.06782,
+    algorithm 1.
     """
 
     positive = True
@@ -130,8 +137,10 @@ class PCGrad(TorchJD):
 class GradVac(TorchJD):
     """Each g_i is turned toward g_j until their cosine reaches its running mean phi_ij.
 
-    phi_ij is kept by the pair of names, and moves by ``beta`` a round.
-    Source: Wang et al., "Gradient vaccine" (2021), equation 2.
+    phi_ij is kept by the pair of names, and moves by ``beta`` a round: 0.5 as in the libraries,
+    0.01 in the paper, which also does this for each layer apart and not for whole updates.
+    Source: Wang, Tsvetkov, Firat, Cao, "Gradient vaccine: Investigating and improving multi-task
+    optimization in massively multilingual models" (2021), arXiv 2010.05874.
     """
 
     positive = True
@@ -166,7 +175,8 @@ class CAGrad(TorchJD):
     """The best worst improvement within ``c`` |g_0| of the mean update g_0.
 
     p = 1/N + (c |g_0| / |g_w|) w,   w = argmin g_w . g_0 + c |g_0| |g_w| over the simplex.
-    Source: Liu et al., "Conflict-averse gradient descent" (2021), algorithm 1.
+    Source: Liu et al., "Conflict-averse gradient descent for multi-task learning" (2021),
+    arXiv 2110.14048, algorithm 1.
     """
 
     positive = True
@@ -179,8 +189,9 @@ class CAGrad(TorchJD):
 class IMTLG(TorchJD):
     """The combination with equal projections on all g_i: p = G^+ d / sum(G^+ d), d_i = |g_i|.
 
-    Weights may be negative.
-    Source: Liu et al., "Towards impartial multi-task learning" (2021), equation 6.
+    Weights may be negative. On the gradients of the shared network, of which the paper takes those
+    of its output as a stand-in; and in the form that also holds for dependent updates (TorchJD's).
+    Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equations 1, 2.
     """
 
     def __init__(self) -> None:
@@ -190,8 +201,10 @@ class IMTLG(TorchJD):
 class AlignedMTL(TorchJD):
     """The principal components of the updates made equally long: p = sqrt(s) V L^(-1/2) V^T 1/N.
 
-    G = V L V^T; ``scale_mode`` says which eigenvalue s is. Weights may be negative.
-    Source: Senushkin et al., "Independent component alignment" (2023), algorithm 1.
+    G = V L V^T; ``scale_mode`` says which eigenvalue s is: the least one in the paper. Weights may
+    be negative.
+    Source: Senushkin et al., "Independent component alignment for multi-task learning" (2023),
+    arXiv 2305.19000, algorithm 1.
     """
 
     def __init__(self, scale_mode: Literal["min", "median", "rmse"] = "min") -> None:
@@ -202,7 +215,9 @@ class AlignedMTL(TorchJD):
 class FairGrad(TorchJD):
     """alpha-fair improvements: G p = p^(-1/alpha).
 
-    Source: Ban, Ji, "Fair resource allocation in multi-task learning" (2024), equation 4.
+    Found by least squares, as in the authors' code.
+    Source: Ban, Ji, "Fair resource allocation in multi-task learning" (2024), arXiv 2402.15638,
+    equation 4.
     """
 
     positive = True
@@ -217,8 +232,10 @@ class FairGrad(TorchJD):
 class Krum(TorchJD):
     """The update nearest to the N - byzantine - 2 others it is nearest to; ``selected`` of them.
 
-    With fewer than ``byzantine`` + 3 clients in a round, as many faults as their number allows.
-    Source: Blanchard et al., "Byzantine tolerant gradient descent" (2017), section 4.
+    Near by the sum of distances, which is TorchJD's reading; the paper sums their squares. With
+    fewer than ``byzantine`` + 3 clients in a round, as many faults as their number allows.
+    Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
+    descent" (2017), arXiv 1703.02757.
     """
 
     def __init__(self, byzantine: int = 1, selected: int = 1) -> None:

@@ -42,7 +42,8 @@ class InverseFirstLoss(Weighting):
 class GeometricMean(Weighting):
     """p_i = 1 / F_i: the gradient of the geometric mean of the losses, (prod_i F_i)^(1/N).
 
-    Source: Chennupati et al., "MultiNet++" (2019), geometric loss strategy.
+    Source: Chennupati et al., "MultiNet++: Multi-stream feature aggregation and geometric loss
+    strategy for multi-task learning" (2019), arXiv 1904.08492.
     """
 
     needs = Needs.LOSS
@@ -56,7 +57,9 @@ class QFFL(Weighting):
     """p_i = F_i^q: the gradient of sum_i F_i^(q+1) / (q+1), so that large losses count more.
 
     ``q`` = 0 weighs everybody the same; the larger, the nearer to minimising the largest loss.
-    Source: Li et al., "Fair resource allocation in federated learning" (2020), equation 2.
+    The length of the step is the server optimiser's, not q-FedSGD's estimate from L and q.
+    Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (2020),
+    arXiv 1905.10497, equation 2, with equal shares of the clients.
     """
 
     needs = Needs.LOSS
@@ -77,8 +80,10 @@ class AFL(Weighting):
 
         lambda <- nearest point of the simplex to lambda + loss_lr F
 
-    Weights may be zero, and ``loss_lr`` is in units of 1 / loss: both are the method's own.
-    Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), algorithm 1.
+    Weights may be zero, and ``loss_lr`` is in units of 1 / loss: both are the method's own. The
+    network's step takes the new lambda, the paper's the one before (``order="old"``).
+    Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), arXiv 1902.00146,
+    stochastic AFL.
     """
 
     needs = Needs.LOSS
@@ -104,7 +109,8 @@ class RandomWeights(Weighting):
 
     What a client draws is decided by the run's seed, its name, and how many rounds it has taken
     part in.
-    Source: Lin et al., "Reasonable effectiveness of random weighting" (2022), algorithm 2.
+    Source: Lin, Ye, Zhang, Tsang, "Reasonable effectiveness of random weighting: A litmus test for
+    multi-task learning" (2022), arXiv 2111.10603, algorithm 2, with its normal distribution.
     """
 
     starts: ClassVar[Mapping[str, float]] = {"rounds": 0.0}
@@ -128,7 +134,8 @@ class DWA(Weighting):
 
     An average is over ``every`` rounds of a client (the paper's epoch). Until a client has two of
     them its rate is 1.
-    Source: Liu, Johns, Davison, "End-to-end multi-task learning with attention" (2019), eq. 7.
+    Source: Liu, Johns, Davison, "End-to-end multi-task learning with attention" (2019),
+    arXiv 1803.10704, equation 7, T = 2 as there.
     """
 
     needs = Needs.LOSS

@@ -23,8 +23,10 @@ class FedMGDA(GramWeighting):
         lambda = argmin |sum_i lambda_i u_i|^2,  u_i = update_i / |update_i|,
                  lambda in the simplex, |lambda_i - 1/N| <= box;     p_i = lambda_i / |update_i|
 
-    ``box`` = 0 averages unit updates, 1 is MGDA on them; in between nobody can be forgotten.
-    Source: Hu et al., "Federated learning meets multi-objective optimization" (2022), algorithm 1.
+    ``box`` = 0 averages unit updates, 1 is MGDA on them; in between nobody can be forgotten. The
+    box's centre is 1/N, one of the two the paper names (the other: by data size).
+    Source: Hu, Shaloudegi, Zhang, Yu, "Federated learning meets multi-objective optimization"
+    (2022), arXiv 2006.11489, algorithm 1.
     """
 
     positive = False
@@ -45,23 +47,23 @@ class FedMGDA(GramWeighting):
 
 
 class FedCMOO(GramWeighting):
-    """FedCMOO's server step: lambda follows MGDA's objective by projected gradient steps.
+    """FedCMOO's FindWeights: lambda follows MGDA's objective by projected gradient steps.
 
-        lambda <- nearest point of the simplex to lambda - mixture_lr G lambda,
+        lambda <- nearest point of the simplex to lambda - mixture_lr G lambda / (mean_i |g_i|)^2,
                   ``steps`` times a round;     p_i = N lambda_i
 
-    with G divided by its trace, so that ``mixture_lr`` has no unit.
-
-    lambda is kept from round to round, so the weights are smoother than MGDA's. The paper's
-    compressed estimate of G and its local training on the weighted loss have no place here, where
-    each client holds one objective: see docs/methods.md.
-    Source: Askin et al., "Federated communication-efficient multi-objective optimization" (2025).
+    lambda starts at 1/N and is kept from round to round, so the weights are smoother than MGDA's.
+    The number of steps, their length and the division by the mean norm are those of the authors'
+    code. Here G is exact and each client holds one objective, so the paper's compressed estimate of
+    G and its local training on the weighted loss have no place: see docs/methods.md.
+    Source: Askin, Sharma, Joshi, Joe-Wong, "Federated communication-efficient multi-objective
+    optimization" (2025), arXiv 2410.16398.
     """
 
     positive = False
     starts: ClassVar[Mapping[str, float]] = {**GramWeighting.starts, "mixture": 1.0}
 
-    def __init__(self, mixture_lr: float = 0.5, steps: int = 10) -> None:
+    def __init__(self, mixture_lr: float = 0.001, steps: int = 1000) -> None:
         super().__init__()
         if not 0 < mixture_lr < float("inf"):
             raise ConfigError(f"FedCMOO's mixture_lr must be > 0, not {mixture_lr!r}")
@@ -73,14 +75,37 @@ class FedCMOO(GramWeighting):
         """lambda after this round's steps."""
         rows = [self.clients.index(name) for name in names]
         kept = self.rows["mixture"]
-        here = torch.ones(len(rows), dtype=torch.bool)
-        mixture = onto_simplex(kept[rows].cpu() / len(rows), here)
-        for _ in range(self.steps):
-            mixture = onto_simplex(
-                mixture - self.mixture_lr * (gram @ mixture) / gram.trace(), here
-            )
+        start = _nearest(kept[rows].cpu() / len(rows))
+        scaled = gram / gram.diagonal().sqrt().mean().square()
+        mixture = torch.from_numpy(descend(scaled.numpy(), start, self.mixture_lr, self.steps))
         kept[rows] = (mixture * len(rows)).to(kept.device)
         return mixture
+
+
+def descend(
+    gram: NDArray[np.float64], start: NDArray[np.float64], lr: float, steps: int
+) -> NDArray[np.float64]:
+    """Projected gradient steps on 1/2 x^T G x over the simplex.
+
+    While no row reaches zero, projecting only takes the mean off the gradient, so a step is one
+    product with a fixed matrix; a step that leaves the simplex is projected in full.
+    """
+    inside = np.eye(len(gram)) - lr * (gram - gram.mean(axis=0))
+    x = start
+    for _ in range(steps):
+        after = inside @ x
+        if after.min() < 0:
+            after = _nearest(torch.from_numpy(x - lr * (gram @ x)))
+        if np.array_equal(after, x):
+            break
+        x = after
+    return x
+
+
+def _nearest(values: Tensor) -> NDArray[np.float64]:
+    """The nearest point of the simplex."""
+    found: NDArray[np.float64] = onto_simplex(values, torch.ones(len(values)) > 0).numpy()
+    return found
 
 
 def shortest(

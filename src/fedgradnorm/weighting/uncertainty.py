@@ -19,8 +19,10 @@ class Uncertainty(Weighting):
         minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
 
     s is the server's and takes one Adam step (``scale_lr``) a round; at its limit p_i = 1 / F_i.
-    Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty" (2018), equation 10,
-    with the log-variance learned, as they advise.
+    Every task has the regression's form (equation 7), as is usual; the paper's equation 10 counts
+    a classification twice, which would only double its weight.
+    Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty to weigh losses for scene
+    geometry and semantics" (2018), arXiv 1705.07115, with the log-variance learned, as they advise.
     """
 
     needs = Needs.LOSS
@@ -52,7 +54,7 @@ class IMTLL(Uncertainty):
 
     Twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two the
     same; both stand here because both stand in the literature's tables.
-    Source: Liu et al., "Towards impartial multi-task learning" (2021), equation 7.
+    Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
     """
 
     sign = 1
