@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
+from fedgradnorm.conflict import Pair, obstacle, pairs, trial
 from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
@@ -41,6 +42,7 @@ class Outcome:
     active: Sequence[str]
     failed: Sequence[str]
     columns: dict[str, list[float]]
+    conflict: Sequence[Pair] = ()
 
 
 class Federation:
@@ -98,6 +100,8 @@ class Federation:
     def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
+        wanted = self.settings.records_conflict(round_number) and len(self.names) > 1
+        tried = self._tried(round_number, active) if wanted and obstacle(self.engine) else []
         reports, weights = self.round(round_number, active)
         held = self.server.weighting.held
         columns = {
@@ -108,8 +112,16 @@ class Federation:
             "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
         }
         return Outcome(
-            list(active), list(reports.failed), {key: c.tolist() for key, c in columns.items()}
+            list(active),
+            list(reports.failed),
+            {key: c.tolist() for key, c in columns.items()},
+            pairs(reports, self.names) if wanted and not obstacle(self.engine) else tried,
         )
+
+    def _tried(self, round_number: int, active: Sequence[str]) -> list[Pair]:
+        """The conflict of a round to come, from a trial of it, client by client."""
+        shared = self.server.shared.data
+        return pairs(trial(self.engine).run_clients(shared, round_number, active), self.names)
 
     @property
     def burst(self) -> int:

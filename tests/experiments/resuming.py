@@ -56,12 +56,13 @@ def stored(folder: Path) -> dict[str, Any]:
         for path in files
         if path.suffix == ".safetensors"
     }
-    return {"metrics": (folder / "metrics.csv").read_bytes(), "names": files, **tensors}
+    tables = {str(path): (folder / path).read_bytes() for path in files if path.suffix == ".csv"}
+    return {"names": files, **tables, **tensors}
 
 
 def assert_equal_to_the_bit(folder: Path, uninterrupted: Path) -> None:
     left, right = stored(folder), stored(uninterrupted)
-    assert left["metrics"] == right["metrics"]
+    assert left["metrics.csv"] == right["metrics.csv"]
     assert left["names"] == right["names"]  # no temporary file is left either
     for name, part in right.items():
         assert toys.same(left[name], part), name
