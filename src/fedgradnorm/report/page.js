@@ -37,12 +37,12 @@
   }
 
   function traces(panel, off) {
-    const made = [];
+    const made = [], many = Math.min(1, 4 / data.methods.length); // bands upon bands hide the lines
     for (const [number, series] of panel.series.entries()) {
       if (hidden.method.has(series.method) || off.has(series.role)) continue;
       const look = LOOK[series.role], colour = css(`--c${data.colours[series.method]}`);
       const shown = panel.percent ? "%{y:.1%}" : "%{y:.4g}"; // the method's name stands beside it
-      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band)) });
+      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band * many)) });
       made.push({
         uid: `line${number}`, // what it is, not where it stands: else Plotly keeps strokes of another
         x: series.x, y: series.y, mode: series.x.length > 1 ? "lines" : "markers",

@@ -103,7 +103,8 @@ def make_page(places: Sequence[Path]) -> Page:
 def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
     """The gamma that methods without one are measured by, and the sentence that says so."""
     found = {one.gamma for one in groups if one.gamma is not None}
-    without = [one.label for one in groups if one.gamma is None and one.shared]
+    lacking = (one.whole[0].method for one in groups if one.gamma is None and one.shared)
+    without = list(dict.fromkeys(lacking))
     if len(found) != 1:
         return None, ""
     gamma = found.pop()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from fedgradnorm.experiments.history import Row
@@ -12,7 +13,6 @@ from fedgradnorm.report.page_groups import Group
 
 MEAN = "cosine"
 MOST = 8  # more tasks than this get no view for each, twice as many no map
-_TITLE = "Mean over the rounds recorded and over seeds"
 
 Points = dict[int, tuple[float, float]]
 
@@ -44,15 +44,24 @@ def _both_ways(row: Row) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def maps_html(groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]) -> str:
-    """A map per method that has recorded anything: a line and a column per task."""
-    if len(tasks) > 2 * MOST:
+    """A map per method that has recorded anything: a line and a column per task.
+
+    Cosines of many parameters are small: the deepest colour is the largest of all maps.
+    """
+    means = {number: found for number, one in enumerate(groups) if (found := _means(one))}
+    if not means or len(tasks) > 2 * MOST:
         return ""
-    made = (
-        _map(number, one.label, tasks, _means(one), looks[number])
-        for number, one in enumerate(groups)
+    top = max(abs(value) for found in means.values() for value in found.values()) or 1.0
+    made = "".join(
+        _map(number, groups[number].label, _Map(tasks, found, top), looks[number])
+        for number, found in means.items()
     )
-    inside = "".join(made)
-    return f'<div class="maps">{inside}</div>' if inside else ""
+    scale = (
+        f'<p class="scale"><span class="against" style="--depth: 1">{_text(-top, top)}</span> '
+        f'against each other, <span class="along" style="--depth: 1">{_text(top, top)}</span> '
+        "along with each other; means over the rounds recorded and over seeds.</p>"
+    )
+    return f'<div class="maps">{made}</div>{scale}'
 
 
 def _means(group: Group) -> dict[tuple[str, str], float]:
@@ -63,39 +72,48 @@ def _means(group: Group) -> dict[tuple[str, str], float]:
     return {pair: math.fsum(values) / len(values) for pair, values in found.items()}
 
 
-def _map(
-    method: int,
-    label: str,
-    tasks: Sequence[str],
-    means: Mapping[tuple[str, str], float],
-    look: Look,
-) -> str:
-    if not means:
-        return ""
-    there = [(i, task) for i, task in enumerate(tasks) if any(task == one for one, _ in means)]
-    head = "".join(f'<th scope="col" data-tasks="{j}">{escape(task)}</th>' for j, task in there)
-    body = "".join(
-        f'<tr data-tasks="{i}"><th scope="row">{escape(one)}</th>{_cells(one, there, means)}</tr>'
-        for i, one in there
-    )
+def _map(method: int, label: str, cells: _Map, look: Look) -> str:
     return (
         f'<figure class="map" data-methods="{method}"><figcaption>{key(look)} {escape(label)}'
-        f'</figcaption><div class="scroll"><table title="{_TITLE}"><thead><tr><td></td>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table></div></figure>"
+        f'</figcaption><div class="scroll"><table>{cells.html()}</table></div></figure>'
     )
 
 
-def _cells(
-    one: str, tasks: Iterable[tuple[int, str]], means: Mapping[tuple[str, str], float]
-) -> str:
-    return "".join(_cell(j, means.get((one, other))) for j, other in tasks)
+@dataclass(frozen=True)
+class _Map:
+    """The cells of a map; ``top`` is the cosine with the deepest colour."""
+
+    tasks: Sequence[str]
+    means: Mapping[tuple[str, str], float]
+    top: float
+
+    def html(self) -> str:
+        have = {one for one, _ in self.means}
+        there = [(i, task) for i, task in enumerate(self.tasks) if task in have]
+        head = "".join(f'<th scope="col" data-tasks="{j}">{escape(task)}</th>' for j, task in there)
+        body = "".join(
+            f'<tr data-tasks="{i}"><th scope="row">{escape(one)}</th>'
+            + "".join(self._cell(one, other, j) for j, other in there)
+            + "</tr>"
+            for i, one in there
+        )
+        return f"<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody>"
+
+    def _cell(self, one: str, other: str, column: int) -> str:
+        value = self.means.get((one, other))
+        if value is None:
+            return f'<td data-tasks="{column}" class="self"></td>'
+        kind = "against" if value < 0 else "along"
+        look = f'class="{kind}" style="--depth: {abs(value) / self.top:.2f}"'
+        return f'<td data-tasks="{column}" {look}>{_text(value, self.top)}</td>'
 
 
-def _cell(column: int, value: float | None) -> str:
-    if value is None:
-        return f'<td data-tasks="{column}" class="self"></td>'
-    kind = "against" if value < 0 else "along"
-    depth = min(1.0, abs(value)) ** 0.7  # cosines of many parameters are small: let them be seen
-    return (
-        f'<td data-tasks="{column}" class="{kind}" style="--depth: {depth:.2f}">{value:+.2f}</td>'
-    )
+def _text(value: float, top: float) -> str:
+    """A cosine with as many digits as the largest needs.
+
+    >>> _text(-0.0449, 0.31), _text(-0.0449, 0.05), _text(-0.0001, 0.5)
+    ('-0.04', '-0.045', '0.00')
+    """
+    digits = 2 if top >= 0.1 else 3 if top >= 0.01 else 4
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]

@@ -85,8 +85,7 @@ def sections(curves: Sequence[Curves], labels: Sequence[str], tasks: list[str]) 
         (
             CONFLICT, "Gradient conflict",
             "The cosine between two tasks' updates of one round: 1 is one direction, 0 has nothing "
-            "in common, below 0 each undoes some of the other's work. The maps below are means "
-            "over the rounds recorded.",
+            "in common, below 0 each undoes some of the other's work.",
             {}, _cosines(tasks),
         ),
     ]  # fmt: skip

@@ -35,7 +35,7 @@ def grids_html(
         return ""
     drawn = _Drawn(_switches(comparison, groups), tasks, looks)
     tables = "".join(drawn.table(grid) for grid in shown_grids(comparison))
-    about = f'<div class="about"><p>{_ABOUT}</p></div>'
+    about = f'<div class="about sortable"><p>{_ABOUT}</p></div>'
     return f'<section id="tests"><h2>Tests, gains and cost</h2>{about}{tables}</section>'
 
 
