@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,18 +92,21 @@ class Federation:
         )
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Some rounds in a row; on a GPU they run as one captured graph where that is possible."""
-        if len(actives) > 1 and (outcomes := self._replay(first, actives)) is not None:
-            return outcomes
-        return [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        """Some rounds in a row; on a GPU they run as one captured graph where that is possible.
+
+        Of rounds that are run together only the first may be one to record the conflict of.
+        """
+        tried = self._tried(first, actives[0])
+        outcomes = self._replay(first, actives) if len(actives) > 1 else None
+        if outcomes is None:
+            outcomes = [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        return [replace(outcomes[0], conflict=tried), *outcomes[1:]] if tried else outcomes
 
     def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
-        wanted = self.settings.records_conflict(round_number) and len(self.names) > 1
-        tried = self._tried(round_number, active) if wanted and obstacle(self.engine) else []
         reports, weights = self.round(round_number, active)
-        held = self.server.weighting.held
+        held, due = self.server.weighting.held, self.settings.records_conflict(round_number)
         columns = {
             "loss": reports.loss,
             "loss_ratio": reports.loss_ratio,
@@ -115,11 +118,14 @@ class Federation:
             list(active),
             list(reports.failed),
             {key: c.tolist() for key, c in columns.items()},
-            pairs(reports, self.names) if wanted and not obstacle(self.engine) else tried,
+            pairs(reports, self.names) if due and not obstacle(self.engine) else [],
         )
 
     def _tried(self, round_number: int, active: Sequence[str]) -> list[Pair]:
-        """The conflict of a round to come, from a trial of it, client by client."""
+        """The conflict of a round to come, from a trial of it where its reports will not tell."""
+        alone = not active or len(self.names) < 2
+        if alone or not self.settings.records_conflict(round_number) or not obstacle(self.engine):
+            return []
         shared = self.server.shared.data
         return pairs(trial(self.engine).run_clients(shared, round_number, active), self.names)
 

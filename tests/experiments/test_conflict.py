@@ -17,6 +17,7 @@ import toys
 from experiments.resuming import assert_equal_to_the_bit, stored
 from fedgradnorm.conflict import pairs
 from fedgradnorm.experiments.methods import find_method
+from fedgradnorm.federation import Federation, Outcome
 from fedgradnorm.reports import StackedReports
 from fedgradnorm.settings import EngineName
 
@@ -91,6 +92,21 @@ def test_every_way_of_training_is_left_alone(how: dict[str, Any]) -> None:
 def test_they_are_of_the_updates_as_sent_whatever_the_weighting_makes_of_them(method: str) -> None:
     run = train(rounds=1, weighting=find_method(method).build({}), record_conflict=1)
     assert by_pair(run) == pytest.approx(first_cosines())
+
+
+def test_rounds_that_run_together_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay(self: Federation, first: int, actives: list[list[str]]) -> list[Outcome]:
+        lengths.append(len(actives))
+        return [self._outcome(first + k, active) for k, active in enumerate(actives)]
+
+    expected, lengths = train(engine="joint", record_conflict=3), list[int]()
+    monkeypatch.setattr(Federation, "burst", 512)  # as on a GPU
+    monkeypatch.setattr(Federation, "_replay", replay)
+    run = train(engine="joint", record_conflict=3, eval_every=0, checkpoint_every=100)
+    assert run.pairs.rows == expected.pairs.rows
+    assert lengths == [3, 3]
+    train(engine="joint", eval_every=0, checkpoint_every=100)
+    assert lengths == [3, 3, 7]
 
 
 def test_resumed_they_are_the_same_to_the_bit(tmp_path: Path) -> None:
