@@ -126,6 +126,19 @@ def test_resumed_they_are_the_same_to_the_bit(tmp_path: Path) -> None:
     assert text.startswith("round,epoch,client,other,cosine\n1,")
 
 
+def test_the_server_of_a_federation_records_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from engines.flower.direct import OPTIONS, Together
+
+    together = Together(tmp_path, record_conflict=3)
+    together.run()
+    alone = train(**OPTIONS, engine="loop", record_conflict=3)
+    there = [(r["round"], r["client"], r["other"], r["cosine"]) for r in alone.pairs.rows]
+    found = together.server.conflict.rows
+    assert [(r["round"], r["client"], r["other"], r["cosine"]) for r in found] == there
+    assert set(together.server.tables) == {"metrics.csv", "conflict.csv"}
+
+
 def test_saved_and_loaded_they_come_back(tmp_path: Path) -> None:
     run = train(record_conflict=4)
     again = fgn.load(run.save(tmp_path / "saved"))
