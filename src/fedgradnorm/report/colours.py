@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # dark paper. The tests measure both as readers with each kind of colour blindness see them.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 ON_DARK = ("#3D9AD9", "#F0762B", "#12B886", "#E08BBD", "#F0C84A", "#A3DCFF", "#E8EAED")
-TASKS = ("#332288", "#44AA99", "#CC6677", "#999933", "#AA4499", "#117733", "#88CCEE", "#882255")
+TASKS = ("#332288", "#CC6677", "#999933", "#88CCEE", "#882255", "#44AA99", "#AA4499", "#117733")
 """Tasks, where they share a panel: Paul Tol's muted colours, so that none looks like a method."""
 
 STROKES: tuple[tuple[int, ...], ...] = (
