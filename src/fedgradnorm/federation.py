@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
+from fedgradnorm.conflict import Pair, obstacle, pairs, trial
 from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
@@ -41,6 +42,7 @@ class Outcome:
     active: Sequence[str]
     failed: Sequence[str]
     columns: dict[str, list[float]]
+    conflict: Sequence[Pair] = ()
 
 
 class Federation:
@@ -94,16 +96,21 @@ class Federation:
             self.engine.fuse()  # type: ignore[attr-defined]
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Some rounds in a row; on a GPU they run as one captured graph where that is possible."""
-        if len(actives) > 1 and (outcomes := self._replay(first, actives)) is not None:
-            return outcomes
-        return [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        """Some rounds in a row; on a GPU they run as one captured graph where that is possible.
+
+        Of rounds that are run together only the first may be one to record the conflict of.
+        """
+        tried = self._tried(first, actives[0])
+        outcomes = self._replay(first, actives) if len(actives) > 1 else None
+        if outcomes is None:
+            outcomes = [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        return [replace(outcomes[0], conflict=tried), *outcomes[1:]] if tried else outcomes
 
     def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
-        held = self.server.weighting.held
+        held, due = self.server.weighting.held, self.settings.records_conflict(round_number)
         columns = {
             "loss": reports.loss,
             "loss_ratio": reports.loss_ratio,
@@ -112,8 +119,19 @@ class Federation:
             "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
         }
         return Outcome(
-            list(active), list(reports.failed), {key: c.tolist() for key, c in columns.items()}
+            list(active),
+            list(reports.failed),
+            {key: c.tolist() for key, c in columns.items()},
+            pairs(reports, self.names) if due and not obstacle(self.engine) else [],
         )
+
+    def _tried(self, round_number: int, active: Sequence[str]) -> list[Pair]:
+        """The conflict of a round to come, from a trial of it where its reports will not tell."""
+        alone = not active or len(self.names) < 2
+        if alone or not self.settings.records_conflict(round_number) or not obstacle(self.engine):
+            return []
+        shared = self.server.shared.data
+        return pairs(trial(self.engine).run_clients(shared, round_number, active), self.names)
 
     @property
     def burst(self) -> int:

@@ -57,6 +57,7 @@ class Settings:
     log_every: int = 1
     eval_every: int | None = None
     checkpoint_every: int | None = None
+    record_conflict: int = 0
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
@@ -102,6 +103,10 @@ class Settings:
         # The slack keeps 100 epochs of 32 rounds from becoming 3201 through rounding.
         return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
 
+    def records_conflict(self, round_number: int) -> bool:
+        """Whether the conflict between clients is recorded in this round, the first being 0."""
+        return self.record_conflict > 0 and round_number % self.record_conflict == 0
+
     def active(self, names: Sequence[str], round_number: int) -> list[str]:
         """Who takes part in a round: drawn from the seed, or as listed."""
         if not isinstance(self.participation, (int, float)):
@@ -123,6 +128,7 @@ _LEAST = {
     "log_every": 1,
     "eval_every": 0,
     "checkpoint_every": 1,
+    "record_conflict": 0,
 }
 _CHOICES = {
     "first_loss": FirstLoss,

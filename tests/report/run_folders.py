@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
 
-from fedgradnorm.experiments.history import History
+from fedgradnorm.experiments.history import History, conflict_table, pair_rows
 
 TASKS = {"gender": "accuracy", "landmark": "mae"}
 WEIGHTINGS = {
@@ -24,7 +25,7 @@ def write_run(
     planned: int | None = None,
     tasks: dict[str, str] | None = None,
     shift: float = 0.0,
-    more: dict[str, float] | None = None,
+    cosine: float | None = None,
     about: dict | None = None,
     config: str = "",
 ) -> Path:
@@ -32,9 +33,11 @@ def write_run(
     names = tasks or TASKS
     folder = parent / f"{method.replace('/', '_')}-seed{seed}{'-' + str(shift) if shift else ''}"
     folder.mkdir(parents=True)
-    table = History(["accuracy", "mae", *(more or {})])
-    table.append(_rows(names, rounds, seed, shift, more or {}))
+    table = History(["accuracy", "mae"])
+    table.append(_rows(names, rounds, seed, shift))
     (folder / "metrics.csv").write_text(table.text())
+    if cosine is not None:
+        write_conflict(folder, list(names), rounds, cosine)
     given = {
         "format": 1,
         "finished": planned is None,
@@ -52,7 +55,17 @@ def write_run(
     return folder
 
 
-def _rows(names: dict[str, str], rounds: int, seed: int, shift: float, more: dict) -> list[dict]:
+def write_conflict(folder: Path, names: list[str], rounds: int, cosine: float) -> None:
+    """A recorded conflict: ``cosine`` between the first two, halved for every later pair."""
+    table = conflict_table()
+    for number in range(1, rounds + 1, 3):
+        pairs = itertools.combinations(names, 2)
+        found = [(one, other, cosine / 2**place) for place, (one, other) in enumerate(pairs)]
+        table.append(pair_rows(number, number / 4, found))
+    (folder / "conflict.csv").write_text(table.text())
+
+
+def _rows(names: dict[str, str], rounds: int, seed: int, shift: float) -> list[dict]:
     rows = []
     for number in range(rounds + 1):
         fall = math.exp(-number / 8) + 0.01 * seed + shift
@@ -66,7 +79,7 @@ def _rows(names: dict[str, str], rounds: int, seed: int, shift: float, more: dic
                     "loss_ratio": fall,
                     "gauge_norm": 1 + place,
                 }
-                rows.append({**here, "split": "batch", **batch, "active": 1, "held": 0, **more})
+                rows.append({**here, "split": "batch", **batch, "active": 1, "held": 0})
             if number % 4 == 0:
                 value = 1 - fall / 2 if metric == "accuracy" else 5 * fall
                 for split, worse in (("train", 1.0), ("test", 1.1)):

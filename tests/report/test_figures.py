@@ -34,7 +34,11 @@ def test_formats(tmp_path, ending, magic):
 
 
 def test_every_method_has_its_colour_and_nothing_is_blank(tmp_path):
-    runs = [record("one"), record("two", shift=0.5), record("three", shift=1.0)]
+    runs = [
+        record("fedgradnorm-direct"),
+        record("fedrep", shift=0.5),
+        record("fedgradnorm", shift=1.0),
+    ]
     pixels = np.asarray(Image.open(figure(runs, tmp_path / "f.png")).convert("RGB"))
     for colour in ((0, 114, 178), (213, 94, 0), (0, 158, 115)):
         assert (np.abs(pixels.astype(int) - colour).sum(axis=2) < 12).sum() > 100

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 from PIL import Image
 
+from fedgradnorm.report.colours import COLOURS
 from fedgradnorm.report.page import write_page
 from report.run_folders import write_run
 from report.test_page import NASTY
@@ -20,7 +21,7 @@ def page_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for seed in (0, 1):
         write_run(folder / "runs", "fedrep", seed)
-        write_run(folder / "runs", "fedgradnorm", seed, shift=-0.05, more={"min_cosine": -0.2})
+        write_run(folder / "runs", "fedgradnorm", seed, shift=-0.05, cosine=-0.2)
     write_run(folder / "runs", "fedrep", 2, rounds=6, planned=12)
     write_page([folder / "runs"], folder / "page.html")
     return folder / "page.html"
@@ -69,7 +70,7 @@ def test_every_section_has_its_curves(browser, page_file):
         assert curves(page, "curves") == 2 * 5
         for section in ("weights", "norms", "ratios"):
             assert curves(page, section) == 2 * 3 if section != "norms" else 2 * 2
-        assert curves(page, "conflict-min_cosine") == 2
+        assert curves(page, "conflict") == 2
 
 
 def test_switches(browser, page_file):
@@ -77,8 +78,8 @@ def test_switches(browser, page_file):
         assert curves(page, "curves") == 10
         page.get_by_role("button", name="training", exact=True).click()
         assert curves(page, "curves") == 2 * 3
-        page.locator('.toggles [data-method="0"]').click()
-        assert curves(page, "curves") == 2 * 2
+        page.locator('.toggles [data-method="0"]').click()  # and the run of it that stopped early
+        assert curves(page, "curves") == 2
         assert page.locator("#comparison tbody tr:visible").count() == 2
         page.locator('.toggles [data-task="0"]').click()
         assert page.locator('figure[data-task="0"]:visible').count() == 0
@@ -92,6 +93,72 @@ def test_switches(browser, page_file):
         curves(page, "norms")
         page.get_by_role("button", name="Norm and target").click()
         assert curves(page, "norms") > 4
+
+
+def test_switches_reach_every_table(browser, page_file):
+    with opened(browser, page_file) as page:
+        rows = page.locator("#tests tbody tr:visible")
+        # Two tasks by two methods, then two measures by two methods.
+        assert rows.count() == 4 + 4
+        page.locator('.toggles [data-task="0"]').click()
+        assert rows.count() == 2 + 4
+        assert page.locator(".map td:visible, .map thead th:visible").count() == 2 + 1
+        page.locator('.toggles [data-method="0"]').click()
+        assert rows.count() == 1 + 2
+        shown = rows.evaluate_all("rows => rows.map(row => row.innerText)")
+        assert all("fedgradnorm" in text for text in shown)
+        assert not any("gender" in text.split("\t")[0] for text in shown)
+        page.locator('.toggles [data-method="1"]').click()
+        assert rows.count() == 0
+        assert page.locator(".map:visible").count() == 0
+        for switch in ('[data-task="0"]', '[data-method="0"]', '[data-method="1"]'):
+            page.locator(f".toggles {switch}").click()
+        assert rows.count() == 8
+
+
+def test_switches_reach_the_points_of_a_sweep(browser, tmp_path):
+    for number, gamma in enumerate((0.5, 1.5)):
+        point = f"[weighting]\ngamma = {gamma}\n[point]\n'weighting.gamma' = {gamma}\n"
+        write_run(tmp_path / str(number), "fedgradnorm", config=point)
+    write_run(tmp_path / "2", "fedrep")
+    write_page([tmp_path], tmp_path / "page.html")
+    with opened(browser, tmp_path / "page.html") as page:
+        table = page.locator("#tests table").first
+        assert table.locator("tbody tr:visible").count() == 4  # two tasks, two methods
+        page.get_by_role("button", name="fedgradnorm gamma=0.5").click()
+        assert table.locator("tbody tr:visible").count() == 4
+        assert table.locator("td.mute").count() == 2
+        page.get_by_role("button", name="fedgradnorm gamma=1.5").click()
+        assert table.locator("tbody tr:visible").count() == 2
+
+
+def test_a_method_has_one_colour_in_its_key_curves_and_intervals(browser, page_file):
+    with opened(browser, page_file) as page:
+        curves(page, "weights")
+        colours = page.evaluate(
+            """() => {
+                const read = (where) => getComputedStyle(
+                    document.querySelector(`${where} .key line`)).stroke;
+                const line = (n) => document.querySelectorAll(
+                    'section[data-section="weights"] .plot')[0].data.filter(
+                    (trace) => trace.name === n)[0].line.color;
+                return ["fedrep", "fedgradnorm"].map((name, number) => [
+                    read(`.toggles [data-method="${number}"]`),
+                    read(`#comparison [data-methods="${number}"]`),
+                    read(`#tests [data-methods="${number}"]`),
+                    line(name)]);
+            }"""
+        )
+    for found, colour in zip(colours, COLOURS, strict=False):
+        rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        assert found == [f"rgb{rgb}"] * 3 + [colour]
+
+
+def test_conflict_by_pair(browser, page_file):
+    with opened(browser, page_file) as page:
+        assert curves(page, "conflict") == 2
+        assert page.locator(".map:visible").count() == 1
+        assert page.locator(".map td.against").all_inner_texts() == ["-0.20", "-0.20"]
 
 
 def test_sorting(browser, page_file):

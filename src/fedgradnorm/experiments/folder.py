@@ -2,6 +2,7 @@
 
 run.json                 settings, seed, clients, versions, command
 metrics.csv              the history, append-only
+conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
 checkpoint.safetensors   everything needed to go on, replaced atomically
 network.safetensors      the trained shared network, once finished
@@ -16,13 +17,15 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.history import History
-from fedgradnorm.experiments.run import ABOUT, METRICS, Run, read_about, write_about, write_models
+from fedgradnorm.experiments.run import ABOUT, Run, read_about, write_about, write_models
+from fedgradnorm.experiments.table import Table
+from fedgradnorm.settings import Settings
 
 CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
 SAME = {
@@ -38,8 +41,8 @@ class Kept(Protocol):
     """Whatever can be kept in a run folder: a trainer, or the server of a federation."""
 
     @property
-    def history(self) -> History:
-        """The table of the run."""
+    def tables(self) -> Mapping[str, Table]:
+        """The tables of the run, by the name of their file."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on."""
@@ -76,18 +79,24 @@ class RunFolder:
         if before is not None:
             self._restore(before, now)
             return
-        self.trainer.history.attach(self.path / METRICS)
+        self._attach()
         write_about(self.path, self.about)
+
+    def _attach(self) -> None:
+        for name, table in self.trainer.tables.items():
+            table.attach(self.path / name)
 
     def _restore(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         now = json.loads(json.dumps(now))  # as it would be read back: tuples are lists
+        # A setting that came later than the run stands as it is when nobody asks for it.
+        given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
         for key, what in SAME.items():
-            if before[key] != now[key]:
+            if given[key] != now[key]:
                 raise RunFolderError(
                     f"{self.path}: cannot resume with other {what} than the run was started with"
                 )
         if not (self.path / CHECKPOINT).exists():  # stopped before its first checkpoint: start over
-            self.trainer.history.attach(self.path / METRICS)
+            self._attach()
             return
         state = checkpoint.load(self.path / CHECKPOINT)
         try:
@@ -95,13 +104,13 @@ class RunFolder:
         except (KeyError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise RunFolderError(f"{self.path}: its checkpoint does not fit: {reason}") from error
-        self.trainer.history.reattach(self.path / METRICS, state["metrics_size"])
+        for name, table in self.trainer.tables.items():
+            table.reattach(self.path / name, state[_size_of(name)])
 
     def save_checkpoint(self) -> None:
         """Put everything needed to go on into one file, atomically."""
-        size = self.trainer.history.sync()
-        state = {"trainer": self.trainer.state_dict(), "metrics_size": size}
-        checkpoint.save(state, self.path / CHECKPOINT)
+        sizes = {_size_of(name): table.sync() for name, table in self.trainer.tables.items()}
+        checkpoint.save({"trainer": self.trainer.state_dict(), **sizes}, self.path / CHECKPOINT)
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
@@ -121,7 +130,8 @@ class RunFolder:
         if not self._kept:  # interrupted, or training failed
             with suppress(OSError):
                 self._keep_time()
-        self.trainer.history.close()
+        for table in self.trainer.tables.values():
+            table.close()
         logging.getLogger("fedgradnorm").removeHandler(self._handler)
         self._handler.close()
         self._lock.close()
@@ -134,6 +144,11 @@ class RunFolder:
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
         return handler
+
+
+def _size_of(name: str) -> str:
+    """What a checkpoint calls the size that the table of this file had."""
+    return f"{Path(name).stem}_size"
 
 
 def _locked(path: Path) -> IO[str]:

@@ -1,136 +1,41 @@
-"""The tidy table of a run: one row per round, client and split; append-only, exact to the bit."""
+"""The tables of a run: its history, and the conflict between its clients where it was recorded."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from fedgradnorm.errors import RunFolderError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from fedgradnorm.conflict import Pair
+from fedgradnorm.experiments.table import Row as Row
+from fedgradnorm.experiments.table import Table
+from fedgradnorm.experiments.table import read_rows as read_rows
+from fedgradnorm.experiments.table import salvage_rows as salvage_rows
 
 KEYS = ("round", "epoch", "client", "split")
 SIGNALS = ("loss", "weight", "loss_ratio", "gauge_norm", "active", "held", "samples", "bytes")
-_WHOLE = {"round", "active", "held", "samples", "bytes"}
-_TEXT = {"client", "split"}
-
-Row = dict[str, Any]
+PAIRS = ("round", "epoch", "client", "other", "cosine")
 
 
-class History:
-    """Rows in memory and, once :meth:`attach` is called, in a CSV file as well.
+class History(Table):
+    """One row per round, client and split.
 
     ``split`` is "batch" for what a client reported of its round and "train", "validation" or
-    "test" for an evaluation of the whole split. Floats are written with all their digits.
+    "test" for an evaluation of the whole split.
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
-        self.columns = (*KEYS, *SIGNALS, *metrics)
-        self.rows: list[Row] = []
-        self._told = 0
-        self._file: Any = None
-
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows, to the file too if there is one."""
-        new = list(rows)
-        self.rows += new
-        if self._file is not None:
-            self._file.write(self._text(new))
-            self._file.flush()
-
-    def attach(self, path: Path) -> None:
-        """Write everything to ``path`` from now on, starting with what is here already."""
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._file.write(",".join(self.columns) + "\n" + self._text(self.rows))
-        self._file.flush()
-
-    def reattach(self, path: Path, size: int) -> None:
-        """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
-        if not path.exists() or path.stat().st_size < size:
-            raise RunFolderError(f"{path} is shorter than its checkpoint says: it was damaged")
-        self._file = path.open("r+", newline="", encoding="utf-8")
-        self._file.truncate(size)
-        self.rows = read_rows(path)
-        self._told = len(self.rows)
-        self._file.seek(0, io.SEEK_END)
-
-    def news(self) -> list[Row]:
-        """The rows that came since the last call, or since the run was resumed."""
-        new, self._told = self.rows[self._told :], len(self.rows)
-        return new
-
-    def sync(self) -> int:
-        """Make the file durable; its size in bytes."""
-        import os
-
-        if self._file is None:
-            return 0
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def frame(self) -> pd.DataFrame:
-        """The table as a pandas DataFrame."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows, columns=list(self.columns))
-
-    def text(self) -> str:
-        """The whole table as CSV."""
-        return ",".join(self.columns) + "\n" + self._text(self.rows)
-
-    def _text(self, rows: Iterable[Row]) -> str:
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        for row in rows:
-            writer.writerow([_cell(row.get(column)) for column in self.columns])
-        return buffer.getvalue()
+        super().__init__((*KEYS, *SIGNALS, *metrics))
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return repr(float(value)) if isinstance(value, float) else str(value)
+def conflict_table() -> Table:
+    """One row per recorded round and pair of clients: the cosine between their updates."""
+    return Table(PAIRS)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a CSV table that :class:`History` wrote; an unfinished last line is left out."""
-    rows, damage = salvage_rows(path)
-    if damage:
-        raise RunFolderError(damage)
-    return rows
-
-
-def salvage_rows(path: Path) -> tuple[list[Row], str]:
-    """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{path}: {error.strerror}") from error
-    damage = ""
-    try:
-        whole = data[: data.rfind(b"\n") + 1].decode()
-    except UnicodeDecodeError as error:
-        damage = f"{path} is damaged: {error}"
-        whole = data[: data.rfind(b"\n", 0, error.start) + 1].decode()
-    reader = csv.DictReader(io.StringIO(whole))
-    rows: list[Row] = []
-    try:
-        for row in reader:
-            rows.append({key: _value(key, cell) for key, cell in row.items() if cell != ""})
-    except (ValueError, TypeError, csv.Error) as error:
-        damage = f"{path}, line {reader.line_num} is damaged: {error}"
-    return rows, damage
+def pair_rows(round_number: int, epoch: float, pairs: Iterable[Pair]) -> list[Row]:
+    """Rows of the conflict table."""
+    here = {"round": round_number, "epoch": epoch}
+    return [{**here, "client": one, "other": two, "cosine": cosine} for one, two, cosine in pairs]
 
 
 def read_history(path: Path) -> History:
@@ -141,9 +46,3 @@ def read_history(path: Path) -> History:
     history = History([c for c in columns if c and c not in (*KEYS, *SIGNALS)])
     history.rows = rows
     return history
-
-
-def _value(key: str, cell: str) -> Any:
-    if key in _TEXT:
-        return cell
-    return int(cell) if key in _WHOLE else float(cell)

@@ -12,6 +12,7 @@ from fedgradnorm.errors import ConfigError, FedGradNormError
 from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.folder import CHECKPOINT, RunFolder
 from fedgradnorm.experiments.run import Run
+from fedgradnorm.experiments.table import Row
 from fedgradnorm.experiments.trainer import Trainer
 
 
@@ -70,7 +71,7 @@ def open_folder(
     if world.leads:
         try:
             keeper = RunFolder(path, trainer, about, resume)
-            news = {"about": keeper.about, "rows": trainer.history.rows, "state": None}
+            news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
             if resume and (path / CHECKPOINT).exists():
                 news["state"] = checkpoint.load(path / CHECKPOINT)["trainer"]
         except FedGradNormError as error:
@@ -80,10 +81,15 @@ def open_folder(
         raise news["trouble"]
     if keeper is not None:
         return keeper
-    trainer.history.rows = news["rows"]
+    for name, table in trainer.tables.items():
+        table.rows = news["rows"][name]
     if news["state"] is not None:
         trainer.load_state_dict(news["state"])
     return Follower(trainer, news["about"])
+
+
+def _rows(trainer: Trainer) -> dict[str, list[Row]]:
+    return {name: table.rows for name, table in trainer.tables.items()}
 
 
 def agreed(world: World, let_through: Callable[[], None]) -> Callable[[], None]:

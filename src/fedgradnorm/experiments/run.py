@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedgradnorm.blueprint import Blueprint, describe, rebuild
 from fedgradnorm.errors import ConfigError, ModelError, RunFolderError, choose
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.history import History, read_history
+from fedgradnorm.experiments.history import History, conflict_table, read_history, read_rows
+from fedgradnorm.experiments.table import Table
 from fedgradnorm.local import predict
 from fedgradnorm.models import as_input
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-ABOUT, METRICS, NETWORK, CLIENTS = "run.json", "metrics.csv", "network.safetensors", "clients"
+ABOUT, METRICS, CONFLICT = "run.json", "metrics.csv", "conflict.csv"
+NETWORK, CLIENTS = "network.safetensors", "clients"
 LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
 
 
@@ -54,11 +56,17 @@ class Run:
     table: History
     shared: nn.Module | None
     finished: bool = True
+    pairs: Table = field(default_factory=conflict_table)
 
     @property
     def history(self) -> pd.DataFrame:
         """One tidy table: round, epoch, client, split, loss, weight, metrics and more."""
         return self.table.frame()
+
+    @property
+    def conflict(self) -> pd.DataFrame:
+        """Cosines between clients' updates, a row per recorded round and pair; often empty."""
+        return self.pairs.frame()
 
     @property
     def network(self) -> nn.Module:
@@ -133,6 +141,8 @@ class Run:
         (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
         write_models(self, folder)
         checkpoint.write_atomically(folder / METRICS, self.table.text().encode())
+        if self.pairs.rows:
+            checkpoint.write_atomically(folder / CONFLICT, self.pairs.text().encode())
         write_about(folder, {**self.about, "finished": self.finished})
         return folder
 
@@ -225,7 +235,10 @@ def load(
     else:
         shared = None  # type: ignore[assignment]
     history = read_history(folder / METRICS)
-    return Run(clients, about, history, shared, finished=about.get("finished", False))
+    pairs = conflict_table()
+    if (folder / CONFLICT).exists():
+        pairs.append(read_rows(folder / CONFLICT))
+    return Run(clients, about, history, shared, about.get("finished", False), pairs)
 
 
 def _module(given: nn.Module | None, plan: Blueprint | None, what: str) -> nn.Module:

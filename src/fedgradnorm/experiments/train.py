@@ -67,6 +67,7 @@ def train(
     log_every: int = 1,
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
+    record_conflict: int = 0,
     folder: str | Path | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
@@ -113,6 +114,8 @@ def train(
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every, checkpoint_every: in rounds; once an epoch by default; 0 evaluates at the end.
+        record_conflict: the cosine between every two clients' updates is recorded in the first of
+            so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
@@ -159,6 +162,7 @@ def _fit(
     evaluate = trainer.every(trainer.settings.eval_every)
     save = trainer.every(trainer.settings.checkpoint_every)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
+    trainer.announce_conflict()
     with held_back() as held:
         let_through = agreed(world, held)
         if not trainer.history.rows:

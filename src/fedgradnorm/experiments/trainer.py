@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from fedgradnorm.client import SPLITS, Client
+from fedgradnorm.conflict import obstacle
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.errors import TrainingError
-from fedgradnorm.experiments.history import History, Row
-from fedgradnorm.experiments.run import Run, TrainedClient
+from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
+from fedgradnorm.experiments.run import CONFLICT, METRICS, Run, TrainedClient
+from fedgradnorm.experiments.table import Table
 from fedgradnorm.federation import Federation, Outcome, federations
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
@@ -64,6 +66,13 @@ class Trainer:
         self._samples = {name: settings.local().steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
         self.history = History(sorted(metrics))
+        self.conflict = conflict_table()
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The history and, where it is recorded, the conflict, by the name of their file."""
+        recorded = {CONFLICT: self.conflict} if self.settings.record_conflict else {}
+        return {METRICS: self.history, **recorded}
 
     @property
     def epoch(self) -> float:
@@ -81,6 +90,8 @@ class Trainer:
 
     def advance(self, most: int = 1) -> Progress:
         """One round, or up to ``most`` where the engine runs several without coming back."""
+        if every := self.settings.record_conflict:  # a recorded round is the first of its burst
+            most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
         actives = [self.settings.active(self.names, self.round + k) for k in range(count)]
         outcomes = [
@@ -117,6 +128,7 @@ class Trainer:
         rows: list[Row] = []
         for federation, outcome in zip(self.federations, outcomes, strict=True):
             rows += self._rows(federation, outcome)
+            self.conflict.append(pair_rows(self.round, self.epoch, outcome.conflict))
         if self.round % self.settings.log_every == 0 or self.done:
             self.history.append(rows)
         return rows
@@ -164,6 +176,16 @@ class Trainer:
             )
         self._held = (self._held - seen) | held
 
+    def announce_conflict(self) -> None:
+        """Say how the conflict between clients is measured, where it costs more than a look."""
+        every, engine = self.settings.record_conflict, self.federations[0].engine
+        reason = obstacle(engine)
+        if every and reason and len(self.federations[0].names) > 1:
+            log.info(
+                "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "
+                "tried client by client; the training is the same", every, engine.name, reason,
+            )  # fmt: skip
+
     def evaluate(self) -> None:
         """Loss and metrics of every client on all its splits, into the history."""
         rows: list[Row] = []
@@ -195,7 +217,7 @@ class Trainer:
                     client.labels,
                 )
         shared = self.federations[0].shared_network() if one else None
-        return Run(trained, about, self.history, shared, finished=self.done)
+        return Run(trained, about, self.history, shared, self.done, self.conflict)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedgradnorm.experiments.summary import Estimate, estimate
+from fedgradnorm.report.arms import Arm
 from fedgradnorm.report.grid import Cell
 from fedgradnorm.report.tables import fixed, loss
 
@@ -16,8 +18,23 @@ def blank() -> Cell:
 
 
 def word(text: str) -> Cell:
-    """A name."""
+    """A name, or any other text."""
     return Cell(text)
+
+
+def task_cell(task: str, unit: str = "") -> Cell:
+    """A task's name, with the unit that it is measured in."""
+    return Cell(f"{task}{unit}", task=task)
+
+
+def arm_cell(label: str) -> Cell:
+    """An arm's name."""
+    return Cell(label, arm=label)
+
+
+def about(arm: Arm | None, cell: Cell) -> Cell:
+    """The cell as one that is about ``arm``; nothing is about nobody."""
+    return cell if arm is None or cell == blank() else replace(cell, arm=arm.label)
 
 
 def number(value: Estimate, digits: int | None = None, *, bold: bool = False) -> Cell:
@@ -73,7 +90,7 @@ def brief(values: Sequence[float], digits: int) -> Cell:
 def bare(cell: Cell) -> Cell:
     """The cell's mean without name, interval and unit, which stand elsewhere."""
     mean = cell.text.partition(" ±")[0].removesuffix(" %").rpartition(" ")[2]
-    return Cell(mean, cell.numbers, cell.bold)
+    return replace(cell, text=mean)
 
 
 def _numbers(value: Estimate) -> dict[str, float]:

@@ -10,6 +10,8 @@ from fedgradnorm.experiments.summary import Estimate, estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import LOSS, SCORE, Arm, Contest, Measure
 from fedgradnorm.report.cells import (
+    about,
+    arm_cell,
     bare,
     blank,
     brief,
@@ -18,6 +20,7 @@ from fedgradnorm.report.cells import (
     p_value,
     percent,
     score,
+    task_cell,
     word,
 )
 from fedgradnorm.report.comparison import Comparison
@@ -78,7 +81,7 @@ def tasks_grid(comparison: Comparison) -> Grid:
             samples = list(arm.tasks(task).values())
             contest = contests[arm.label]
             rows.append((
-                word(task), word(arm.label),
+                task_cell(task), arm_cell(arm.label),
                 number(_over(arm, task, LOSS), bold=best[LOSS] is arm),
                 p_value(tests.get((arm.label, LOSS), {}).get(task)),
                 score(_over(arm, task, SCORE), samples[0].metric, bold=best[SCORE] is arm),
@@ -111,7 +114,7 @@ def methods_grid(comparison: Comparison) -> Grid:
             main, local = (comparison.against(arm, name) for name in (base, LOCAL))
             spread = main.spread(measure) if main else []
             rows.append((
-                word(arm.label), word(what), _delta(main, measure),
+                arm_cell(arm.label), word(what), _delta(main, measure),
                 _delta(local if base != LOCAL else None, measure),
                 *_worst(main, measure), brief(spread, 3), *cost,
             ))  # fmt: skip
@@ -133,8 +136,8 @@ def sweep_grid(comparison: Comparison, measure: Measure) -> Grid:
         unit = "" if loss else f" ({_unit(comparison, task)})"
         rows = []
         for method in comparison.methods:
-            cells = [_at(arm, task, measure) for arm in comparison.along(method)]
-            rows.append((word(f"{task}{unit}"), word(method), *cells))
+            cells = [about(arm, _at(arm, task, measure)) for arm in comparison.along(method)]
+            rows.append((task_cell(task, unit), word(method), *cells))
         groups.append(tuple(rows))
     name, what = ("sweep-loss", "training loss") if loss else ("sweep-held-out", "held-out metric")
     title = f"Sweep over {key_name(comparison.points[0])}: {what} at the end"
@@ -149,7 +152,7 @@ def gains_grid(comparison: Comparison) -> Grid:
         rows = []
         for measure, what in MEASURES:
             cells = [
-                bare(_delta(comparison.against(arm, comparison.baseline), measure))
+                about(arm, bare(_delta(comparison.against(arm, comparison.baseline), measure)))
                 if arm is not None
                 else blank()
                 for arm in comparison.along(method)

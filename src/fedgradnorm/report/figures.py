@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedgradnorm.errors import ConfigError, DataError
 from fedgradnorm.experiments.checkpoint import write_atomically
+from fedgradnorm.report.colours import looks
 from fedgradnorm.report.record import Record
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 FORMATS = ("png", "pdf", "svg")
-# Okabe and Ito's colours, told apart by colour-blind readers too; line styles say it again.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", "-.", ":")  # they say again, on paper without colour, what colours say
 POINTS = 400  # a curve of weights is drawn through at most so many rounds
 
 
@@ -46,7 +44,7 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
     panels = drawing.subplots(2, len(tasks), sharex="col", squeeze=False)
     for column, task in enumerate(tasks):
         above, below = panels[:, column]
-        for label, look in zip(labels, looks(), strict=False):
+        for label, look in method_lines(labels).items():
             mine = [record for record in runs if record.label == label]
             curve(above, [r.series(task, "train", "loss") for r in mine], label, look)
             curve(below, [r.series(task, "batch", "weight") for r in mine], label, look)
@@ -78,9 +76,10 @@ def check_format(path: Path) -> str:
     return kind
 
 
-def looks() -> Any:
-    """A colour and a line style per method, for ever."""
-    return zip(cycle(COLOURS), cycle(STYLES))
+def method_lines(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Each method's colour and line style."""
+    found = looks(labels)
+    return {n: (k.hex, STYLES[(k.colour + k.stroke) % len(STYLES)]) for n, k in found.items()}
 
 
 def curve(

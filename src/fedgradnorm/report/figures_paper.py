@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedgradnorm.errors import DataError
-from fedgradnorm.report.figures import COLOURS, check_format, curve, log_scale, looks, save
+from fedgradnorm.report.colours import TASKS
+from fedgradnorm.report.figures import STYLES, check_format, curve, log_scale, method_lines, save
 from fedgradnorm.report.record import Record
 
 PANEL = 2.7  # inches a task
@@ -61,8 +62,8 @@ def _draw_task(
     axes: Any, by_label: dict[str, list[Record]], task: str, column: str, *, title: bool
 ) -> None:
     split = "train" if column == "loss" else "test"
-    for (label, mine), look in zip(by_label.items(), looks(), strict=False):
-        curve(axes, [record.series(task, split, column) for record in mine], label, look)
+    for label, look in method_lines(list(by_label)).items():
+        curve(axes, [r.series(task, split, column) for r in by_label[label]], label, look)
     if title:
         axes.set_title(task, fontsize=12, weight="bold")
     if column == "loss" and axes.lines and all((li.get_ydata() > 0).all() for li in axes.lines):
@@ -74,8 +75,9 @@ def _draw_weights(part: Any, methods: dict[str, list[Record]], tasks: Sequence[s
     """A panel per method, a colour per task."""
     panels = part.subplots(1, len(methods), sharey=True, squeeze=False)[0]
     for axes, (label, mine) in zip(panels, methods.items(), strict=True):
-        for task, look in zip(tasks, zip(reversed(COLOURS), "-" * len(COLOURS), strict=True),
-                              strict=False):  # fmt: skip
+        for number, task in enumerate(tasks):
+            again, colour = divmod(number, len(TASKS))
+            look = TASKS[colour], STYLES[again % len(STYLES)]
             curve(axes, [record.series(task, "batch", "weight") for record in mine], task, look)
         axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=0)
         axes.set_title(f"weights: {label}", fontsize=11)

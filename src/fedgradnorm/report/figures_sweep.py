@@ -12,7 +12,7 @@ from fedgradnorm.experiments.summary import estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import Arm, Measure
 from fedgradnorm.report.comparison import Comparison
-from fedgradnorm.report.figures import check_format, log_scale, looks, save
+from fedgradnorm.report.figures import check_format, log_scale, method_lines, save
 
 PANEL = 2.7
 _DECADES = 100  # a range wider than this is drawn on a logarithmic axis
@@ -37,7 +37,7 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     panels = drawing.subplots(1, len(tasks), squeeze=False)[0]
     places, numbers = _places(comparison)
     for axes, task in zip(panels, tasks, strict=True):
-        for method, look in zip(comparison.methods, looks(), strict=False):
+        for method, look in method_lines(comparison.methods).items():
             _line(axes, places, comparison.along(method), task, measure, method, look)
         _dress(axes, places, list(map(value_name, comparison.points)), numbers=numbers)
         axes.set_title(task, fontsize=12, weight="bold")

@@ -23,11 +23,16 @@ from fedgradnorm.experiments.checkpoint import write_atomically
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and the plain numbers behind it by a suffix of the column's name."""
+    """What is shown, and the plain numbers behind it by a suffix of the column's name.
+
+    ``arm`` and ``task`` say whom it is about, for a page that can leave them out.
+    """
 
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     bold: bool = False
+    arm: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,18 @@
   }
 
   function traces(panel, off) {
-    const made = [];
+    const made = [], many = Math.min(1, 4 / data.methods.length); // bands upon bands hide the lines
     for (const [number, series] of panel.series.entries()) {
       if (hidden.method.has(series.method) || off.has(series.role)) continue;
-      const look = LOOK[series.role], colour = css(`--c${series.method % 7}`);
+      const look = LOOK[series.role], colour = css(`--c${data.colours[series.method]}`);
       const shown = panel.percent ? "%{y:.1%}" : "%{y:.4g}"; // the method's name stands beside it
-      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band)) });
+      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band * many)) });
       made.push({
         uid: `line${number}`, // what it is, not where it stands: else Plotly keeps strokes of another
         x: series.x, y: series.y, mode: series.x.length > 1 ? "lines" : "markers",
         name: text(data.methods[series.method]) + (ROLE[series.role] || ""),
         line: { color: colour, width: look.width,
-                dash: series.method >= 7 && look.dash === "solid" ? "dash" : look.dash },
+                dash: (look.dash === "solid" && data.dashes[series.method]) || look.dash },
         marker: { color: colour, size: 7 },
         opacity: series.role === "stopped" ? 0.6 : 1, hovertemplate: `${shown} at epoch %{x:.3g}`,
       });
@@ -92,7 +92,7 @@
     drawn.add(element);
     if (!panel) {
       Plotly.purge(element);
-      note.textContent = "not recorded";
+      note.textContent = chosen && chosen.dataset.view === `with ${data.tasks[task]}` ? "itself" : "not recorded";
       return;
     }
     note.textContent = [panel.unit, panel.log ? "log scale" : ""].filter(Boolean).join(", ");
@@ -105,15 +105,23 @@
   const drawAll = () => all(".plot").filter(visible).forEach(draw);
 
   // ---- switches ------------------------------------------------------------------------------
+  const numbers = (list) => (list || "").split(" ").filter(Boolean).map(Number);
+
+  // What stands for several methods goes with the last of them, what is about two tasks with either.
+  function sift(element) {
+    const methods = numbers(element.dataset.methods), tasks = numbers(element.dataset.tasks);
+    const gone = (methods.length > 0 && methods.every((n) => hidden.method.has(n))) || tasks.some((n) => hidden.task.has(n));
+    element.classList.toggle(element.matches("table.grouped td") ? "mute" : "off", gone);
+  }
+
   function toggle(kind, button) {
     const number = Number(button.dataset[kind]), on = !pressed(button);
     press(button, on);
     hidden[kind][on ? "delete" : "add"](number);
-    all("#comparison tbody tr").forEach((row) => row.classList.toggle("off",
-      hidden.task.has(Number(row.dataset.task)) || hidden.method.has(Number(row.dataset.method))));
-    mark();
+    all("main [data-methods], main [data-tasks]").forEach(sift);
+    all("table.grouped").forEach(mark);
     if (kind === "task") {
-      all("figure").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
+      all("figure[data-task]").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
     }
     if (window.Plotly) redraw();
   }
@@ -149,24 +157,23 @@
       return (up ? one - other : other - one) || order;
     });
     body.append(...rows);
-    if (table.id === "comparison") mark();
-    else rows.forEach((row) => row.classList.remove("first"));
+    mark(table);
   }
 
-  // A task is named once above the methods that follow it.
-  function mark() {
+  // What rows in a row share, a task or a method, is named once, in the first of them that is shown.
+  function mark(table) {
+    const column = all("th[aria-sort]", table).findIndex((h) => h.getAttribute("aria-sort") !== "none");
     let before = null;
-    for (const row of all("#comparison tbody tr:not(.off)")) {
-      row.classList.toggle("first", before !== null && row.dataset.task !== before);
-      row.classList.toggle("again", row.dataset.task === before);
-      before = row.dataset.task;
+    for (const row of all("tbody tr:not(.off)", table)) {
+      const group = row.dataset.group;
+      row.classList.toggle("first", column <= 0 && before !== null && group !== before);
+      row.classList.toggle("again", column <= 0 && group === before);
+      before = group;
     }
-    const column = all("#comparison th[aria-sort]").findIndex((h) => h.getAttribute("aria-sort") !== "none");
-    if (column > 0) all("#comparison tbody tr").forEach((r) => r.classList.remove("first", "again"));
   }
 
   all("th[aria-sort]").forEach((h) => h.querySelector("button").addEventListener("click", () => sort(h)));
-  mark();
+  all("table.grouped").forEach(mark);
 
   // ---- opening, printing, changing size and colours ------------------------------------------
   async function unpack(id) {

@@ -23,8 +23,10 @@ from typing import Any
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.checkpoint import write_atomically
 from fedgradnorm.report import page_words as words
+from fedgradnorm.report.colours import STROKES, Look, key, looks, stylesheet
+from fedgradnorm.report.page_conflict import maps_html
 from fedgradnorm.report.page_data import curves_of
-from fedgradnorm.report.page_figures import Section, sections
+from fedgradnorm.report.page_figures import CONFLICT, Section, sections
 from fedgradnorm.report.page_grids import grids_html
 from fedgradnorm.report.page_groups import Group, group
 from fedgradnorm.report.page_provenance import runs_table, settings
@@ -34,7 +36,6 @@ from fedgradnorm.report.tables import TaskRow, task_rows
 from fedgradnorm.version import __version__
 
 ENDINGS = (".html", ".htm")
-COLOURS = 7  # defined in page.css; further methods repeat them, dashed
 _MANY = 3  # with more methods than this, training curves start switched off
 
 
@@ -72,23 +73,27 @@ def make_page(places: Sequence[Path]) -> Page:
     common, told = _common_gamma(groups)
     curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
     drawn = sections(curves, labels, tasks)
+    shown = list(looks(labels).values())
     script = _file("page.js")
     html = Template(_file("page.html")).substitute(
         title=escape(_title(runs)),
         policy=escape(_policy(script)),
-        css=_file("page.css"),
+        css=stylesheet() + _file("page.css"),
         eyebrow=escape(f"{_title(runs)} · {_size(runs, groups, tasks)}"),
         headline=escape(words.headline(rows, judged)),
         basis=escape(words.basis(rows, judged)),
         notes=_notes(notes),
-        toggles=_toggles("Methods", "method", labels) + _toggles("Tasks", "task", tasks),
-        comparison=comparison(rows, records, judged, labels) if rows else "",
-        grids=grids_html(runs),
-        sections="".join(_section(one, tasks, told) for one in drawn),
+        toggles=_toggles("Methods", "method", labels, [key(look) for look in shown])
+        + _toggles("Tasks", "task", tasks, [""] * len(tasks)),
+        comparison=comparison(rows, records, judged, labels, shown) if rows else "",
+        grids=grids_html(runs, groups, tasks, shown),
+        sections="".join(
+            _section(one, tasks, told, maps_html(groups, tasks, shown)) for one in drawn
+        ),
         runs=runs_table(runs),
         settings=settings(groups),
         version=escape(__version__),
-        data=_json(_data(labels, tasks, drawn)),
+        data=_json(_data(labels, shown, tasks, drawn)),
         plotly=_plotly()[0],
         script=script,
     )
@@ -98,7 +103,8 @@ def make_page(places: Sequence[Path]) -> Page:
 def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
     """The gamma that methods without one are measured by, and the sentence that says so."""
     found = {one.gamma for one in groups if one.gamma is not None}
-    without = [one.label for one in groups if one.gamma is None and one.shared]
+    lacking = (one.whole[0].method for one in groups if one.gamma is None and one.shared)
+    without = list(dict.fromkeys(lacking))
     if len(found) != 1:
         return None, ""
     gamma = found.pop()
@@ -128,24 +134,19 @@ def _notes(notes: Sequence[str]) -> str:
     return f'<aside id="notes"><h2>Read this first</h2><ul>{items}</ul></aside>'
 
 
-def _toggles(title: str, kind: str, names: Sequence[str]) -> str:
+def _toggles(title: str, kind: str, names: Sequence[str], keys: Sequence[str]) -> str:
     """A row of switches, one per name; those of methods are the legend of every figure."""
     if not names:
         return ""
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-{kind}="{number}">'
-        f"{_key(number) if kind == 'method' else ''}{escape(name)}</button>"
-        for number, name in enumerate(names)
+        f"{mark}{escape(name)}</button>"
+        for number, (name, mark) in enumerate(zip(names, keys, strict=True))
     )
     return f'<div class="toggles" role="group" aria-label="{title}"><b>{title}</b>{buttons}</div>'
 
 
-def _key(method: int) -> str:
-    dashed = " dashed" if method >= COLOURS else ""
-    return f'<span class="key m{method % COLOURS}{dashed}"></span>'
-
-
-def _section(section: Section, tasks: Sequence[str], told: str) -> str:
+def _section(section: Section, tasks: Sequence[str], told: str, maps: str) -> str:
     about = section.about
     if section.id == "norms":
         about = f"{about} {told}"
@@ -173,7 +174,7 @@ def _section(section: Section, tasks: Sequence[str], told: str) -> str:
     return (
         f'<section data-section="{escape(section.id)}"><h2>{section.title}</h2>'
         f'<div class="about"><p>{escape(about)}</p>{switches}</div>'
-        f'<div class="panels">{figures}</div></section>'
+        f'<div class="panels">{figures}</div>{maps if section.id == CONFLICT else ""}</section>'
     )
 
 
@@ -181,10 +182,14 @@ def _yes(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-def _data(labels: Sequence[str], tasks: Sequence[str], drawn: Sequence[Section]) -> dict[str, Any]:
+def _data(
+    labels: Sequence[str], shown: Sequence[Look], tasks: Sequence[str], drawn: Sequence[Section]
+) -> dict[str, Any]:
     off = ["train"] if len(labels) > _MANY else []
     return {
         "methods": list(labels),
+        "colours": [look.colour for look in shown],
+        "dashes": [",".join(f"{part}px" for part in STROKES[look.stroke]) for look in shown],
         "tasks": list(tasks),
         "off": off,
         "sections": {one.id: one.panels for one in drawn},

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm.experiments.history import KEYS, SIGNALS, Row
+from fedgradnorm.experiments.history import KEYS, Row
+from fedgradnorm.report.page_conflict import cosine_series
 from fedgradnorm.report.page_groups import Group, plain_rows
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | None]
     return [int(v) if v is not None and v.is_integer() else v for v in rounded]
 
 
-def series_of(rows: Sequence[Row], gamma: float | None) -> Series:
-    """Every number of a history by what it is; with norms against targets where ``gamma`` is."""
+def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = ()) -> Series:
+    """Every number of a history by what it is; with norms against targets where ``gamma`` is.
+
+    ``pairs`` is the recorded conflict between clients.
+    """
     found: Series = {}
     by_round: dict[int, list[Row]] = {}
     for row in rows:
@@ -70,7 +74,7 @@ def series_of(rows: Sequence[Row], gamma: float | None) -> Series:
             for column, value in derived.items():
                 points = found.setdefault((client, "batch", column), {})
                 points[number] = (together[0]["epoch"], value)
-    return found
+    return found | cosine_series(pairs)
 
 
 def _against_targets(rows: Sequence[Row], gamma: float | None) -> dict[str, dict[str, float]]:
@@ -110,18 +114,13 @@ class Curves:
         found = (band([series[key]]) for series in self.partial if key in series)
         return [one for one in found if one is not None]
 
-    def columns(self) -> set[str]:
-        """Everything that was recorded of rounds, beside the signals every run has."""
-        keys = {key for series in (*self.whole, *self.partial) for key in series}
-        return {column for _, split, column in keys if split == "batch"} - set(SIGNALS)
-
 
 def curves_of(group: Group, gamma: float | None) -> Curves:
     """The curves of a group; ``gamma`` is the one to measure it by."""
     measured_by = gamma if group.shared else None
     return Curves(
-        [series_of(plain_rows(run), measured_by) for run in group.whole],
-        [series_of(plain_rows(run), measured_by) for run in group.partial],
+        [series_of(plain_rows(run), measured_by, run.pairs) for run in group.whole],
+        [series_of(plain_rows(run), measured_by, run.pairs) for run in group.partial],
     )
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm.experiments.summary import MAIN_METRICS
+from fedgradnorm.report.page_conflict import MEAN, MOST, with_task
 from fedgradnorm.report.page_data import AGAINST, LENGTH, TARGET, Curves, numbers
 
 HELD_OUT = ("test", "validation")
+CONFLICT = "conflict"
 DECADE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
-_CONFLICT = ("conflict", "cosine")
 
 Panel = dict[str, Any]
 
@@ -37,6 +38,7 @@ class View:
     lines: tuple[Line, ...]
     reference: float | None = None
     from_zero: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,25 @@ def sections(curves: Sequence[Curves], labels: Sequence[str], tasks: list[str]) 
             "ratios", "Loss ratios", "How much of the first loss is left in each round's batch.",
             {}, [View("Loss ÷ first loss", (Line("main", "batch", "loss_ratio"),), 1.0)],
         ),
+        (
+            CONFLICT, "Gradient conflict",
+            "The cosine between two tasks' updates of one round: 1 is one direction, 0 has nothing "
+            "in common, below 0 each undoes some of the other's work.",
+            {}, _cosines(tasks),
+        ),
     ]  # fmt: skip
-    for column in sorted({c for one in curves for c in one.columns()}):
-        if any(word in column.lower() for word in _CONFLICT):
-            view = View(column, (Line("main", "batch", column),), 0.0)
-            told = f"Between clients' updates, as recorded in the column {column}."
-            plans.append((f"conflict-{column}", "Gradient conflict", told, {}, [view]))
     made = (_section(curves, labels, tasks, *plan) for plan in plans)
     return [section for section in made if section.panels]
+
+
+def _cosines(tasks: Sequence[str]) -> list[View]:
+    """A task's mean cosine with the others, then with each one of them."""
+    several = list(tasks) if 2 < len(tasks) <= MOST else []
+    columns = {"with all others": MEAN, **{f"with {task}": with_task(task) for task in several}}
+    return [
+        View(name, (Line("main", "batch", column),), 0.0, shared=True)
+        for name, column in columns.items()
+    ]
 
 
 def _evaluated(name: str, column: str | None) -> View:
@@ -106,7 +119,7 @@ def _section(
     ]
     panels = [panel for panel in panels if panel["series"]]
     for view in views:
-        if view.from_zero:
+        if view.from_zero or view.shared:
             _share_axis([panel for panel in panels if panel["view"] == view.name])
     first = [panel for panel in panels if panel["view"] == views[0].name] or panels
     drawn = {series["method"] for panel in first for series in panel["series"]}
@@ -167,9 +180,9 @@ def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dic
 
 def _share_axis(panels: Sequence[Panel]) -> None:
     """One range for all tasks, where their sizes are to be compared."""
-    top = max((panel["range"][1] for panel in panels), default=0.0)
+    ranges = [panel["range"] for panel in panels]
     for panel in panels:
-        panel["range"] = [0, top]
+        panel["range"] = [min(low for low, _ in ranges), max(high for _, high in ranges)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

@@ -13,7 +13,8 @@ from fedgradnorm.report.page_runs import UNKNOWN_SEED, PageRun
 from fedgradnorm.report.record import Record
 
 # Settings that change how a run is made or logged, not what it computes.
-_BESIDE = {"seed", "engine", "device", "log_every", "eval_every", "checkpoint_every", "folder"}
+_BESIDE = {"seed", "engine", "device", "log_every", "eval_every", "checkpoint_every", "folder",
+           "record_conflict"}  # fmt: skip
 _LIKE_FOR_LIKE = ("data.", "network.", "training.")
 _SHOWN = 3  # settings named in a label, and values named in a note
 
@@ -84,7 +85,16 @@ def group(runs: Sequence[PageRun]) -> tuple[list[Group], list[str]]:
             whole = tuple(run for run in members if run.last_round == furthest)
             partial = tuple(run for run in members if run.last_round < furthest)
             groups.append(Group(label, whole, partial))
+    groups.sort(key=lambda one: _rank(one.whole[0].method))
     return groups, notes + _mixture(groups)
+
+
+def _rank(method: str) -> int:
+    """Equal weights, which others are held against, then the package's list, then the rest."""
+    from fedgradnorm.experiments.methods import METHODS
+
+    known = ["fedrep", *(name for name in METHODS if name != "fedrep")]
+    return known.index(method) if method in known else len(known)
 
 
 def _without_repeats(runs: Sequence[PageRun]) -> tuple[list[PageRun], list[str]]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments.execute import CONFIG
-from fedgradnorm.experiments.history import KEYS, Row, salvage_rows
-from fedgradnorm.experiments.run import ABOUT, METRICS, read_about
+from fedgradnorm.experiments.history import KEYS, PAIRS, Row, salvage_rows
+from fedgradnorm.experiments.run import ABOUT, CONFLICT, METRICS, read_about
 
 UNKNOWN_SEED = -1
 _FILES = (ABOUT, CONFIG, METRICS)
@@ -33,6 +33,7 @@ class PageRun:
     about: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    pairs: list[Row] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -98,6 +99,7 @@ def _read(folder: Path) -> PageRun:
     about = _about(folder, problems)
     config = _config(folder, problems)
     rows = _rows(folder / METRICS, problems)
+    pairs = _pairs(folder / CONFLICT, problems)
     settings = about.get("settings")
     seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
     return PageRun(
@@ -108,6 +110,7 @@ def _read(folder: Path) -> PageRun:
         about=about,
         config=config,
         problems=tuple(problems),
+        pairs=pairs,
     )
 
 
@@ -137,24 +140,34 @@ def _rows(path: Path, problems: list[str]) -> list[Row]:
     if not path.exists():
         problems.append(f"{METRICS} is missing: there are no curves")
         return []
+    told = len(problems)
+    rows = _salvaged(path, _needed, problems)
+    if not rows and len(problems) == told:
+        problems.append("no round was recorded")
+    return rows
+
+
+def _pairs(path: Path, problems: list[str]) -> list[Row]:
+    return _salvaged(path, lambda _: PAIRS, problems) if path.exists() else []
+
+
+def _salvaged(path: Path, needed: Callable[[Row], Sequence[str]], problems: list[str]) -> list[Row]:
+    """The rows that can be used, and a word on the others."""
     try:
         rows, damage = salvage_rows(path)
     except RunFolderError as error:
         rows, damage = [], str(error)
-    whole = [row for row in rows if _is_whole(row)]
+    whole = [row for row in rows if all(row.get(key) is not None for key in needed(row))]
     if len(whole) < len(rows) and not damage:
-        damage = f"{METRICS} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
+        damage = f"{path.name} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
     if damage:
         kept = f"; shown up to round {whole[-1]['round']}" if whole else ""
         problems.append(_inside(path.parent, damage) + kept)
-    elif not rows:
-        problems.append("no round was recorded")
     return whole
 
 
-def _is_whole(row: Row) -> bool:
-    needed = KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
-    return all(row.get(key) is not None for key in needed)
+def _needed(row: Row) -> Sequence[str]:
+    return KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
 
 
 def _inside(folder: Path, message: object) -> str:

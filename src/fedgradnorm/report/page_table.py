@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedgradnorm.experiments.summary import Estimate, estimate
+from fedgradnorm.report.colours import Look, key
 from fedgradnorm.report.page_words import Verdict
 from fedgradnorm.report.record import Record
 from fedgradnorm.report.tables import TaskRow, fixed, loss, metric
@@ -19,6 +20,7 @@ def comparison(
     records: Sequence[Record],
     judged: Sequence[Verdict],
     labels: Sequence[str],
+    looks: Sequence[Look],
 ) -> str:
     """A line per task and method; every column can be sorted by."""
     best = {(verdict.task, name) for verdict in judged for name in verdict.leaders}
@@ -35,18 +37,20 @@ def comparison(
     )  # fmt: skip
     body = "".join(
         _line(
-            row, tasks.index(row.task), labels.index(row.method), held_out, scales[row.task],
-            (row.task, row.method) in best,
+            row, tasks.index(row.task), labels.index(row.method), looks[labels.index(row.method)],
+            held_out, scales[row.task], (row.task, row.method) in best,
         )
         for row in rows
     )  # fmt: skip
-    return f'<table id="comparison"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    rest = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<table id="comparison" class="grouped">{rest}</table>'
 
 
 def _line(
     row: TaskRow,
     task: int,
     method: int,
+    look: Look,
     held_out: Mapping[tuple[str, str], Estimate],
     scale: tuple[float, float],
     best: bool,
@@ -55,10 +59,9 @@ def _line(
     beside = held_out.get((row.task, row.method))
     cells = [
         f'<th scope="row" data-value="{task}">{escape(row.task)}</th>',
-        f'<td data-value="{method}"><span class="key m{method % 7}"></span>'
-        f"{escape(row.method)}</td>",
+        f'<td data-value="{method}">{key(look)}{escape(row.method)}</td>',
         _number(row.value.mean, mark + escape(metric(row))),
-        f'<td data-value="{_plain(row.value.mean)}">{_interval(row.value, scale, method)}</td>',
+        f'<td data-value="{_plain(row.value.mean)}">{_interval(row.value, scale, look)}</td>',
         _number(beside.mean, loss(beside)) if beside else "<td class='num'>-</td>",
         _number(row.last_loss.mean, loss(row.last_loss)),
         _number(row.first_loss.mean, loss(row.first_loss)),
@@ -66,7 +69,8 @@ def _line(
         _number(row.seeds, str(row.seeds)),
     ]
     kind = ' class="leads"' if best else ""
-    return f'<tr data-task="{task}" data-method="{method}"{kind}>{"".join(cells)}</tr>'
+    switches = f'data-group="{task}" data-tasks="{task}" data-methods="{method}"'
+    return f"<tr {switches}{kind}>{''.join(cells)}</tr>"
 
 
 def _number(value: float, text: str) -> str:
@@ -93,7 +97,7 @@ def _scale(values: Sequence[Estimate]) -> tuple[float, float]:
     return min(means) - room, max(means) + room
 
 
-def _interval(value: Estimate, scale: tuple[float, float], method: int) -> str:
+def _interval(value: Estimate, scale: tuple[float, float], look: Look) -> str:
     """A dot for the mean and a bar for its interval, on the scale of the task."""
     if not math.isfinite(value.mean):
         return ""
@@ -109,7 +113,7 @@ def _interval(value: Estimate, scale: tuple[float, float], method: int) -> str:
         left, right = place(value.mean - value.half), place(value.mean + value.half)
         bar = f'<line x1="{left}" x2="{right}" y1="{middle}" y2="{middle}"/>'
     return (
-        f'<svg class="interval m{method % 7}" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'<svg class="interval m{look.colour}" width="{_WIDTH}" height="{_HEIGHT}" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-hidden="true">'
         f'<line class="axis" x1="{_PAD}" x2="{_WIDTH - _PAD}" y1="{middle}" y2="{middle}"/>'
         f'{bar}<circle cx="{place(value.mean)}" cy="{middle}" r="4"/></svg>'

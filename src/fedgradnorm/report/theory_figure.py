@@ -11,7 +11,8 @@ from typing import Any
 
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.checkpoint import write_atomically
-from fedgradnorm.report.figures import COLOURS, check_format
+from fedgradnorm.report.colours import COLOURS
+from fedgradnorm.report.figures import check_format
 from fedgradnorm.theory.findings import Panel
 
 COLUMNS = 3

@@ -13,7 +13,7 @@ from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Needs, Weighting
 
 FORMAT = 1  # of messages and states; another one is another agreement
-OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every")
+OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "record_conflict")
 """Settings that are each side's own business."""
 
 ONLY = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fedgradnorm.conflict import pairs
 from fedgradnorm.engines.flower.messages import (
     Answer,
     Order,
@@ -23,7 +24,9 @@ from fedgradnorm.engines.flower.messages import (
 )
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.deploy.agreement import Agreement
-from fedgradnorm.experiments.history import History, Row
+from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
+from fedgradnorm.experiments.run import CONFLICT, METRICS
+from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.trainer import Progress
 from fedgradnorm.reports import StackedReports
 from fedgradnorm.server import ServerState, server_round
@@ -71,6 +74,13 @@ class Coordinator:
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes = dict.fromkeys(names, 0)
         self.history = History([])
+        self.conflict = conflict_table()
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The history and, where it is recorded, the conflict, by the name of their file."""
+        recorded = {CONFLICT: self.conflict} if self.agreement.settings.record_conflict else {}
+        return {METRICS: self.history, **recorded}
 
     @property
     def done(self) -> bool:
@@ -131,7 +141,9 @@ class Coordinator:
         return answer
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
-        weights = server_round(self.server, self._reports(good)).tolist()
+        reports = self._reports(good)
+        weights = server_round(self.server, reports).tolist()
+        recorded = self.agreement.settings.records_conflict(self.round)
         for name in good:
             self.states[name] += 1
         self.round += 1
@@ -146,6 +158,10 @@ class Coordinator:
             known = good[name].scalars if name in good else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
+        if recorded:
+            self.conflict.append(
+                pair_rows(self.round, float(self.round), pairs(reports, self.names))
+            )
         weight = dict(zip(self.names, weights, strict=True))
         return self._progress(rows, weight)
 

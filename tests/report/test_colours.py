@@ -1,0 +1,70 @@
+"""A method has one colour: everywhere, whoever else is there, for colour-blind readers too."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedgradnorm.experiments.methods import METHODS
+from fedgradnorm.report.colours import COLOURS, ON_DARK, ORDER, STROKES, TASKS, Look, looks
+from fedgradnorm.report.figures import method_lines
+
+# How linear RGB looks without one kind of cone: Machado, Oliveira, Fernandes 2009, severity 1.
+READERS = {
+    "usual": np.eye(3),
+    "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritan": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def seen(colour: str, reader: str) -> np.ndarray:
+    """The colour in CIELAB, as this reader sees it."""
+    given = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(given <= 0.04045, given / 12.92, ((given + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.asarray(READERS[reader]) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("palette", [COLOURS, ON_DARK, TASKS])
+@pytest.mark.parametrize("reader", READERS)
+def test_all_readers_tell_them_apart(palette, reader):
+    points = [seen(colour, reader) for colour in palette]
+    nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(points, 2))
+    assert nearest > 12  # a difference of 2.3 can just be seen
+
+
+def test_every_method_has_its_own_look_wherever_it_stands():
+    assert sorted(ORDER) == sorted(METHODS)
+    alone = {name: looks([name])[name] for name in METHODS}
+    assert looks(METHODS) == alone == looks(reversed(list(METHODS)))
+    assert len(set(alone.values())) == len(METHODS)
+    assert [alone[name].stroke for name in ORDER[: len(COLOURS)]] == [0] * len(COLOURS)
+
+
+def test_strangers_move_nobody_and_share_no_look():
+    own = [f"mine {i}" for i in range(10)]
+    found = looks([*own, "fedrep", "fedgradnorm"])
+    assert found["fedrep"] == Look(0)
+    assert found["fedgradnorm"] == Look(1)
+    assert len(set(found.values())) == 12
+    assert looks(["mine 3"])["mine 3"].colour == looks(["mine 3", "fedrep"])["mine 3"].colour
+
+
+def test_variants_share_the_colour_and_differ_in_stroke():
+    labels = [f"fedgradnorm gamma={gamma}" for gamma in (0.5, 0.9, 1.5)]
+    found = looks([*labels, "fedgradnorm (unfinished)", "GradNorm absolute"])
+    assert {look.colour for look in found.values()} == {1}
+    assert len({look.stroke for look in found.values()}) == 5
+    many = looks([f"fedgradnorm gamma={gamma}" for gamma in range(20)])
+    assert {look.colour for look in many.values()} == {1}
+    assert {look.stroke for look in many.values()} == set(range(len(STROKES)))
+
+
+def test_figures_take_the_same_colours():
+    assert method_lines(["fedgradnorm-direct", "fedrep"]) == {
+        "fedgradnorm-direct": (COLOURS[2], "-."),
+        "fedrep": (COLOURS[0], "-"),
+    }
