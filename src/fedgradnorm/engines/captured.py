@@ -64,6 +64,7 @@ class CapturedRounds:
             for _ in range(len(rows)):
                 self._graph.replay()
             done += len(rows)
+        self.engine.coming_rows(first + count, 1)  # drawn while the GPU works
         results = self._log[:count].cpu()
         self._slot.zero_()
         if torch.isfinite(results).all():

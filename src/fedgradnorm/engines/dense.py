@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedgradnorm.engines.branches import Branches
 from fedgradnorm.engines.gauge import linear_squared
+from fedgradnorm.engines.passes import scaled
 from fedgradnorm.fusing import Fused
 from fedgradnorm.models import FlatNetwork
 
@@ -35,6 +36,7 @@ class DensePass:
             if isinstance(part, nn.Linear)
         ]
         self.squared: Callable[..., Tensor] = linear_squared
+        self.scaled: Callable[..., Tensor] = scaled
         self._wanted = [name.rpartition(".")[2] for name in gauge]
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._inputs: list[Tensor] = []
@@ -59,7 +61,7 @@ class DensePass:
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
-        self.squared = Fused(linear_squared)
+        self.squared, self.scaled = Fused(linear_squared), Fused(scaled)
 
     @torch.no_grad()
     def forward(self, shared: Tensor, x: Tensor) -> Tensor:
@@ -90,10 +92,10 @@ class DensePass:
         ]
 
     @torch.no_grad()
-    def backward(self, row: Tensor) -> Tensor:
+    def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """From the last layer to the first; the gradients go into the network's one vector."""
         last = len(self.layers) - 1
-        d = torch.mul(self._signal, row[:, None], out=self._room("scaled", last, self._output))
+        d = self.scaled(self._signal, factors, owner)
         ones = self._ones(d)
         for k in range(last, -1, -1):
             x, layer = self._inputs[k], self.layers[k]

@@ -9,7 +9,7 @@ needs all inner products of them: see products.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.passes import AutogradPass, Pass
 from fedgradnorm.engines.products import ProductPass
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.fusing import Fused
 from fedgradnorm.reports import Reports
 
 
@@ -29,12 +30,11 @@ class JointReports(Reports):
     """Reports that hold one forward pass instead of N gradients."""
 
     run: Pass
-    dtype: torch.dtype
     owner: Tensor  # the client of each row
 
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i, by one backward pass."""
-        return self.run.backward(coefficients[self.owner].to(self.dtype))
+        return self.run.backward(coefficients, self.owner)
 
     def gradients(self) -> Tensor:
         """Refused: this engine has no single client's update."""
@@ -47,6 +47,15 @@ class JointReports(Reports):
         return self.run.gram(self.owner, len(self.active))
 
 
+def in_order(
+    losses: Sequence[Tensor], squared: Sequence[Tensor], positions: Tensor, clients: int
+) -> tuple[Tensor, Tensor]:
+    """Losses and gauge norms in the order of the clients, 0 where nothing was measured."""
+    found = torch.stack([torch.cat(list(losses)), torch.cat(list(squared))]).double()
+    loss, total = found.new_zeros(2, clients).index_copy_(1, positions, found).unbind()
+    return loss, total.sqrt()
+
+
 class JointEngine(BatchedEngine):
     """One forward and one backward pass for everybody."""
 
@@ -56,6 +65,7 @@ class JointEngine(BatchedEngine):
         self, *arguments: Any, gauge: Sequence[str], products: bool = False, **settings: Any
     ) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
+        self._in_order: Callable[..., tuple[Tensor, Tensor]] = in_order
         kind = ProductPass if products else AutogradPass
         self._any: Pass = kind(self.front, gauge)
         self._dense: DensePass | None = None
@@ -68,6 +78,7 @@ class JointEngine(BatchedEngine):
             group.fuse()
         if self._dense is not None:
             self._dense.fuse()
+        self._in_order = Fused(in_order)
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
@@ -78,18 +89,15 @@ class JointEngine(BatchedEngine):
             self.head_phase(lambda s: later(s) if later and s else output, rows, plan)
         losses, signal = self._signal(output, rows[0], plan)
         squared = run.measure(signal, plan.stretches)
-        measured = torch.stack([torch.cat(losses), torch.cat(squared)]).double()
-        table = self._sizes.new_zeros(2, len(self._sizes))
-        loss, squared_norm = table.index_copy_(1, plan.positions, measured)
+        loss, norm = self._in_order(losses, squared, plan.positions, len(self._sizes))
         return JointReports(
             active=plan.active,
             size=self._sizes,
             loss=loss,
             loss_ratio=self.loss_ratio(loss, plan.active),
-            gauge_norm=squared_norm.sqrt(),
+            gauge_norm=norm,
             failed=(),
             run=run,
-            dtype=output.dtype,
             owner=plan.owner,
         )
 

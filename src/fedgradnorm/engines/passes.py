@@ -28,8 +28,15 @@ class Pass(Protocol):
         A part is a stretch of rows and how many of them are one client's.
         """
 
-    def backward(self, row: Tensor) -> Tensor:
-        """The gradient of the sum of all losses, each row's loss times ``row``, as one vector."""
+    def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
+        """The gradient of the sum of all losses, as one vector; ``owner`` is each row's client,
+        whose losses are multiplied by its factor.
+        """
+
+
+def scaled(signal: Tensor, factors: Tensor, owner: Tensor) -> Tensor:
+    """Each row times the factor of its client."""
+    return signal * factors[owner].to(signal.dtype)[:, None]
 
 
 class AutogradPass:
@@ -56,9 +63,9 @@ class AutogradPass:
         self.tap.seen.clear()
         return squared
 
-    def backward(self, row: Tensor) -> Tensor:
+    def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """By one backward pass through the kept graph."""
         leaves = [p for p in self.network.module.parameters() if p.requires_grad]
-        signal = self._signal * row[:, None]
+        signal = scaled(self._signal, factors, owner)
         gradients = torch.autograd.grad(self._output, leaves, signal, allow_unused=True)
         return self.network.flatten(gradients)

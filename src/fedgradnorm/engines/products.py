@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.engines.gauge import GaugeTap
-from fedgradnorm.engines.passes import AutogradPass
+from fedgradnorm.engines.passes import AutogradPass, scaled
 from fedgradnorm.models import FlatNetwork
 
 
@@ -55,11 +55,11 @@ class ProductPass(AutogradPass):
         self._products.seen.clear()
         return squared
 
-    def backward(self, row: Tensor) -> Tensor:
+    def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """One product a layer."""
         summed: dict[str, Tensor] = {}
         for layer, (a, d) in self._layers.items():
-            weighted = d * row[:, None]
+            weighted = scaled(d, factors, owner)
             for name in self._products.layers[layer]:
                 found = weighted.T @ a if name == "weight" else weighted.sum(dim=0)
                 summed[f"{layer}.{name}" if layer else name] = found
