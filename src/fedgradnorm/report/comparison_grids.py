@@ -26,6 +26,7 @@ from fedgradnorm.report.cells import (
 from fedgradnorm.report.comparison import Comparison
 from fedgradnorm.report.grid import Cell, Grid
 from fedgradnorm.report.paper_numbers import paper_losses
+from fedgradnorm.report.ranking import MANY, ranking, sight, uneven
 
 LOCAL = "local"
 MEASURES = ((LOSS, "training loss"), (SCORE, "held-out metric"))
@@ -51,13 +52,18 @@ def interval_note(comparison: Comparison) -> str:
     """How the numbers are to be read."""
     if comparison.seeds == 1:
         return "one seed: no intervals and no tests"
-    return f"mean ± half width of the 95% interval (Student's t) over {comparison.seeds} seeds"
+    return f"mean ± half width of the 95% interval (Student's t) over {_seeds(comparison)} seeds"
 
 
 def _means_note(comparison: Comparison) -> str:
     if comparison.seeds == 1:
         return "one seed: no intervals and no tests"
-    return f"means over {comparison.seeds} seeds; the intervals are in the files"
+    return f"means over {_seeds(comparison)} seeds; the intervals are in the files"
+
+
+def _seeds(comparison: Comparison) -> str:
+    fewest = min(len(arm.samples) for arm in comparison.arms)
+    return f"{fewest} to {comparison.seeds}" if uneven(comparison) else str(comparison.seeds)
 
 
 def tasks_grid(comparison: Comparison) -> Grid:
@@ -73,8 +79,9 @@ def tasks_grid(comparison: Comparison) -> Grid:
         for measure in (LOSS, SCORE)
     }
     groups = []
+    arms = [rank.arm for rank in ranking(comparison)] if _many(comparison) else comparison.arms
     for task in comparison.tasks:
-        mine = [arm for arm in comparison.arms if arm.tasks(task)]
+        mine = [arm for arm in arms if arm.tasks(task)]
         best = {measure: _best(mine, task, measure) for measure in (LOSS, SCORE)}
         rows = []
         for arm in mine:
@@ -101,31 +108,57 @@ def tasks_grid(comparison: Comparison) -> Grid:
 
 
 def methods_grid(comparison: Comparison) -> Grid:
-    """Two lines per arm, on training loss and held-out metric: gains, worst task, spread, cost."""
+    """Two lines per arm, on training loss and held-out metric: gains, worst task, spread, cost.
+
+    Many arms stand in the order of their gain, first on the one measure and then on the other, and
+    what their servers see beside.
+    """
     base = comparison.baseline
     columns = ("method", "measured on", f"Δm against {base}", f"Δm against {LOCAL}", "worst task",
-               "its gain", "Jain", "MB sent", "seconds")  # fmt: skip
-    groups = []
-    for arm in comparison.arms:
-        samples = arm.samples.values()
-        cost = brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1)
-        rows = []
-        for measure, what in MEASURES:
-            main, local = (comparison.against(arm, name) for name in (base, LOCAL))
-            spread = main.spread(measure) if main else []
-            rows.append((
-                arm_cell(arm.label), word(what), _delta(main, measure),
-                _delta(local if base != LOCAL else None, measure),
-                *_worst(main, measure), brief(spread, 3), *cost,
-            ))  # fmt: skip
-        groups.append(tuple(rows))
-    notes = (
+               "its gain", "Jain", "server sees", "MB sent", "seconds", "seeds")  # fmt: skip
+    notes = [
         interval_note(comparison),
         DELTA_NOTE,
         f"worst task: the smallest mean gain against {base}; "
         "Jain: index over tasks of how many times better each is, 1 = all alike",
-    )
-    return _without_blank(Grid("methods", "Every method", columns, tuple(groups), notes))
+    ]
+    if _many(comparison):
+        groups = tuple(
+            tuple(
+                _method_row(comparison, rank.arm, *which) for rank in ranking(comparison, which[0])
+            )
+            for which in MEASURES
+        )
+        notes += [
+            f"sorted by Δm on each measure; {base} stands where zero is",
+            "server sees: of the clients, beside the sum of their updates",
+        ]
+    else:
+        groups = tuple(
+            tuple(_method_row(comparison, arm, *which) for which in MEASURES)
+            for arm in comparison.arms
+        )
+    return _without_blank(Grid("methods", "Every method", columns, groups, tuple(notes)))
+
+
+def _method_row(comparison: Comparison, arm: Arm, measure: Measure, what: str) -> tuple[Cell, ...]:
+    base, samples = comparison.baseline, arm.samples.values()
+    main, local = (comparison.against(arm, name) for name in (base, LOCAL))
+    seen = sight(arm.method) if _many(comparison) else ""
+    count = len(samples)
+    return (
+        arm_cell(arm.label), word(what), _delta(main, measure),
+        _delta(local if base != LOCAL else None, measure),
+        *_worst(main, measure), brief(main.spread(measure) if main else [], 3),
+        word(seen) if seen else blank(),
+        brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1),
+        Cell(str(count), {"": float(count)}) if uneven(comparison) else blank(),
+    )  # fmt: skip
+
+
+def _many(comparison: Comparison) -> bool:
+    """Whether arms are too many to find one among them, unless they are in order."""
+    return len(comparison.arms) > MANY and not comparison.points
 
 
 def sweep_grid(comparison: Comparison, measure: Measure) -> Grid:

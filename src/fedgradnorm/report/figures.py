@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedgradnorm.errors import ConfigError, DataError
 from fedgradnorm.experiments.checkpoint import write_atomically
-from fedgradnorm.report.colours import looks
+from fedgradnorm.report.colours import Look, looks
 from fedgradnorm.report.record import Record
 
 if TYPE_CHECKING:
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+Style = str | tuple[int, tuple[int, ...]]
+"""A line style as matplotlib takes it."""
+
 FORMATS = ("png", "pdf", "svg")
 STYLES = ("-", "--", "-.", ":")  # they say again, on paper without colour, what colours say
+MORE_STYLES = ((0, (8, 3)), (0, (5, 1, 1, 1, 1, 1)))  # for a colour's fifth and sixth stroke
+LEGEND = 4  # names beside each other in a legend
 POINTS = 400  # a curve of weights is drawn through at most so many rounds
 
 
@@ -39,7 +45,8 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
         raise DataError("nothing to draw: the runs hold no rounds yet")
     tasks = list(dict.fromkeys(name for record in runs for name in record.clients))
     labels = list(dict.fromkeys(record.label for record in runs))
-    drawing = Figure(figsize=(1.2 + 2.9 * len(tasks), 5.6), layout="constrained")
+    size = (1.2 + 2.9 * len(tasks), 5.6 + legend_height(len(labels)))
+    drawing = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(drawing)
     panels = drawing.subplots(2, len(tasks), sharex="col", squeeze=False)
     for column, task in enumerate(tasks):
@@ -50,7 +57,7 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
             curve(below, [r.series(task, "batch", "weight") for r in mine], label, look)
         _dress(above, below, task, first=column == 0)
     handles, names = panels[0, 0].get_legend_handles_labels()
-    drawing.legend(handles, names, loc="outside upper center", ncols=min(4, len(labels)),
+    drawing.legend(handles, names, loc="outside upper center", ncols=min(LEGEND, len(labels)),
                    frameon=False, fontsize=11)  # fmt: skip
     return save(drawing, path)
 
@@ -76,16 +83,35 @@ def check_format(path: Path) -> str:
     return kind
 
 
-def method_lines(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+def legend_height(names: int) -> float:
+    """Inches that a legend of so many names takes beyond its first two lines."""
+    return 0.24 * max(0, math.ceil(names / LEGEND) - 2)
+
+
+def method_lines(labels: Sequence[str]) -> dict[str, tuple[str, Style]]:
     """Each method's colour and line style."""
-    found = looks(labels)
-    return {n: (k.hex, STYLES[(k.colour + k.stroke) % len(STYLES)]) for n, k in found.items()}
+    return {name: (look.hex, _style(look)) for name, look in looks(labels).items()}
+
+
+def _style(look: Look) -> Style:
+    if look.stroke < len(STYLES):
+        return STYLES[(look.colour + look.stroke) % len(STYLES)]
+    return MORE_STYLES[(look.stroke - len(STYLES)) % len(MORE_STYLES)]
 
 
 def curve(
-    axes: Any, runs: list[tuple[list[float], list[float]]], label: str, look: tuple[str, str]
+    axes: Any,
+    runs: list[tuple[list[float], list[float]]],
+    label: str,
+    look: tuple[str, Style],
+    width: float = 2,
+    *,
+    behind: bool = False,
 ) -> None:
-    """The mean of the runs over the range they span, as far as all of them got."""
+    """The mean of the runs over the range they span, as far as all of them got.
+
+    ``behind`` all others, it is without the range.
+    """
     length = min(len(epochs) for epochs, _ in runs)
     if length == 0:
         return
@@ -93,8 +119,10 @@ def curve(
     epochs: Floats = np.asarray(runs[0][0][:length])[picked]
     values: Floats = np.asarray([values[:length] for _, values in runs])[:, picked]
     colour, style = look
-    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=style, linewidth=2, label=label)
-    if len(runs) > 1:
+    mean = values.mean(axis=0)
+    axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=width, label=label,
+              zorder=1 if behind else 2)  # fmt: skip
+    if len(runs) > 1 and not behind:
         axes.fill_between(
             epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.18, linewidth=0
         )

@@ -12,7 +12,7 @@ from fedgradnorm.experiments.summary import estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import Arm, Measure
 from fedgradnorm.report.comparison import Comparison
-from fedgradnorm.report.figures import check_format, log_scale, method_lines, save
+from fedgradnorm.report.figures import Style, check_format, log_scale, method_lines, save
 
 PANEL = 2.7
 _DECADES = 100  # a range wider than this is drawn on a logarithmic axis
@@ -70,7 +70,7 @@ def _line(
     task: str,
     measure: Measure,
     label: str,
-    look: tuple[str, str],
+    look: tuple[str, Style],
 ) -> None:
     colour, style = look
     points = []
