@@ -78,12 +78,8 @@ class DensePass:
     @torch.no_grad()
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:
         """On the last layer, whose gradient comes first."""
-        last = len(self.layers) - 1
-        if self.active[last]:
-            room = self._room("signal", last, self._output)
-            signal = _mask(signal, self._output, 0, grad_input=room)
-        self._signal = signal
-        a, d = self._inputs[last], signal
+        a, d = self._inputs[-1], self._before_relu(signal)
+        self._signal = d
         return [
             self.squared(
                 a[rows].unflatten(0, (-1, batch)), d[rows].unflatten(0, (-1, batch)), self._wanted
@@ -91,23 +87,38 @@ class DensePass:
             for rows, batch in parts
         ]
 
-    @torch.no_grad()
     def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """From the last layer to the first; the gradients go into the network's one vector."""
+        self._descend(self.scaled(self._signal, factors, owner), self.network.gradient)
+        return self.network.gradient
+
+    def gradient(self, signal: Tensor, into: Tensor) -> None:
+        """The gradient of the sum of all losses, written into a vector like the network's."""
+        self._descend(self._before_relu(signal), into)
+
+    def _before_relu(self, signal: Tensor) -> Tensor:
+        """The signal at the last layer's outputs, given that at the network's."""
         last = len(self.layers) - 1
-        d = self.scaled(self._signal, factors, owner)
+        if not self.active[last]:
+            return signal
+        room = self._room("signal", last, self._output)
+        masked: Tensor = _mask(signal, self._output, 0, grad_input=room)
+        return masked
+
+    @torch.no_grad()
+    def _descend(self, d: Tensor, into: Tensor) -> None:
+        places = [into[part] for part in self.network.slices.values()]
         ones = self._ones(d)
-        for k in range(last, -1, -1):
+        for k in range(len(self.layers) - 1, -1, -1):
             x, layer = self._inputs[k], self.layers[k]
             with self.branches.branch(k % 2, when=len(d) < FEW_ROWS):
-                torch.mm(d.t(), x, out=layer.weight.grad)
-                torch.mv(d.t(), ones, out=layer.bias.grad)  # faster than a sum over rows
+                torch.mm(d.t(), x, out=places[2 * k].view_as(layer.weight))
+                torch.mv(d.t(), ones, out=places[2 * k + 1])  # faster than a sum over rows
             if k:
                 d = torch.mm(d, layer.weight, out=self._room("signal", k - 1, x))
                 if self.active[k - 1]:
                     d = _mask(d, x, 0, grad_input=d)
         self.branches.join()
-        return self.network.gradient
 
     def _ones(self, like: Tensor) -> Tensor:
         if len(self._all_one) < len(like):

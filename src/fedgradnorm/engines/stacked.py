@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedgradnorm.engines.batched import BatchedEngine, Part, Plan
+from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.reports import Reports, StackedReports
 
 CHUNK_BYTES = 8 << 30  # of a GPU's memory, for the copies and gradients of one chunk
@@ -32,6 +33,10 @@ class StackedEngine(BatchedEngine):
         self._updates: Tensor | None = None
         self._local: dict[str, Tensor] = {}
         self.chunk = max(1, CHUNK_BYTES // copy) if self.device.type == "cuda" else 1
+        self._dense: DensePass | None = None
+        if self.chunk == 1 and DensePass.fits(arguments[0], settings["gauge"]):
+            self._dense = DensePass(self.front, settings["gauge"], self.branches)
+            self._own, self._step_gradient = (torch.empty_like(self.front.vector) for _ in "12")
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
@@ -41,9 +46,15 @@ class StackedEngine(BatchedEngine):
             self.head_phase(self.frozen_features(wanted, plan), rows, plan)
         if self._updates is None:  # kept: fresh memory of this size costs more than the sums in it
             self._updates = shared.new_empty(len(self.clients), len(shared))
-        updates = self._updates.zero_()
+        dense = self._dense is not None and not torch.is_autocast_enabled(self.device.type)
+        updates = self._updates
+        if not dense or plan.columns is not None:  # in closed form, whole rows are written
+            updates.zero_()
         loss = torch.zeros_like(self._sizes)
         for part in plan.parts:
+            if dense:
+                self._one_by_one(shared, updates, loss, part, rows)
+                continue
             for start in range(0, len(part.members), self.chunk):
                 members = part.members[start : start + self.chunk]
                 positions = part.positions[start : start + self.chunk]
@@ -58,6 +69,37 @@ class StackedEngine(BatchedEngine):
             failed=(),
             updates=updates,
         )
+
+    def _one_by_one(
+        self, shared: Tensor, updates: Tensor, loss: Tensor, part: Part, rows: Tensor
+    ) -> None:
+        """Local SGD of a part's clients in closed form; gradients are summed where they belong."""
+        assert self.how.local_optimizer is not None
+        assert self._dense is not None
+        lr, steps, batch = self.how.local_optimizer["lr"], self.how.shared_steps, part.group.batch
+        for k, (member, position) in enumerate(
+            zip(part.members, part.positions.tolist(), strict=True)
+        ):
+            mine = slice(part.rows.start + k * batch, part.rows.start + (k + 1) * batch)
+            chosen, mean, at = torch.tensor([member]), updates[position], shared
+            for number in range(steps):
+                here = rows[number][mine]
+                z = self._dense.forward(at, self.inputs[here])
+                targets = self.group_targets(part.group)[here - part.base]
+                values, signal, heads = part.group.signal(z, targets, chosen, self.how.together)
+                into = self._step_gradient if number else mean
+                self._dense.gradient(signal, into)
+                loss[position] += values[0].double() / steps
+                if number + 1 < steps:
+                    at = torch.add(at, into, alpha=-lr, out=self._own)
+                if number:
+                    mean += into
+                if self.how.together:
+                    self._optimizer.zero_grad()
+                    part.group.place_gradients(heads, [member])
+                    self._optimizer.step()
+            if steps > 1:
+                mean /= steps
 
     def _descend(
         self,
