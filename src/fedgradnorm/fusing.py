@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
@@ -21,17 +23,26 @@ class Fused(Generic[P, R]):
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._plain = function
-        self._fast: Callable[P, R] | None = torch.compile(function, dynamic=False)
+        with _quiet():
+            self._fast: Callable[P, R] | None = torch.compile(function, dynamic=False)
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
         """What the function gives; a compiler that is missing or fails costs only speed."""
         if self._fast is None:
             return self._plain(*arguments, **named)
         try:
-            with torch._dynamo.config.patch(recompile_limit=SHAPES):
+            with _quiet(), torch._dynamo.config.patch(recompile_limit=SHAPES):
                 return self._fast(*arguments, **named)
         except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
             reason = str(error).strip().splitlines()[:1]
             log.warning("compile: %s runs as it is: %s", self._plain.__name__, *reason)
             self._fast = None
             return self._plain(*arguments, **named)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The compiler's advice to its own authors is not the user's concern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
