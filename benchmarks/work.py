@@ -10,7 +10,8 @@ from plain import PlainLoop
 
 import fedgradnorm as fgn
 from fedgradnorm.data.batches import Batches
-from fedgradnorm.federation import Federation, federations, make_head
+from fedgradnorm.federation import Federation, make_head
+from fedgradnorm.federations import federations
 from fedgradnorm.settings import Settings
 
 

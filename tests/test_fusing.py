@@ -31,7 +31,7 @@ def test_without_a_compiler_it_runs_as_it_is(
 ) -> None:
     def broken(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         def fail(*arguments: Any) -> Any:
-            raise RuntimeError("no working compiler\nand much more")
+            raise torch._dynamo.exc.TorchDynamoException("no working compiler\nand much more")
 
         return fail
 
@@ -42,6 +42,14 @@ def test_without_a_compiler_it_runs_as_it_is(
     assert [r.getMessage() for r in caplog.records] == [
         "compile: twice runs as it is: no working compiler"
     ]
+
+
+def test_what_the_function_itself_raises_is_not_taken_for_the_compilers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        Fused(lambda x: x + torch.ones(3))(torch.ones(2))
 
 
 def federation(dtype: torch.dtype) -> Federation:

@@ -195,3 +195,35 @@ def test_integers_feed_an_embedding_untouched() -> None:
     client = fgn.Client("words", toys.task("side"), train=(tokens, torch.arange(12) % 2))
     run = fgn.train(network, [client], rounds=2)
     assert run.predict("words", tokens).shape == (12,)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convolutions_get_channels_last_and_give_the_same_numbers(channels: int) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
+    ).double()
+    flat = FlatNetwork(network)
+    seen: list[Tensor] = []
+    flat.module[0].register_forward_hook(lambda *told: seen.append(told[-1]))
+    x = torch.randn(6, channels, 8, 8, dtype=torch.double)
+
+    assert torch.allclose(flat.module(x), network(x), atol=1e-12)
+    assert seen[0].stride(1) == 1
+    flat.module(x).square().sum().backward()
+    network(x).square().sum().backward()
+    whole = torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+    assert torch.allclose(flat.gradient, whole, atol=1e-12)
+
+
+def test_a_network_with_code_of_its_own_gets_images_as_they_are() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(1, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.convolution(x).view(len(x), -1)  # would refuse channels in another order
+
+    x = torch.randn(2, 1, 8, 8)
+    for network in (Own(), nn.Sequential(Own(), nn.ReLU())):
+        assert torch.equal(FlatNetwork(network).module(x), network(x))

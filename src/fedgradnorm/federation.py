@@ -17,7 +17,6 @@ from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
 from fedgradnorm.engines.distributed import local_engine
-from fedgradnorm.errors import ConfigError, DataError
 from fedgradnorm.heads import average_heads, check_alike, tune_heads
 from fedgradnorm.models import (
     FlatNetwork,
@@ -228,39 +227,3 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
             head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
     check_head(head, features, client.task.outputs, client.name, like)
     return head
-
-
-def check_clients(clients: Sequence[Client], settings: Settings) -> None:
-    """What concerns all clients together: there are some, with names of their own."""
-    if not clients:
-        raise DataError("no clients: give at least one fgn.Client")
-    names = [client.name for client in clients]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
-    if settings.first_loss == "log_classes":
-        for client in clients:
-            if client.task.kind != "classification":
-                raise ConfigError(
-                    f"first_loss='log_classes' needs classification, but client {client.name!r} "
-                    f"does {client.task.kind}; use 'dataset' or 'first_round'"
-                )
-    plan = settings.participation
-    for turn in range(1 if isinstance(plan, (int, float)) else max(1, len(plan))):
-        settings.active(names, turn)
-
-
-def federations(
-    network: nn.Module,
-    clients: Sequence[Client],
-    weighting: Weighting,
-    settings: Settings,
-    device: torch.device,
-) -> list[Federation]:
-    """One federation of all clients, or with ``share="none"`` one for each client alone."""
-    from fedgradnorm.ditto import Ditto
-
-    check_clients(clients, settings)
-    groups = [list(clients)] if settings.share == "all" else [[client] for client in clients]
-    kind = Ditto if settings.ditto else Federation
-    return [kind(network, group, copy.deepcopy(weighting), settings, device) for group in groups]

@@ -33,7 +33,7 @@ class Fused(Generic[P, R]):
         try:
             with _quiet(), torch._dynamo.config.patch(recompile_limit=SHAPES):
                 return self._fast(*arguments, **named)
-        except (torch._dynamo.exc.TorchDynamoException, RuntimeError) as error:
+        except torch._dynamo.exc.TorchDynamoException as error:  # not the function's own errors
             reason = str(error).strip().splitlines()[:1]
             log.warning("compile: %s runs as it is: %s", self._plain.__name__, *reason)
             self._fast = None

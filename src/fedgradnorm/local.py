@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
 
-EVALUATION_ROWS = 4096  # rows per forward pass when a whole split is evaluated
+ROWS_AT_ONCE = 4096  # in a forward pass over a whole split; on a CPU fewer, to stay in its cache
+NUMBERS_AT_ONCE = 2**19
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,16 @@ def predict(network: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
     network.eval()
     head.eval()
     try:
-        return torch.cat([head(network(part)) for part in x.split(EVALUATION_ROWS)])
+        return torch.cat([head(network(part)) for part in in_parts(x)])
     finally:
         network.train(modes[0])
         head.train(modes[1])
+
+
+def in_parts(x: Tensor) -> Sequence[Tensor]:
+    """The rows of ``x``, as many at a time as a forward pass takes best."""
+    rows = ROWS_AT_ONCE
+    if x.numel() and not x.is_cuda:
+        rows = min(rows, max(1, NUMBERS_AT_ONCE // x[0].numel()))
+    parts: tuple[Tensor, ...] = x.split(rows)
+    return parts

@@ -53,6 +53,8 @@ class FlatNetwork:
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = copy.deepcopy(network).to(device)
+        if torch.device(device).type == "cpu" and _is_convolutional_stack(self.module):
+            self.module.register_forward_pre_hook(_channels_last)
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise ModelError("the shared network has no trainable parameters: nothing to learn")
@@ -103,6 +105,26 @@ class FlatNetwork:
         """Put a client's own running statistics in place."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
+
+
+def _is_convolutional_stack(network: nn.Module) -> bool:
+    """Whether only PyTorch's own layers follow one another, a 2-d convolution first.
+
+    Code of others may look at an image's memory (``view``), so it gets images as they are.
+    """
+    layers = list(network) if isinstance(network, nn.Sequential) else [network]
+    own = all(type(layer).__module__.startswith("torch.nn.modules") for layer in layers)
+    return isinstance(network, nn.Sequential) and own and isinstance(layers[0], nn.Conv2d)
+
+
+def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same images with channels last in memory: on a CPU convolution and pooling like that."""
+    (x,) = args
+    if x.dim() != 4:
+        return args
+    if x.shape[1] == 1:  # one channel is last in any order; only the strides must say so
+        return (x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2),)
+    return (x.contiguous(memory_format=torch.channels_last),)
 
 
 def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tensor:

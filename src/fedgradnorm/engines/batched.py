@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
 from fedgradnorm.engines.branches import Branches
+from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
 from fedgradnorm.engines.loop import LoopEngine
-from fedgradnorm.local import EVALUATION_ROWS, LocalSettings, first_loss
+from fedgradnorm.local import LocalSettings, first_loss, in_parts
 from fedgradnorm.models import FlatNetwork
 from fedgradnorm.reports import Reports
 
@@ -80,6 +81,9 @@ class BatchedEngine(LoopEngine):
         self.front = FlatNetwork(network, device)
         self.front.module.train()
         self.branches = Branches(device)
+        self._dense: DensePass | None = None
+        if DensePass.fits(network, settings["gauge"]):
+            self._dense = DensePass(self.front, settings["gauge"], self.branches)
         own_heads = {name: state.head.train() for name, state in self.states.items()}
         self.groups = group_heads(clients, own_heads, self.batches.batch)
         self._order = [name for group in self.groups for name in group.names]
@@ -220,7 +224,7 @@ class BatchedEngine(LoopEngine):
         for step in range(self.how.head_steps):
             z = features(step)
             for part in self.side_by_side(plan.parts):
-                targets = self.part_targets(part, rows[step])
+                targets = self.targets(part, rows[step, part.rows])
                 gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
                 part.group.place_gradients(gradients, part.members)
             self._optimizer.step()
@@ -232,13 +236,14 @@ class BatchedEngine(LoopEngine):
                 yield part
         self.branches.join()
 
-    def part_targets(self, part: Part, rows: Tensor) -> Tensor:
-        """The targets of a part's rows of one step."""
-        return self.group_targets(part.group)[rows[part.rows] - part.base]
+    def targets(self, part: Part, rows: Tensor) -> Tensor:
+        """The targets of some rows of the joint inputs, all of a part's clients."""
+        return self._targets[part.group.names[0]][rows - part.base]
 
-    def group_targets(self, group: HeadGroup) -> Tensor:
-        """All training targets of a group's clients, client after client."""
-        return self._targets[group.names[0]]
+    def in_closed_form(self) -> DensePass | None:
+        """The network in closed form, if it has one and is to run in its own precision."""
+        lower = torch.is_autocast_enabled(self.device.type)  # which only autograd's way follows
+        return None if lower else self._dense
 
     @torch.no_grad()
     def frozen_features(self, rows: Tensor, plan: Plan) -> Callable[[int], Tensor]:
@@ -262,4 +267,4 @@ class BatchedEngine(LoopEngine):
         return lambda step: table[rows[step]]
 
     def _forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.front.module(part) for part in x.split(EVALUATION_ROWS)])
+        return torch.cat([self.front.module(part) for part in in_parts(x)])

@@ -160,10 +160,10 @@ def _tap_obstacle(
     network: nn.Module, clients: Sequence[Client], gauge: Sequence[str], needs: Needs
 ) -> str | None:
     trial = copy.deepcopy(network)
-    tap, products = GaugeTap(trial, gauge), ProductTap(trial)
+    tap = GaugeTap(trial, gauge)
+    products = ProductTap(trial) if Needs.GRAM in needs else None
     with torch.enable_grad():
         trial(_probe(network, clients))
-    problem = products.problem() if Needs.GRAM in needs else None
-    if problem is not None:
+    if products is not None and (problem := products.problem()) is not None:
         return f"the weighting needs the products of all gradients, and {problem}"
     return tap.problem()

@@ -24,7 +24,7 @@ _mask = torch.ops.aten.threshold_backward.grad_input
 
 
 class DensePass:
-    """A network for which :meth:`obstacle` finds nothing."""
+    """A network that :meth:`fits`."""
 
     def __init__(self, network: FlatNetwork, gauge: Sequence[str], branches: Branches) -> None:
         self.network, self.branches = network, branches

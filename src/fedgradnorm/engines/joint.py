@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm.engines.batched import BatchedEngine, Plan
-from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.passes import AutogradPass, Pass
 from fedgradnorm.engines.products import ProductPass
 from fedgradnorm.errors import ConfigError
@@ -66,11 +65,9 @@ class JointEngine(BatchedEngine):
     ) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
         self._in_order: Callable[..., tuple[Tensor, Tensor]] = in_order
-        kind = ProductPass if products else AutogradPass
-        self._any: Pass = kind(self.front, gauge)
-        self._dense: DensePass | None = None
-        if not products and DensePass.fits(arguments[0], gauge):
-            self._dense = DensePass(self.front, gauge, self.branches)
+        self._any: Pass = (ProductPass if products else AutogradPass)(self.front, gauge)
+        if products:
+            self._dense = None  # which has no inner products
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
@@ -82,7 +79,7 @@ class JointEngine(BatchedEngine):
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
-        run = self._run()
+        run = self.in_closed_form() or self._any
         output = run.forward(shared, self.inputs[rows[0]])
         if not self.how.together:
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
@@ -101,10 +98,6 @@ class JointEngine(BatchedEngine):
             owner=plan.owner,
         )
 
-    def _run(self) -> Pass:
-        lower = torch.is_autocast_enabled(self.device.type)  # which only autograd's way follows
-        return self._any if self._dense is None or lower else self._dense
-
     def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
         """Each part's losses, and d loss / d output; heads step along where all go together."""
         together = self.how.together
@@ -112,7 +105,7 @@ class JointEngine(BatchedEngine):
             self._optimizer.zero_grad()
         losses, signals = [], []
         for part in self.side_by_side(plan.parts):
-            targets = self.part_targets(part, rows)
+            targets = self.targets(part, rows[part.rows])
             values, signal, gradients = part.group.signal(
                 z[part.rows], targets, part.chosen, together
             )

@@ -33,10 +33,11 @@ class StackedEngine(BatchedEngine):
         self._updates: Tensor | None = None
         self._local: dict[str, Tensor] = {}
         self.chunk = max(1, CHUNK_BYTES // copy) if self.device.type == "cuda" else 1
-        self._dense: DensePass | None = None
-        if self.chunk == 1 and DensePass.fits(arguments[0], settings["gauge"]):
-            self._dense = DensePass(self.front, settings["gauge"], self.branches)
-            self._own, self._step_gradient = (torch.empty_like(self.front.vector) for _ in "12")
+        if self.chunk > 1:
+            self._dense = None  # which knows one network at a time
+        elif self._dense is not None:
+            self._own = torch.empty_like(self.front.vector)
+            self._step_gradient = torch.empty_like(self.front.vector)
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
@@ -46,14 +47,14 @@ class StackedEngine(BatchedEngine):
             self.head_phase(self.frozen_features(wanted, plan), rows, plan)
         if self._updates is None:  # kept: fresh memory of this size costs more than the sums in it
             self._updates = shared.new_empty(len(self.clients), len(shared))
-        dense = self._dense is not None and not torch.is_autocast_enabled(self.device.type)
+        dense = self.in_closed_form()
         updates = self._updates
-        if not dense or plan.columns is not None:  # in closed form, whole rows are written
+        if dense is None or plan.columns is not None:  # in closed form, whole rows are written
             updates.zero_()
         loss = torch.zeros_like(self._sizes)
         for part in plan.parts:
-            if dense:
-                self._one_by_one(shared, updates, loss, part, rows)
+            if dense is not None:
+                self._one_by_one(dense, shared, updates, loss, part, rows)
                 continue
             for start in range(0, len(part.members), self.chunk):
                 members = part.members[start : start + self.chunk]
@@ -71,11 +72,16 @@ class StackedEngine(BatchedEngine):
         )
 
     def _one_by_one(
-        self, shared: Tensor, updates: Tensor, loss: Tensor, part: Part, rows: Tensor
+        self,
+        dense: DensePass,
+        shared: Tensor,
+        updates: Tensor,
+        loss: Tensor,
+        part: Part,
+        rows: Tensor,
     ) -> None:
         """Local SGD of a part's clients in closed form; gradients are summed where they belong."""
         assert self.how.local_optimizer is not None
-        assert self._dense is not None
         lr, steps, batch = self.how.local_optimizer["lr"], self.how.shared_steps, part.group.batch
         for k, (member, position) in enumerate(
             zip(part.members, part.positions.tolist(), strict=True)
@@ -84,11 +90,12 @@ class StackedEngine(BatchedEngine):
             chosen, mean, at = torch.tensor([member]), updates[position], shared
             for number in range(steps):
                 here = rows[number][mine]
-                z = self._dense.forward(at, self.inputs[here])
-                targets = self.group_targets(part.group)[here - part.base]
-                values, signal, heads = part.group.signal(z, targets, chosen, self.how.together)
+                z = dense.forward(at, self.inputs[here])
+                values, signal, heads = part.group.signal(
+                    z, self.targets(part, here), chosen, self.how.together
+                )
                 into = self._step_gradient if number else mean
-                self._dense.gradient(signal, into)
+                dense.gradient(signal, into)
                 loss[position] += values[0].double() / steps
                 if number + 1 < steps:
                     at = torch.add(at, into, alpha=-lr, out=self._own)
@@ -152,9 +159,10 @@ class StackedEngine(BatchedEngine):
         chosen = torch.tensor(members, device=self.device)
 
         def step(local: dict[str, Tensor], number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-            x = self.inputs[rows[number][mine]].unflatten(0, (len(members), batch))
+            here = rows[number][mine]
+            x = self.inputs[here].unflatten(0, (len(members), batch))
             leaves = group.parameters(chosen)
-            targets = self.group_targets(group)[rows[number][mine] - part.base]
+            targets = self.targets(part, here)
             losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)
             wanted = list(local.values()) + (leaves if self.how.together else [])
             gradients = torch.autograd.grad(losses.sum(), wanted)

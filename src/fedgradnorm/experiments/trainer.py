@@ -17,7 +17,8 @@ from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
 from fedgradnorm.experiments.run import CONFLICT, METRICS, Run, TrainedClient
 from fedgradnorm.experiments.table import Table
-from fedgradnorm.federation import Federation, Outcome, federations
+from fedgradnorm.federation import Federation, Outcome
+from fedgradnorm.federations import federations
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgradnorm.federation import Federation, federations
+from fedgradnorm.federation import Federation
+from fedgradnorm.federations import federations
 from fedgradnorm.settings import EngineName, Settings
 from fedgradnorm.theory.algebra import dot, solve, weighted
 from fedgradnorm.theory.problems import ConvexProblem
