@@ -17,7 +17,7 @@ from work import Work, loss_gap, make_clients, make_ours, make_plain, tiny
 WORKS = [
     Work("3 clients", 3, 64, rounds=400),
     Work("30 clients", 30, 64, rounds=400),
-    Work("300 clients", 300, 64, size=256, rounds=100),
+    Work("300 clients", 300, 64, size=256, rounds=400),
     Work("Network 1, 5 clients", 5, 64, network="network1", rounds=400),
 ]
 COMPARED = 10  # rounds after which losses are compared

@@ -69,8 +69,15 @@ def test_scale_measures_and_draws(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_scripts_that_only_print_still_do():
-    assert "| fedgradnorm | loss, norm | joint |" in start(
-        "weighting_cost", "--methods", "fedgradnorm", "--rounds", "1"
+def test_the_cost_of_a_method_is_measured_and_written(tmp_path):
+    found = "| fedgradnorm | loss, norm | joint |"
+    printed = start(
+        "weighting_cost", "--methods", "fedgradnorm", "--rounds", "1", "--out", str(tmp_path)
     )
+    assert found in printed
+    assert found in (tmp_path / "weighting-cost.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_script_that_only_prints_still_does():
     assert "generate: 2000 rows" in start("radcom", "--samples", "2000")

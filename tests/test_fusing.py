@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from fedgradnorm import GradNorm
+from fedgradnorm import GradNorm, optimizers
 from fedgradnorm.federation import Federation
 from fedgradnorm.fusing import Fused
 
@@ -72,3 +72,30 @@ def test_a_fused_federation_takes_the_same_rounds(
     torch.testing.assert_close(
         fused.server.shared.data, plain.server.shared.data, rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+def test_our_adam_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    start = torch.zeros(300, dtype=dtype)
+    both = [nn.Parameter(start.clone()) for _ in range(2)]
+    ours, theirs = (optimizers.build([x], {"name": "adam", "lr": 0.1}) for x in both)
+    optimizers.fuse(ours)
+    assert "step" in vars(ours)
+    for _ in range(50):
+        gradient = torch.randn(300, dtype=dtype) * torch.logspace(-8, 2, 300)
+        for x, optimizer in zip(both, (ours, theirs), strict=True):
+            x.grad = gradient.clone().to(dtype)
+            optimizer.step()
+    torch.testing.assert_close(both[0], both[1], rtol=tolerance, atol=tolerance)
+    mine, other = (o.state_dict()["state"][0] for o in (ours, theirs))
+    torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("spec", [{"name": "sgd", "lr": 0.1}, {"name": "adam", "weight_decay": 1}])
+def test_other_optimizers_stay_as_they_are(spec: dict[str, Any]) -> None:
+    optimizer = optimizers.build([nn.Parameter(torch.zeros(2))], {"lr": 0.1, **spec})
+    optimizers.fuse(optimizer)
+    assert "step" not in vars(optimizer)

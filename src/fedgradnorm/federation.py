@@ -31,7 +31,7 @@ from fedgradnorm.server import ServerState, coefficients, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
-WARM_ROUNDS = 3  # ordinary rounds before a graph is captured: moments and first losses must exist
+WARM_ROUNDS = 3  # ordinary ones before a graph is captured, also after a resume: memory is placed
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Federation:
             seed=settings.seed,
         )
         self._captured: CapturedRounds | None = None
+        self._warm = 0  # ordinary rounds with everybody so far
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
@@ -99,15 +100,17 @@ class Federation:
 
         Of rounds that are run together only the first may be one to record the conflict of.
         """
-        tried = self._tried(first, actives[0])
-        outcomes = self._replay(first, actives) if len(actives) > 1 else None
-        if outcomes is None:
-            outcomes = [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        tried, outcomes = self._tried(first, actives[0]), list[Outcome]()
+        while len(outcomes) < len(actives):
+            at, rest = first + len(outcomes), actives[len(outcomes) :]
+            replayed = self._replay(at, rest) if len(rest) > 1 else None
+            outcomes += replayed or [self._outcome(at, rest[0])]
         return [replace(outcomes[0], conflict=tried), *outcomes[1:]] if tried else outcomes
 
     def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
+        self._warm += len(active) == len(self.names)
         reports, weights = self.round(round_number, active)
         held, due = self.server.weighting.held, self.settings.records_conflict(round_number)
         columns = {
@@ -142,13 +145,14 @@ class Federation:
     def _replay(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome] | None:
         """The rounds from a captured graph; None, and nothing has happened, if that cannot be."""
         everybody = all(len(active) == len(self.names) for active in actives)
-        if first < WARM_ROUNDS or not everybody or not isinstance(self.engine, JointEngine):
+        if self._warm < WARM_ROUNDS or not everybody or self.burst == 1:
             return None
+        assert isinstance(self.engine, JointEngine)
         if self._captured is None:
             self._captured = CapturedRounds(self.engine, self.server, self.names)
         results = self._captured.run(first, len(actives))
         if results is None:  # not finite, and undone: let the ordinary rounds find out who it was
-            self._captured = None
+            self._captured, self._warm = None, -len(actives)
             return None
         for state in self.engine.states.values():
             state.rounds += len(actives)
@@ -205,7 +209,7 @@ class Federation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self._captured = None  # a graph is tied to the very tensors it was captured with
+        self._captured, self._warm = None, 0  # a graph is tied to the very tensors it was made with
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
 

@@ -54,7 +54,7 @@ class Batches:
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self._base = {n: number(seed, "batches", n) for n in sizes}
+        self.base = {n: number(seed, "batches", n) for n in sizes}
         per_round = steps * sum(self.batch.values())
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
         self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
@@ -90,7 +90,7 @@ class Batches:
         batch = self.batch[names[0]]
         start, stop = first * batch, (first + steps) * batch
         passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
-        bases = np.array([self._base[name] for name in names], dtype=np.uint64)
+        bases = np.array([self.base[name] for name in names], dtype=np.uint64)
         rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(names), -1)
         offset = start - int(passes[0]) * size
         stretch: NDArray[np.int64] = rows[:, offset : offset + steps * batch]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,9 +20,12 @@ from fedgradnorm.engines.branches import Branches
 from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
 from fedgradnorm.engines.loop import LoopEngine
+from fedgradnorm.engines.rows import make_rows
 from fedgradnorm.local import LocalSettings, first_loss, in_parts
 from fedgradnorm.models import FlatNetwork
 from fedgradnorm.reports import Reports
+
+TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,11 @@ class BatchedEngine(LoopEngine):
         self._order = [name for group in self.groups for name in group.names]
         self._join_data()
         self._sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
-        every = [p for head in own_heads.values() for p in head.parameters()]
-        self._optimizer = optimizers.build(every, how.head_optimizer)
+        self._optimizers = self._head_optimizers(own_heads)
         self._link()
         self._first, self._first_values = self._sizes, list[float | None]()
         self._plans: dict[tuple[str, ...], Plan] = {}
+        self._rows = make_rows(self.batches, self._offset, device)
         self._table, self._table_start = torch.empty(0, dtype=torch.int64), -1
 
     def _join_data(self) -> None:
@@ -110,11 +112,21 @@ class BatchedEngine(LoopEngine):
             self.data[name]["train"] = (self.inputs[start : start + len(x)], y)
             start += len(x)
 
+    def _head_optimizers(self, heads: Mapping[str, nn.Module]) -> list[torch.optim.Optimizer]:
+        """One for all heads; on a GPU some more, as a kernel takes few tensors, to run abreast."""
+        assert self.how.head_optimizer is not None
+        every = [p for head in heads.values() for p in head.parameters()]
+        some = max(TENSORS_ABREAST, -(-len(every) // 4)) if self.device.type == "cuda" else None
+        parts = [every[k : k + some] for k in range(0, len(every), some)] if some else [every]
+        return [optimizers.build(part, self.how.head_optimizer) for part in parts]
+
     def _link(self) -> None:
-        """One optimiser steps all heads, but each client's own holds the same moments."""
-        for state in self.states.values():
-            for parameter in state.head.parameters():
-                self._optimizer.state[parameter] = state.optimizer.state[parameter]
+        """These optimisers step all heads, but each client's own holds the same moments."""
+        for optimizer in self._optimizers:
+            mine = {p for group in optimizer.param_groups for p in group["params"]}
+            for state in self.states.values():
+                for parameter in mine.intersection(state.head.parameters()):
+                    optimizer.state[parameter] = state.optimizer.state[parameter]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what any engine's ``state_dict`` returned."""
@@ -211,23 +223,33 @@ class BatchedEngine(LoopEngine):
         window, steps = self.batches.window, self.how.steps
         start = first - first % window
         if start != self._table_start:
-            drawn = self.batches.many(self._order, start * steps, window * steps)
-            table = [drawn[name] + self._offset[name] for name in self._order]
-            joined = torch.from_numpy(np.concatenate(table, axis=1)).to(self.device)
-            self._table = joined.view(window, steps, -1)
+            table = self._rows.draw(start * steps, window * steps)
+            self._table = table.view(window, steps, -1)
             self._table_start = start
         return self._table[first - start :][:most]
 
     def head_phase(self, features: Callable[[int], Tensor], rows: Tensor, plan: Plan) -> None:
         """``head_steps`` updates of all heads on frozen features."""
-        self._optimizer.zero_grad()
+        self.clear_heads()
         for step in range(self.how.head_steps):
             z = features(step)
             for part in self.side_by_side(plan.parts):
                 targets = self.targets(part, rows[step, part.rows])
                 gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
                 part.group.place_gradients(gradients, part.members)
-            self._optimizer.step()
+            self.step_heads()
+
+    def clear_heads(self) -> None:
+        """Forget the heads' gradients: a head without one does not step."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step_heads(self) -> None:
+        """Every head that has a gradient takes a step."""
+        for number, optimizer in enumerate(self._optimizers):
+            with self.branches.branch(number, when=len(self._optimizers) > 1):
+                optimizer.step()
+        self.branches.join()
 
     def side_by_side(self, parts: Sequence[Part]) -> Iterator[Part]:
         """The parts one by one; what is done with each may run beside the others."""

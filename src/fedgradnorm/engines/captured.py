@@ -35,8 +35,10 @@ class CapturedRounds:
         shape = (self.LONGEST, len(FIELDS), len(engine.clients))
         self._log = torch.zeros(shape, dtype=torch.float64, device=engine.device)
         self._graph = torch.cuda.CUDAGraph()
-        self._live = _state(engine, server)
-        self._before = [tensor.clone() for tensor in self._live]
+        live = _state(engine, server)
+        kinds = {tensor.dtype for tensor in live}  # a kernel copies many tensors, but of one type
+        self._live = [[tensor for tensor in live if tensor.dtype == kind] for kind in kinds]
+        self._before = [[tensor.clone() for tensor in some] for some in self._live]
         torch.cuda.synchronize(engine.device)
         with torch.cuda.graph(self._graph):
             self._round()
@@ -56,7 +58,8 @@ class CapturedRounds:
 
         None if anything was not finite: then everything is as it was before.
         """
-        self._copy(self._before, self._live)
+        for kept, now in zip(self._before, self._live, strict=True):
+            torch._foreach_copy_(kept, now)
         done = 0
         while done < count:
             rows = self.engine.coming_rows(first + done, count - done)
@@ -64,20 +67,14 @@ class CapturedRounds:
             for _ in range(len(rows)):
                 self._graph.replay()
             done += len(rows)
-        self.engine.coming_rows(first + count, 1)  # drawn while the GPU works
+        self.engine.coming_rows(first + count, 1)  # asked for while the GPU works
         results = self._log[:count].cpu()
         self._slot.zero_()
         if torch.isfinite(results).all():
             return results
-        self._copy(self._live, self._before)
+        for now, kept in zip(self._live, self._before, strict=True):
+            torch._foreach_copy_(now, kept)
         return None
-
-    @staticmethod
-    def _copy(target: list[Tensor], source: list[Tensor]) -> None:
-        """All tensors in a few kernels, which take one type each."""
-        for dtype in {tensor.dtype for tensor in target}:
-            pairs = [(t, s) for t, s in zip(target, source, strict=True) if t.dtype == dtype]
-            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
 
 
 def _state(engine: JointEngine, server: ServerState) -> list[Tensor]:

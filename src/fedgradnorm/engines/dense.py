@@ -8,6 +8,8 @@ the layers' own gradients are computed beside the chain that leads to the next l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from fedgradnorm.engines.gauge import linear_squared
 from fedgradnorm.engines.passes import scaled
 from fedgradnorm.fusing import Fused
 from fedgradnorm.models import FlatNetwork
+
+if TYPE_CHECKING:
+    from fedgradnorm.engines.turned import TurnedDescent
 
 FEW_ROWS = 1024  # of which a product does not fill a GPU, so that another fits beside it
 
@@ -37,6 +42,7 @@ class DensePass:
         ]
         self.squared: Callable[..., Tensor] = linear_squared
         self.scaled: Callable[..., Tensor] = scaled
+        self._turned: TurnedDescent | None = None
         self._wanted = [name.rpartition(".")[2] for name in gauge]
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._inputs: list[Tensor] = []
@@ -62,11 +68,18 @@ class DensePass:
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
         self.squared, self.scaled = Fused(linear_squared), Fused(scaled)
+        if self.network.vector.dtype == torch.float32:
+            with suppress(ImportError):  # which only means: no Triton here
+                from fedgradnorm.engines.turned import TurnedDescent
+
+                self._turned = TurnedDescent(self.layers, self.active, self.branches)
 
     @torch.no_grad()
     def forward(self, shared: Tensor, x: Tensor) -> Tensor:
         """The network's outputs; the layers' inputs are kept."""
         self.network.use(shared)
+        if self._turned is not None:
+            self._turned.prepare(len(x))
         self._inputs = []
         for k, (layer, active) in enumerate(zip(self.layers, self.active, strict=True)):
             self._inputs.append(x)
@@ -89,12 +102,18 @@ class DensePass:
 
     def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """From the last layer to the first; the gradients go into the network's one vector."""
-        self._descend(self.scaled(self._signal, factors, owner), self.network.gradient)
-        return self.network.gradient
+        d, into = self.scaled(self._signal, factors, owner), self.network.gradient
+        if self._turned is None or len(d) < FEW_ROWS or len(d) % 8:
+            self._descend(d, into)
+            return into
+        places = [into[part] for part in self.network.slices.values()]
+        rooms = [self._room("signal", k, d) for k in range(len(self.layers) - 1)]
+        self._turned.descend(d, [*self._inputs, self._output], rooms, places)
+        return into
 
-    def gradient(self, signal: Tensor, into: Tensor) -> None:
-        """The gradient of the sum of all losses, written into a vector like the network's."""
-        self._descend(self._before_relu(signal), into)
+    def gradient(self, signal: Tensor, into: Tensor, share: float, *, add: bool) -> None:
+        """``share`` of the gradient of the sum of all losses, written or added into a vector."""
+        self._descend(self._before_relu(signal), into, share, add=add)
 
     def _before_relu(self, signal: Tensor) -> Tensor:
         """The signal at the last layer's outputs, given that at the network's."""
@@ -106,14 +125,16 @@ class DensePass:
         return masked
 
     @torch.no_grad()
-    def _descend(self, d: Tensor, into: Tensor) -> None:
+    def _descend(self, d: Tensor, into: Tensor, share: float = 1.0, *, add: bool = False) -> None:
         places = [into[part] for part in self.network.slices.values()]
-        ones = self._ones(d)
+        ones, beta = self._ones(d), float(add)
         for k in range(len(self.layers) - 1, -1, -1):
             x, layer = self._inputs[k], self.layers[k]
+            weight, bias = places[2 * k].view_as(layer.weight), places[2 * k + 1]
             with self.branches.branch(k % 2, when=len(d) < FEW_ROWS):
-                torch.mm(d.t(), x, out=places[2 * k].view_as(layer.weight))
-                torch.mv(d.t(), ones, out=places[2 * k + 1])  # faster than a sum over rows
+                torch.addmm(weight, d.t(), x, beta=beta, alpha=share, out=weight)
+                # faster than a sum over rows
+                torch.addmv(bias, d.t(), ones, beta=beta, alpha=share, out=bias)
             if k:
                 d = torch.mm(d, layer.weight, out=self._room("signal", k - 1, x))
                 if self.active[k - 1]:

@@ -102,7 +102,7 @@ class JointEngine(BatchedEngine):
         """Each part's losses, and d loss / d output; heads step along where all go together."""
         together = self.how.together
         if together:
-            self._optimizer.zero_grad()
+            self.clear_heads()
         losses, signals = [], []
         for part in self.side_by_side(plan.parts):
             targets = self.targets(part, rows[part.rows])
@@ -114,5 +114,5 @@ class JointEngine(BatchedEngine):
             if together:
                 part.group.place_gradients(gradients, part.members)
         if together:
-            self._optimizer.step()
+            self.step_heads()
         return losses, torch.cat(signals)

@@ -37,7 +37,6 @@ class StackedEngine(BatchedEngine):
             self._dense = None  # which knows one network at a time
         elif self._dense is not None:
             self._own = torch.empty_like(self.front.vector)
-            self._step_gradient = torch.empty_like(self.front.vector)
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
@@ -80,7 +79,10 @@ class StackedEngine(BatchedEngine):
         part: Part,
         rows: Tensor,
     ) -> None:
-        """Local SGD of a part's clients in closed form; gradients are summed where they belong."""
+        """Local SGD of a part's clients in closed form; the products add to the mean gradient.
+
+        Step s leads to ``shared`` - lr (g_1 + ... + g_s), so no step's gradient is kept by itself.
+        """
         assert self.how.local_optimizer is not None
         lr, steps, batch = self.how.local_optimizer["lr"], self.how.shared_steps, part.group.batch
         for k, (member, position) in enumerate(
@@ -94,19 +96,14 @@ class StackedEngine(BatchedEngine):
                 values, signal, heads = part.group.signal(
                     z, self.targets(part, here), chosen, self.how.together
                 )
-                into = self._step_gradient if number else mean
-                dense.gradient(signal, into)
+                dense.gradient(signal, mean, 1 / steps, add=number > 0)
                 loss[position] += values[0].double() / steps
                 if number + 1 < steps:
-                    at = torch.add(at, into, alpha=-lr, out=self._own)
-                if number:
-                    mean += into
+                    at = torch.add(shared, mean, alpha=-lr * steps, out=self._own)
                 if self.how.together:
-                    self._optimizer.zero_grad()
+                    self.clear_heads()
                     part.group.place_gradients(heads, [member])
-                    self._optimizer.step()
-            if steps > 1:
-                mean /= steps
+                    self.step_heads()
 
     def _descend(
         self,
@@ -167,9 +164,9 @@ class StackedEngine(BatchedEngine):
             wanted = list(local.values()) + (leaves if self.how.together else [])
             gradients = torch.autograd.grad(losses.sum(), wanted)
             if self.how.together:
-                self._optimizer.zero_grad()
+                self.clear_heads()
                 group.place_gradients(gradients[len(local) :], members)
-                self._optimizer.step()
+                self.step_heads()
             return losses, gradients[: len(local)]
 
         return step
