@@ -71,6 +71,20 @@ def test_losses_tests_and_gains_by_hand():
     assert held_out["Δm against fedrep"].text == "-"
 
 
+def test_a_gain_relative_to_nothing_is_not_written_out(monkeypatch):
+    monkeypatch.setitem(LOSSES, "local", (1e-6, 30.0))
+    runs = [run(method, seed) for seed in range(3) for method in LOSSES]
+    grid = methods_grid(comparison_of(runs))
+    line = cells(grid, method="fedgradnorm", **{"measured on": "training loss"})
+    assert line["Δm against local"].text == "< -1000 %"
+    assert line["Δm against local"].numbers[""] < -1000
+    assert any("next to nothing" in note for note in grid.notes)
+    assert not any(
+        "next to nothing" in note
+        for note in methods_grid(comparison_of([run("fedrep", 0), run("fedgradnorm", 0)])).notes
+    )
+
+
 def test_p_values_are_paired_and_holms():
     runs = [run(method, seed) for seed in range(4) for method in ("fedrep", "fedgradnorm")]
     for number, one in enumerate(runs):

@@ -11,6 +11,9 @@ from fedgradnorm.report.arms import Arm
 from fedgradnorm.report.grid import Cell
 from fedgradnorm.report.tables import fixed, loss
 
+BEYOND = 1000
+"""Percent; a relative gain is larger only where what it is relative to is next to nothing."""
+
 
 def blank() -> Cell:
     """Nothing to say here."""
@@ -55,9 +58,12 @@ def score(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
 
 
 def percent(value: Estimate) -> Cell:
-    """A signed gain in percent."""
+    """A signed gain in percent; of one beyond all measure only that it is."""
     if math.isnan(value.mean):
         return Cell("nan", {"": math.nan})
+    if abs(value.mean) > BEYOND:
+        beyond = f"> {BEYOND} %" if value.mean > 0 else f"< -{BEYOND} %"
+        return Cell(beyond, _numbers(value))
     half = "" if math.isnan(value.half) else f" ± {value.half:.1f}"
     return Cell(f"{value.mean:+.1f}{half} %", _numbers(value))
 

@@ -10,6 +10,7 @@ from fedgradnorm.experiments.summary import Estimate, estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import LOSS, SCORE, Arm, Contest, Measure
 from fedgradnorm.report.cells import (
+    BEYOND,
     about,
     arm_cell,
     bare,
@@ -137,6 +138,11 @@ def methods_grid(comparison: Comparison) -> Grid:
         groups = tuple(
             tuple(_method_row(comparison, arm, *which) for which in MEASURES)
             for arm in comparison.arms
+        )
+    if any(f"{BEYOND} %" in cell.text for group in groups for row in group for cell in row):
+        notes.append(
+            f"beyond {BEYOND} %: a loss held against is next to nothing; gains relative to it say "
+            "little"
         )
     return _without_blank(Grid("methods", "Every method", columns, groups, tuple(notes)))
 
