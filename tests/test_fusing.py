@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 
 import toys
 from fedgradnorm import GradNorm, optimizers
+from fedgradnorm.engines.branches import Branches
+from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.federation import Federation
 from fedgradnorm.fusing import Fused
+from fedgradnorm.models import FlatNetwork
 
 
 def twice(x: Tensor) -> Tensor:
@@ -72,6 +76,18 @@ def test_a_fused_federation_takes_the_same_rounds(
     torch.testing.assert_close(
         fused.server.shared.data, plain.server.shared.data, rtol=tolerance, atol=tolerance
     )
+
+
+def test_without_triton_gradients_are_not_turned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "fedgradnorm.engines.turned", raising=False)
+    network = FlatNetwork(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    run = DensePass(network, ["0.weight"], Branches(torch.device("cpu")))
+    with caplog.at_level(logging.WARNING, "fedgradnorm"):
+        assert run._turned_descent() is None
+    assert "gradients are not turned" in caplog.text
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])

@@ -7,8 +7,9 @@ the layers' own gradients are computed beside the chain that leads to the next l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,8 @@ from fedgradnorm.models import FlatNetwork
 
 if TYPE_CHECKING:
     from fedgradnorm.engines.turned import TurnedDescent
+
+log = logging.getLogger("fedgradnorm")
 
 FEW_ROWS = 1024  # of which a product does not fill a GPU, so that another fits beside it
 
@@ -68,11 +71,21 @@ class DensePass:
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
         self.squared, self.scaled = Fused(linear_squared), Fused(scaled)
-        if self.network.vector.dtype == torch.float32:
-            with suppress(ImportError):  # which only means: no Triton here
-                from fedgradnorm.engines.turned import TurnedDescent
+        if self.network.vector.is_cuda and self.network.vector.dtype == torch.float32:
+            self._turned = self._turned_descent()
 
-                self._turned = TurnedDescent(self.layers, self.active, self.branches)
+    def _turned_descent(self) -> TurnedDescent | None:
+        """Our own kernel, where Triton and what it needs are there."""
+        try:
+            from fedgradnorm.engines.turned import TurnedDescent
+
+            descent = TurnedDescent(self.layers, self.active, self.branches)
+            descent.try_out(self.network.vector)
+        except (ImportError, RuntimeError, OSError, SubprocessError) as error:
+            reason = str(error).strip().splitlines()[:1]
+            log.warning("compile: gradients are not turned: %s", *reason or ["no Triton"])
+            return None
+        return descent
 
     @torch.no_grad()
     def forward(self, shared: Tensor, x: Tensor) -> Tensor:

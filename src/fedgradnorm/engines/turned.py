@@ -59,6 +59,10 @@ class TurnedDescent:
         self._rooms: dict[str, Tensor] = {}
         self._ones = torch.empty(0)
 
+    def try_out(self, like: Tensor) -> None:
+        """Fail now if the kernel cannot be built, and not in the middle of a round."""
+        self._turn(like.new_zeros(8, 8), None, like.new_empty(8), kept=False)
+
     @torch.no_grad()
     def prepare(self, rows: int) -> None:
         """Turn the weights, beside the forward pass that is about to begin."""
