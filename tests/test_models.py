@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.models import FlatNetwork, find_gauge, network1, network2
+from fedgradnorm.models import FlatNetwork, find_gauge, network1, network2, working_copy
 
 X = torch.ones(2, toys.FEATURES)
 
@@ -202,7 +202,7 @@ def test_convolutions_get_channels_last_and_give_the_same_numbers(channels: int)
     network = nn.Sequential(
         nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
     ).double()
-    flat = FlatNetwork(network)
+    flat = working_copy(network, toys.CPU)
     seen: list[Tensor] = []
     flat.module[0].register_forward_hook(lambda *told: seen.append(told[-1]))
     x = torch.randn(6, channels, 8, 8, dtype=torch.double)
@@ -224,6 +224,20 @@ def test_a_network_with_code_of_its_own_gets_images_as_they_are() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.convolution(x).view(len(x), -1)  # would refuse channels in another order
 
+    class Stack(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[0](x).view(len(x), -1)
+
+    inside = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.ReLU(), Own()))
     x = torch.randn(2, 1, 8, 8)
-    for network in (Own(), nn.Sequential(Own(), nn.ReLU())):
-        assert torch.equal(FlatNetwork(network).module(x), network(x))
+    for network in (Own(), nn.Sequential(Own(), nn.ReLU()), inside, Stack(nn.Conv2d(1, 4, 3))):
+        assert torch.equal(working_copy(network, toys.CPU).module(x), network(x))
+
+
+def test_the_trained_network_carries_nothing_of_ours() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+    client = fgn.Client(
+        "a", toys.task("side"), train=(torch.randn(12, 1, 8, 8), torch.arange(12) % 2)
+    )
+    trained = fgn.train(network, [client], rounds=1).network
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in trained.modules())

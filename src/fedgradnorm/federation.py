@@ -17,6 +17,7 @@ from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
 from fedgradnorm.engines.distributed import local_engine
+from fedgradnorm.engines.joint import JointReports
 from fedgradnorm.heads import average_heads, check_alike, tune_heads
 from fedgradnorm.models import (
     FlatNetwork,
@@ -31,7 +32,7 @@ from fedgradnorm.server import ServerState, coefficients, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
-WARM_ROUNDS = 3  # ordinary ones before a graph is captured, also after a resume: memory is placed
+WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Federation:
             seed=settings.seed,
         )
         self._captured: CapturedRounds | None = None
-        self._warm = 0  # ordinary rounds with everybody so far
+        self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
@@ -110,8 +111,8 @@ class Federation:
     def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
-        self._warm += len(active) == len(self.names)
         reports, weights = self.round(round_number, active)
+        self._count(active, reports)
         held, due = self.server.weighting.held, self.settings.records_conflict(round_number)
         columns = {
             "loss": reports.loss,
@@ -126,6 +127,13 @@ class Federation:
             {key: c.tolist() for key, c in columns.items()},
             pairs(reports, self.names) if due and not obstacle(self.engine) else [],
         )
+
+    def _count(self, active: Sequence[str], reports: Reports) -> None:
+        """Note whether the round brings a captured graph nearer, or has made one useless."""
+        if isinstance(self.engine, JointEngine) and not isinstance(reports, JointReports):
+            self._captured, self._warm = None, min(self._warm, 0)  # the loop has moved tensors
+        elif len(active) == len(self.names) and not reports.failed:
+            self._warm += 1
 
     def _tried(self, round_number: int, active: Sequence[str]) -> list[Pair]:
         """The conflict of a round to come, from a trial of it where its reports will not tell."""

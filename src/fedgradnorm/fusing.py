@@ -35,7 +35,7 @@ class Fused(Generic[P, R]):
                 return self._fast(*arguments, **named)
         except torch._dynamo.exc.TorchDynamoException as error:  # not the function's own errors
             reason = str(error).strip().splitlines()[:1]
-            log.warning("compile: %s runs as it is: %s", self._plain.__name__, *reason)
+            log.warning("compile: %s runs as it is: %s", self._plain.__name__, *reason or ["?"])
             self._fast = None
             return self._plain(*arguments, **named)
 

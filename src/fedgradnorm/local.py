@@ -22,8 +22,9 @@ Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
 
-ROWS_AT_ONCE = 4096  # in a forward pass over a whole split; on a CPU fewer, to stay in its cache
-NUMBERS_AT_ONCE = 2**19
+ROWS_AT_ONCE = 4096  # in a forward pass over a whole split
+NUMBERS_AT_ONCE = 2**19  # about, on a CPU, to stay in its cache
+FEWEST_ROWS = 64  # but no fewer: products of fewer are slow
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,6 @@ def in_parts(x: Tensor) -> Sequence[Tensor]:
     """The rows of ``x``, as many at a time as a forward pass takes best."""
     rows = ROWS_AT_ONCE
     if x.numel() and not x.is_cuda:
-        rows = min(rows, max(1, NUMBERS_AT_ONCE // x[0].numel()))
+        rows = min(rows, max(FEWEST_ROWS, NUMBERS_AT_ONCE // x[0].numel()))
     parts: tuple[Tensor, ...] = x.split(rows)
     return parts

@@ -53,8 +53,6 @@ class FlatNetwork:
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = copy.deepcopy(network).to(device)
-        if torch.device(device).type == "cpu" and _is_convolutional_stack(self.module):
-            self.module.register_forward_pre_hook(_channels_last)
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise ModelError("the shared network has no trainable parameters: nothing to learn")
@@ -107,14 +105,22 @@ class FlatNetwork:
             buffer.copy_(buffers[name])
 
 
+def working_copy(network: nn.Module, device: torch.device) -> FlatNetwork:
+    """A flat copy to train with; on a CPU a stack of convolutions gets channels last in memory."""
+    flat = FlatNetwork(network, device)
+    if device.type == "cpu" and _is_convolutional_stack(network):
+        flat.module.register_forward_pre_hook(_channels_last)
+    return flat
+
+
 def _is_convolutional_stack(network: nn.Module) -> bool:
     """Whether only PyTorch's own layers follow one another, a 2-d convolution first.
 
     Code of others may look at an image's memory (``view``), so it gets images as they are.
     """
-    layers = list(network) if isinstance(network, nn.Sequential) else [network]
+    layers = list(network.modules())[1:] if type(network) is nn.Sequential else []
     own = all(type(layer).__module__.startswith("torch.nn.modules") for layer in layers)
-    return isinstance(network, nn.Sequential) and own and isinstance(layers[0], nn.Conv2d)
+    return own and bool(layers) and type(layers[0]) is nn.Conv2d
 
 
 def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

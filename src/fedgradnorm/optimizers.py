@@ -61,22 +61,24 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
 def fuse(optimizer: torch.optim.Optimizer) -> None:
     """Let the compiler make Adam's kernel: torch's own leaves half of a large GPU idle.
 
-    Any other optimiser, and Adam with options beyond its rates, stays as it is.
+    For an optimiser of one tensor. Any other, and Adam with more options, stays as it is.
     """
-    group = optimizer.param_groups[0]
-    if type(optimizer) is not torch.optim.Adam or any(group[option] for option in _BEYOND):
+    (first, *more), kind = optimizer.param_groups, type(optimizer)
+    alone = not more and len(first["params"]) == 1
+    if not alone or kind is not torch.optim.Adam or any(first[option] for option in _BEYOND):
         return
     ordinary, update = optimizer.step, Fused(adam)
 
     def step() -> None:
-        for parameter in group["params"]:
-            state = optimizer.state[parameter]
-            if not state:
-                ordinary()  # which also makes the moments
-                return
-            moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
-            how = group["lr"], *group["betas"], group["eps"]
-            update(parameter.data, parameter.grad, *moments, *how)
+        group = optimizer.param_groups[0]
+        (parameter,) = group["params"]
+        state = optimizer.state[parameter]
+        if not state:
+            ordinary()  # which also makes the moments
+            return
+        moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        how = group["lr"], *group["betas"], group["eps"]
+        update(parameter.data, parameter.grad, *moments, *how)
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
 

@@ -98,9 +98,11 @@ def test_own_heads_and_own_losses_give_the_loops_run(engine):
 
 
 @pytest.mark.parametrize("engine", ["joint", "stacked"])
-def test_a_client_that_fails_is_left_out_as_in_the_loop(engine):
+@pytest.mark.parametrize("gradient", ["infinite", "finite"])
+def test_a_client_that_fails_is_left_out_as_in_the_loop(engine, gradient):
     def sometimes_infinite(output, target):
-        return (output - target).square().sum(dim=1) / (target.abs().sum(dim=1) > 0.05)
+        losses, fine = (output - target).square().sum(dim=1), target.abs().sum(dim=1) > 0.05
+        return losses / fine if gradient == "infinite" else torch.where(fine, losses, torch.inf)
 
     x = np.random.default_rng(0).normal(size=(40, 12))
     clients = [
@@ -165,3 +167,16 @@ def test_rows_that_see_each_other_are_found_by_trial():
     net = nn.Sequential(nn.Linear(12, 16), Centred()).double()
     with pytest.raises(ConfigError, match="batch statistics"):
         trained("joint", {}, net=net)
+
+
+@pytest.mark.parametrize("engine", ["joint", "stacked"])
+def test_a_layer_that_is_used_twice_counts_twice(engine):
+    def twice() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            layer = nn.Linear(12, 12)
+            return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(12, 10)).double()
+
+    options = {"shared_steps": 2} if engine == "stacked" else {}
+    runs = [trained(name, options, net=twice()) for name in ("loop", engine)]
+    assert_same_run(*runs)

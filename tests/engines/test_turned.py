@@ -32,6 +32,7 @@ def test_turned_gradients_are_autograds(rows: int, last: bool) -> None:
 
     run = DensePass(network, gauge, Branches(torch.device("cuda")))
     run.fuse()
+    assert run._turned is not None
     assert torch.allclose(run.forward(network.vector, x), output, atol=1e-5)
     run.measure(signal, [(slice(0, rows), rows)])
     found = run.backward(factors, owner)

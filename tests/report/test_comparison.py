@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.report.arms import LOSS, SCORE
+from fedgradnorm.report.cells import bare
 from fedgradnorm.report.comparison import comparison_of, read_comparison
 from fedgradnorm.report.comparison_figures import draw
 from fedgradnorm.report.comparison_grids import all_grids, methods_grid, shown_grids, tasks_grid
@@ -78,6 +79,7 @@ def test_a_gain_relative_to_nothing_is_not_written_out(monkeypatch):
     line = cells(grid, method="fedgradnorm", **{"measured on": "training loss"})
     assert line["Δm against local"].text == "< -1000 %"
     assert line["Δm against local"].numbers[""] < -1000
+    assert bare(line["Δm against local"]).text == "< -1000"
     assert any("next to nothing" in note for note in grid.notes)
     assert not any(
         "next to nothing" in note

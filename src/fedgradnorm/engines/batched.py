@@ -22,7 +22,7 @@ from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
 from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.engines.rows import make_rows
 from fedgradnorm.local import LocalSettings, first_loss, in_parts
-from fedgradnorm.models import FlatNetwork
+from fedgradnorm.models import working_copy
 from fedgradnorm.reports import Reports
 
 TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
@@ -80,7 +80,7 @@ class BatchedEngine(LoopEngine):
     ) -> None:
         super().__init__(network, clients, heads, how=how, device=device, **settings)
         assert how.head_optimizer is not None
-        self.front = FlatNetwork(network, device)
+        self.front = working_copy(network, device)
         self.front.module.train()
         self.branches = Branches(device)
         self._dense: DensePass | None = None
@@ -145,7 +145,9 @@ class BatchedEngine(LoopEngine):
             before.restore()
             for state, value in zip(states, first_losses, strict=True):
                 state.first_loss = value
-            return super().run_clients(shared, round_number, active)
+            found = super().run_clients(shared, round_number, active)
+            self._link()  # the loop has put the moments of those who failed back, as new tensors
+            return found
         for state in states:
             state.rounds += 1
         return reports

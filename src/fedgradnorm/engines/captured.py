@@ -29,11 +29,11 @@ class CapturedRounds:
     def __init__(self, engine: JointEngine, server: ServerState, active: Sequence[str]) -> None:
         self.engine, self.server, self.active = engine, server, list(active)
         self._plan = engine.plan(self.active)
-        rows = engine.rows(0, self.active)
-        self._rows = rows.new_empty(self.LONGEST, *rows.shape).copy_(rows)
+        shape = (self.LONGEST, engine.how.steps, len(self._plan.owner))
+        self._rows = torch.zeros(shape, dtype=torch.int64, device=engine.device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=engine.device)
-        shape = (self.LONGEST, len(FIELDS), len(engine.clients))
-        self._log = torch.zeros(shape, dtype=torch.float64, device=engine.device)
+        results = (self.LONGEST, len(FIELDS), len(engine.clients))
+        self._log = torch.zeros(results, dtype=torch.float64, device=engine.device)
         self._graph = torch.cuda.CUDAGraph()
         live = _state(engine, server)
         kinds = {tensor.dtype for tensor in live}  # a kernel copies many tensors, but of one type

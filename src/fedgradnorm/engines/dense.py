@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,10 +62,12 @@ class DensePass:
             for k, part in enumerate(parts)
         )
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+        linear = [part for part in parts if type(part) is nn.Linear]
+        once = len({id(part) for part in linear}) == len(linear)
         trainable = all(p.requires_grad for p in module.parameters())
         last = [str(k) for k, part in enumerate(parts) if type(part) is nn.Linear][-1:]
         measured = [name.rpartition(".")[0] for name in gauge]
-        return known and trainable and not hooked and sorted(set(measured)) == last
+        return known and once and trainable and not hooked and sorted(set(measured)) == last
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
@@ -81,9 +82,9 @@ class DensePass:
 
             descent = TurnedDescent(self.layers, self.active, self.branches)
             descent.try_out(self.network.vector)
-        except (ImportError, RuntimeError, OSError, SubprocessError) as error:
+        except Exception as error:  # Triton's own are of many kinds, and all cost only speed
             reason = str(error).strip().splitlines()[:1]
-            log.warning("compile: gradients are not turned: %s", *reason or ["no Triton"])
+            log.warning("compile: gradients are not turned: %s", *reason or [type(error).__name__])
             return None
         return descent
 
@@ -91,7 +92,7 @@ class DensePass:
     def forward(self, shared: Tensor, x: Tensor) -> Tensor:
         """The network's outputs; the layers' inputs are kept."""
         self.network.use(shared)
-        if self._turned is not None:
+        if self._turned is not None and self._turned.fits(len(x)):
             self._turned.prepare(len(x))
         self._inputs = []
         for k, (layer, active) in enumerate(zip(self.layers, self.active, strict=True)):
@@ -116,7 +117,7 @@ class DensePass:
     def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """From the last layer to the first; the gradients go into the network's one vector."""
         d, into = self.scaled(self._signal, factors, owner), self.network.gradient
-        if self._turned is None or len(d) < FEW_ROWS or len(d) % 8:
+        if self._turned is None or not self._turned.fits(len(d)):
             self._descend(d, into)
             return into
         places = [into[part] for part in self.network.slices.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -199,5 +199,15 @@ class Snapshot:
             for tensor, value in zip(state.head.state_dict().values(), values, strict=True):
                 tensor.copy_(value)
             for parameter, kept in state.optimizer.state.items():
-                kept.clear()
-                kept.update(moments.get(parameter, {}))
+                _put_back(kept, moments.get(parameter, {}))
+
+
+def _put_back(kept: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Moments as they were: in the tensors that a captured graph may know, where there are any."""
+    for key in kept.keys() - before.keys():
+        del kept[key]
+    for key, value in before.items():
+        if isinstance(value, Tensor) and key in kept:
+            kept[key].copy_(value)
+        else:
+            kept[key] = value

@@ -13,7 +13,7 @@ from fedgradnorm.client import Client
 from fedgradnorm.data.batches import Batches, number
 from fedgradnorm.engines.base import row_mask
 from fedgradnorm.local import ClientState, LocalSettings, Report, evaluate, local_round
-from fedgradnorm.models import FlatNetwork, as_input
+from fedgradnorm.models import as_input, working_copy
 from fedgradnorm.reports import Reports, StackedReports
 
 
@@ -37,7 +37,7 @@ class LoopEngine:
         assert how.head_optimizer is not None
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
-        self.network = FlatNetwork(network, device)
+        self.network = working_copy(network, device)
         self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
         self.data = {c.name: _placed(c, self.network.module, device) for c in clients}

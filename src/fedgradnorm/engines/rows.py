@@ -7,13 +7,15 @@ to it would wait for all that was asked of it before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedgradnorm.data.batches import Batches
+
+AT_ONCE = 1 << 22  # rows that are sorted together, in memory that is free again afterwards
 
 
 class Rows(Protocol):
@@ -25,21 +27,30 @@ class Rows(Protocol):
 
 def make_rows(batches: Batches, begin: Mapping[str, int], device: torch.device) -> Rows:
     """``begin`` holds the first row of each client, in the order of the joint batch."""
-    on_gpu = device.type == "cuda"
-    return GpuRows(batches, begin, device) if on_gpu else CpuRows(batches, begin)
+    return (GpuRows if device.type == "cuda" else CpuRows)(batches, begin, device)
 
 
 class CpuRows:
     """Drawn by NumPy."""
 
-    def __init__(self, batches: Batches, begin: Mapping[str, int]) -> None:
-        self.batches, self.begin = batches, begin
+    def __init__(self, batches: Batches, begin: Mapping[str, int], device: torch.device) -> None:
+        self.batches, self.begin, self.device = batches, begin, device
 
     def draw(self, first: int, steps: int) -> Tensor:
         """All batches side by side."""
         drawn = self.batches.many(list(self.begin), first, steps)
         table = [drawn[name] + start for name, start in self.begin.items()]
-        return torch.from_numpy(np.concatenate(table, axis=1))
+        return torch.from_numpy(np.concatenate(table, axis=1)).to(self.device)
+
+
+class Alike(NamedTuple):
+    """Clients of one size, drawn together."""
+
+    names: list[str]
+    size: int
+    batch: int
+    bases: Tensor
+    starts: Tensor
 
 
 class GpuRows:
@@ -47,12 +58,14 @@ class GpuRows:
 
     def __init__(self, batches: Batches, begin: Mapping[str, int], device: torch.device) -> None:
         self.order, self.device = list(begin), device
-        self._alike: list[tuple[list[str], int, int, Tensor, Tensor]] = []
+        self._alike: list[Alike] = []
         for size in sorted({batches.sizes[name] for name in begin}):
-            names = [name for name in begin if batches.sizes[name] == size]
-            bases = torch.tensor([_signed(batches.base[name]) for name in names], device=device)
-            starts = torch.tensor([begin[name] for name in names], device=device)
-            self._alike.append((names, size, batches.batch[names[0]], bases, starts))
+            every = [name for name in begin if batches.sizes[name] == size]
+            some = max(1, AT_ONCE // size)
+            for names in (every[k : k + some] for k in range(0, len(every), some)):
+                bases = torch.tensor([_signed(batches.base[n]) for n in names], device=device)
+                starts = torch.tensor([begin[n] for n in names], device=device)
+                self._alike.append(Alike(names, size, batches.batch[names[0]], bases, starts))
 
     def draw(self, first: int, steps: int) -> Tensor:
         """All batches side by side; clients of one size are drawn together."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedgradnorm.engines.branches import Branches
 
 TILE = 64  # rows and columns of a tile
+ENOUGH_ROWS = 1024  # for which it pays
 MANY_ROWS = 4096  # for which it pays to turn the weights, too
 
 
@@ -40,7 +41,7 @@ def _kernel(
     d = tl.load(d_at + at, mask=inside, other=0.0)
     if MASKED:
         x = tl.load(x_at + at, mask=inside, other=0.0)
-        d = tl.where(x > 0, d, 0.0)
+        d = tl.where(x <= 0, 0.0, d)
         if KEPT:
             tl.store(d_at + at, d, mask=inside)
     sums = sums_at + tl.program_id(0).to(tl.int64) * columns + column
@@ -58,6 +59,11 @@ class TurnedDescent:
         self._weights: dict[int, Tensor] = {}
         self._rooms: dict[str, Tensor] = {}
         self._ones = torch.empty(0)
+
+    @staticmethod
+    def fits(rows: int) -> bool:
+        """Whether so many rows are enough, and lie in memory as tensor cores want them."""
+        return rows >= ENOUGH_ROWS and rows % 8 == 0
 
     def try_out(self, like: Tensor) -> None:
         """Fail now if the kernel cannot be built, and not in the middle of a round."""
@@ -86,6 +92,7 @@ class TurnedDescent:
 
         ``values`` are the layers' inputs and the last one's outputs, ``rooms`` take the signals.
         """
+        self.branches.join()  # the turned weights
         for k in range(len(self.layers) - 1, -1, -1):
             weight, bias = places[2 * k : 2 * k + 2]
             output = values[k + 1] if self.active[k] else None
@@ -97,7 +104,7 @@ class TurnedDescent:
                 d = torch.mm(d, other, out=rooms[k - 1])
 
     def _turn(self, d: Tensor, x: Tensor | None, bias: Tensor, *, kept: bool) -> Tensor:
-        """``d`` set to 0 where ``x`` is, turned; its sums over rows into ``bias``.
+        """``d``, 0 where ``x`` is not positive, turned; its sums over rows into ``bias``.
 
         With ``kept``, ``d`` itself is changed, too.
         """

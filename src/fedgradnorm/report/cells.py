@@ -68,6 +68,11 @@ def percent(value: Estimate) -> Cell:
     return Cell(f"{value.mean:+.1f}{half} %", _numbers(value))
 
 
+def is_beyond(cell: Cell) -> bool:
+    """Whether it holds a gain beyond all measure."""
+    return cell.text.removesuffix(" %") in (f"> {BEYOND}", f"< -{BEYOND}")
+
+
 def p_value(p: float | None) -> Cell:
     """A p-value; small ones as "< 0.001"."""
     if p is None or math.isnan(p):
@@ -95,8 +100,8 @@ def brief(values: Sequence[float], digits: int) -> Cell:
 
 def bare(cell: Cell) -> Cell:
     """The cell's mean without name, interval and unit, which stand elsewhere."""
-    mean = cell.text.partition(" ±")[0].removesuffix(" %").rpartition(" ")[2]
-    return replace(cell, text=mean)
+    mean = cell.text.partition(" ±")[0].removesuffix(" %")
+    return replace(cell, text=mean if is_beyond(cell) else mean.rpartition(" ")[2])
 
 
 def _numbers(value: Estimate) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER
 from fedgradnorm.experiments.summary import Estimate, estimate
@@ -17,6 +18,7 @@ from fedgradnorm.report.cells import (
     blank,
     brief,
     epochs,
+    is_beyond,
     number,
     p_value,
     percent,
@@ -139,11 +141,7 @@ def methods_grid(comparison: Comparison) -> Grid:
             tuple(_method_row(comparison, arm, *which) for which in MEASURES)
             for arm in comparison.arms
         )
-    if any(f"{BEYOND} %" in cell.text for group in groups for row in group for cell in row):
-        notes.append(
-            f"beyond {BEYOND} %: a loss held against is next to nothing; gains relative to it say "
-            "little"
-        )
+    notes += _beyond_note(groups)
     return _without_blank(Grid("methods", "Every method", columns, groups, tuple(notes)))
 
 
@@ -202,7 +200,16 @@ def gains_grid(comparison: Comparison) -> Grid:
     over = key_name(comparison.points[0])
     title = f"Sweep over {over}: Δm (%) against {comparison.baseline} at the same point"
     columns = ("method", "measured on", *map(value_name, comparison.points))
-    return Grid("sweep-gain", title, columns, tuple(groups), (DELTA_NOTE, _means_note(comparison)))
+    notes = DELTA_NOTE, _means_note(comparison), *_beyond_note(groups)
+    return Grid("sweep-gain", title, columns, tuple(groups), notes)
+
+
+def _beyond_note(groups: Iterable[Iterable[Iterable[Cell]]]) -> list[str]:
+    if not any(is_beyond(cell) for group in groups for row in group for cell in row):
+        return []
+    return [
+        f"beyond {BEYOND} %: a loss held against is next to nothing, and such a gain says little"
+    ]
 
 
 def metrics_grid(comparison: Comparison) -> Grid:
@@ -263,7 +270,7 @@ def _worst(contest: Contest | None, measure: Measure) -> tuple[Cell, Cell]:
     if contest is None or not contest.pairs:
         return blank(), blank()
     task, gain = contest.worst(measure)
-    return word(task), Cell(f"{gain:+.1f} %", {"": gain})
+    return word(task), replace(percent(estimate([gain])), numbers={"": gain})
 
 
 def _without_blank(grid: Grid) -> Grid:
