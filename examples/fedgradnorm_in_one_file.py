@@ -45,6 +45,7 @@ def fedgradnorm(
     # One scalar and one optimiser per client: whoever is away keeps weight and moments.
     p = {i: torch.ones(1, dtype=like.dtype, requires_grad=True) for i in heads}
     weight_optimizer = {i: make([p[i]], lr=weight_lr) for i in heads}
+    weight = {i: p[i].detach().clone() for i in heads}  # p, scaled to sum to how many take part
     first_loss = {}
     trajectory = []
 
@@ -82,7 +83,7 @@ def fedgradnorm(
             gauge_norm[i] = torch.cat([mean_gradient[name].flatten() for name in gauge]).norm()
 
         # ------------------------------------------------------------------------------ server
-        n = len(present)
+        n, share = len(present), sum(p[i].detach() for i in present)
         mean_ratio = sum(loss_ratio.values()) / n
         mean_length = sum(p[i].detach() * gauge_norm[i] for i in present) / n
         for i in present:  # target is a constant: no gradient flows through it
@@ -95,13 +96,14 @@ def fedgradnorm(
             for i in present:
                 p[i].clamp_(min=floor)
             total = sum(p[i] for i in present)
-            for i in present:
-                p[i].mul_(n / total)
+            for i in present:  # together they keep what they had: all p sum to N, whoever is away
+                p[i].mul_(share / total)
+                weight[i] = p[i] * n / share
 
         for name, w in omega.named_parameters():  # the NEW weights step omega
-            w.grad = sum(p[i].detach() * update[i][name] for i in present) / n
+            w.grad = sum(weight[i] * update[i][name] for i in present) / n
         server_optimizer.step()
-        trajectory.append({i: p[i].item() for i in heads})
+        trajectory.append({i: weight[i].item() for i in heads})
 
     return omega, heads, trajectory
 

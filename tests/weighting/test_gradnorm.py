@@ -32,7 +32,7 @@ def gradnorm(count: int = 5, p: Tensor | None = None, **options) -> GradNorm:
     weighting = GradNorm(**options)
     weighting.bind(NAMES[:count])
     if p is not None:
-        weighting.weight.copy_(p)
+        weighting.rows["level"].copy_(p)
     return weighting
 
 
@@ -280,3 +280,36 @@ def test_a_setting_out_of_range_is_named(options: dict, message: str) -> None:
 def test_gradnorm_needs_two_numbers_of_a_client() -> None:
     make: Callable[[], GradNorm] = GradNorm
     assert [need.name for need in bound(make).needs] == ["LOSS", "NORM"]
+
+
+@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+@pytest.mark.parametrize("present", [2, 3])
+def test_who_else_is_there_does_not_decide_how_loud_a_client_is(rule: str, present: int) -> None:
+    # Scaled weights that are moved on would let the loud one's grow in every round it is in.
+    norm, ratio = torch.tensor([40.0, 1.4, 1.5, 1.0, 1.4]), torch.tensor([0.5, 0.7, 0.8, 0.8, 0.8])
+    generator = np.random.default_rng(0)
+    weighting, one = gradnorm(rule=rule), signals(norm, ratio)
+    goal = (one.loss_ratio**0.9 / one.gauge_norm)[0] / (one.loss_ratio**0.9 / one.gauge_norm)[1]
+    seen = []
+    for number in range(3000):
+        active = torch.zeros(5, dtype=torch.bool)
+        active[generator.choice(5, present, replace=False)] = True
+        p = weighting.update(replace(one, active=active)).clone()
+        assert float(p[active].sum()) == pytest.approx(present)
+        if number > 2000 and active[0] and active[1]:
+            seen.append(float(p[0] / p[1]))
+    assert float(weighting.rows["level"].sum()) == pytest.approx(5)
+    assert np.mean(seen) == pytest.approx(float(goal), rel=0.3)
+
+
+def test_an_older_state_without_levels_goes_on_from_its_weights() -> None:
+    weighting, again = gradnorm(3), gradnorm(3)
+    for _ in range(5):
+        weighting.update(signals([1.0, 2.0, 8.0]))
+    state = weighting.state_dict()
+    for row in state["clients"].values():
+        del row["level"]
+    again.load_state_dict(state)
+    torch.testing.assert_close(
+        again.update(signals([1.0, 2.0, 8.0])), weighting.update(signals([1.0, 2.0, 8.0]))
+    )

@@ -55,7 +55,8 @@ class Weighting(ABC):
 
     State per client lives in ``self.rows``: float64 tensors, one number a client, named with their
     start values in ``starts``. It is changed in place, so that a round can be captured into a GPU
-    graph, and follows the client's name, not its position.
+    graph, and follows the client's name, not its position. A method whose weights move on from
+    where they were keeps them in a row ``level``: normalised ones depend on who else was there.
 
     ``positive`` is False for a method whose weights may be zero or negative, ``capturable`` for one
     that decides something on the host, which a GPU graph would not repeat. ``run_seed`` is the
@@ -90,7 +91,7 @@ class Weighting(ABC):
         starts = {"weight": 1.0, **self.starts}
         self.rows = {
             key: torch.tensor(
-                [known.get(name, {}).get(key, start) for name in clients],
+                [_kept(known.get(name, {}), key, start) for name in clients],
                 dtype=torch.float64,
                 device=device,
             )
@@ -138,6 +139,11 @@ class Weighting(ABC):
         clients, self.clients, self.rows = self.clients, (), {}
         self._away = {name: dict(row) for name, row in state["clients"].items()}
         self.bind(clients)
+
+
+def _kept(row: Mapping[str, float], key: str, start: float) -> float:
+    """A number of a client's; states from before there were levels hold only weights."""
+    return row.get(key, row.get("weight", start) if key == "level" else start)
 
 
 def only(active: Tensor, values: Tensor) -> Tensor:

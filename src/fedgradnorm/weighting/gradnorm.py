@@ -41,6 +41,12 @@ class GradNorm(Weighting):
     loudest) is held: the rule would hand it ever more weight for nothing. ``held`` names such rows.
     For its first ``warmup`` rounds a client's weight is left alone too, so it stays at 1.
 
+    What the rule moves is a client's level; the levels of all clients sum to N. A round's weights
+    are the active clients' levels, scaled to sum to their number. With everybody active the two are
+    the same. If the scaled weights were moved instead, a quiet client's would shrink in every round
+    without the loud one, and the loud one's grow in every round with it, until it is heard as if it
+    had never been weighed.
+
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["quiet", "loud"])
     >>> ones = torch.ones(2)
@@ -50,7 +56,9 @@ class GradNorm(Weighting):
 
     needs = Needs.LOSS | Needs.NORM
     losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
-    starts: ClassVar[Mapping[str, float]] = {**MOMENTS, "peak": 0.0, "held": 0.0, "rounds": 0.0}
+    starts: ClassVar[Mapping[str, float]] = {
+        **MOMENTS, "level": 1.0, "peak": 0.0, "held": 0.0, "rounds": 0.0
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -83,7 +91,7 @@ class GradNorm(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """Move p by one step of the rule."""
-        active, p = signals.active, self.weight
+        active, p = signals.active, self.rows["level"]
         norm = only(active, signals.gauge_norm)
         live = self._live(norm, active)
         count = live.sum().clamp_min(1)
@@ -99,7 +107,7 @@ class GradNorm(Weighting):
         self.rows["steps"] += live
         # Live rows keep their joint share: a held row neither gains nor loses by their moving.
         before, after = torch.stack([only(live, p), only(live, moved)]).sum(dim=1)
-        return torch.where(live, moved * (before / after.clamp_min(SMALLEST)), p)
+        return p.copy_(torch.where(live, moved * (before / after.clamp_min(SMALLEST)), p))
 
     def _live(self, norm: Tensor, active: Tensor) -> Tensor:
         """Rows that move: active, their gradient not vanished, and past their warm-up."""
@@ -119,13 +127,14 @@ class GradNorm(Weighting):
         # round has no place yet.
         seen = self.rows["steps"] > 0
         placed = torch.where((live & seen).any(), live & seen, live)
-        log_q = log_q + active_mean(self.weight.log() - log_q, placed)
+        log_level = self.rows["level"].log()
+        log_q = log_q + active_mean(log_level - log_q, placed)
         s = self.smoothing * seen.to(log_q.dtype)  # in float64, as everything here
-        log_p = s * self.weight.log() + (1 - s) * log_q
+        log_p = s * log_level + (1 - s) * log_q
         return from_log(log_p, live)
 
     def _stepped(self, norm: Tensor, pulled: Tensor, target: Tensor, live: Tensor) -> Tensor:
-        p = self.weight
+        p = self.rows["level"]
         if self.rule == "relative":
             goal = target / torch.where(live, norm, 1)
             return self.smoothing * p + (1 - self.smoothing) * goal

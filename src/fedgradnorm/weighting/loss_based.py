@@ -87,6 +87,7 @@ class AFL(Weighting):
     """
 
     needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"level": 1.0}
     positive = False
 
     def __init__(self, loss_lr: float = 0.01) -> None:
@@ -97,11 +98,13 @@ class AFL(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """The active clients' mixture after one projected step up."""
-        active = signals.active
-        now = torch.where(active, self.weight, 0)
+        active, level = signals.active, self.rows["level"]
+        now = torch.where(active, level, 0)
         mixture = torch.where(now.sum() > 0, now / now.sum(), 1 / active.sum())
         loss = torch.where(active, signals.loss.double(), 0)
-        return onto_simplex(mixture + self.loss_lr * loss, active)
+        moved = onto_simplex(mixture + self.loss_lr * loss, active)
+        share = torch.where(now.sum() > 0, now.sum(), active.sum().double())
+        return level.copy_(torch.where(active, moved * share, level))  # all levels sum to N
 
 
 class RandomWeights(Weighting):
