@@ -104,6 +104,23 @@ def test_reproduce_in_small(tmp_path):
     assert (tmp_path / "figures" / "curves.png").exists()
 
 
+def test_every_method_in_one_table(tmp_path):
+    words = [
+        "training.rounds=2",
+        'network={name="mlp",widths=[4]}',
+        'data={source="faces",samples=40}',
+    ]
+    words.append('compare.methods=["fedrep","fedprox","local"]')
+    result = cli("reproduce", "methods", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("methods-*/*/run.json"))) == 6
+    table = (tmp_path / "tables" / "side-by-side.md").read_text()
+    assert "mtfl: Δm" in table
+    assert "radcom: worst task" in table
+    again = cli("reproduce", "methods", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    assert "round 2/2" not in again.output  # finished runs are kept
+
+
 def test_methods():
     listed = cli("methods").stdout
     assert all(name in listed for name in ("fedgradnorm-direct", "fedrep", "central"))

@@ -22,6 +22,7 @@ from fedgradnorm.experiments.run import load, read_about
 from fedgradnorm.experiments.summary import estimate, t_quantile
 from fedgradnorm.report.record import find_runs, read_record, record_of
 from fedgradnorm.report.tables import loss, metric, task_rows
+from fedgradnorm.settings import Settings
 
 METHODS = ["fedrep", "fedgradnorm"]
 
@@ -253,6 +254,53 @@ def test_what_was_logged_about_the_data_is_in_the_run(tmp_path):
                     .replace('name = "value"', ""))  # fmt: skip
     execute(load_config(path, ["training.rounds=1"]), tmp_path / "out")
     assert "SYNTHETIC" in (tmp_path / "out" / "log.txt").read_text()
+
+
+OWN = ["compare.own.fedrep.training.shared_steps=3", "compare.own.fedrep.training.lr=0.01"]
+
+
+def settings_of(folder: Path) -> Settings:
+    return resume_config(folder).settings
+
+
+def test_a_method_may_have_settings_of_its_own(tmp_path):
+    config = load_config(small_config(tmp_path), OWN)
+    fedrep, fedgradnorm = (settings_of(folder) for folder in compare(config, METHODS, 1))
+    assert (fedrep.shared_steps, fedrep.lr) == (3, 0.01)
+    assert fedgradnorm.shared_steps == config.settings.shared_steps
+    assert fedgradnorm.lr == config.settings.lr
+    with pytest.raises(RunFolderError, match="another config"):
+        compare(load_config(small_config(tmp_path), OWN[:1]), METHODS, 1)
+
+
+def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
+    config = load_config(small_config(tmp_path), [*OWN, "sweep.training.shared_steps=[1,2]"])
+    folders = compare(config, ["fedrep"], 1)
+    assert [settings_of(folder).shared_steps for folder in folders] == [1, 2]
+    assert {settings_of(folder).lr for folder in folders} == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "fedrp.training.lr=1",
+            r"own\.fedrp: unknown method 'fedrp'; did you mean 'fedrep'",
+        ),
+        (
+            "fedrep.training.lrr=1",
+            r"own\.fedrep: unknown key 'training\.lrr'; did you mean",
+        ),
+        (
+            "fedrep.data.samples=9",
+            r"unknown key 'compare\.own\.fedrep\.data' .*training, weig",
+        ),
+        ("fedprox.training.proximal=5", r"own\.fedprox: training\.proximal .* does not go"),
+    ],
+)
+def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(small_config(tmp_path), [f"compare.own.{word}"])
 
 
 def test_rows_and_intervals(config):

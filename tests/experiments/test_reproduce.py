@@ -9,7 +9,8 @@ import pytest
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.compare import compare
 from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.reproduce import NAMES, experiments, load_experiment
+from fedgradnorm.experiments.methods import METHODS as ALL_METHODS
+from fedgradnorm.experiments.reproduce import METHODS, NAMES, experiments, load_experiment
 from fedgradnorm.experiments.run import read_about
 from fedgradnorm.experiments.sweep import points
 from fedgradnorm.experiments.trials import plan
@@ -24,8 +25,8 @@ SIGNALS = ["data.samples=90", "data.cache=false", 'network={name="mlp",widths=[4
 SMALL = ["training.rounds=2", "training.batch_size=4", 'training.device="cpu"']
 
 RUNS = {  # per seed: what the command at the top of each file promises
-    "fig2": 3, "table2": 3, "fig3": 3, "scale": 28, "gamma": 15, "participation": 9, "steps": 27,
-    "baselines": 7,
+    "fig2": 3, "table2": 3, "fig3": 3, "scale": 28, "gamma": 15, "alpha": 6,
+    "participation": 9, "steps": 27, "baselines": 7,
 }  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def _no_data_folder(monkeypatch):
     monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *METHODS])
 def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
     inside = files("fedgradnorm.experiments.reproduce") / f"{name}.toml"
     beside = CONFIGS / f"{name}.toml"
@@ -54,7 +55,8 @@ def test_the_settings_are_the_measured_runs(name):
     assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 5, "fedrep")
     assert (settings.batch_size, settings.lr, settings.server_optimizer) == (64, 2e-4, "adam")
     assert (settings.head_steps, settings.shared_steps) == (1, 1)
-    assert config.weighting["lr"] == 0.004
+    if name != "alpha":
+        assert config.weighting["lr"] == 0.004
     if name != "gamma":
         assert config.weighting["gamma"] == 0.9
     if name == "fig3":
@@ -80,6 +82,7 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     words += {
         "scale": ["sweep.data.loss_scale.landmark=[0.1,10.0]"],
         "gamma": ["sweep.weighting.gamma=[0.0,2.0]"],
+        "alpha": ["sweep.weighting.lr=[0.001,0.004]"],
         "participation": ["sweep.training.participation=[1.0,0.4]"],
         "steps": ["sweep.training.head_steps=[1,2]", "sweep.training.shared_steps=[1]"],
     }.get(name, [])
@@ -97,8 +100,22 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
 def test_names():
     assert experiments("all") == NAMES
     assert experiments("fig2") == ("fig2",)
+    assert experiments("methods") == METHODS
+    assert experiments("methods-mtfl") == ("methods-mtfl",)
     with pytest.raises(ConfigError, match="did you mean 'table2'"):
         experiments("table3")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_that_can_run_there_is_compared(name):
+    config = load_experiment(name)
+    assert set(ALL_METHODS) - set(config.compare.methods) == {"fedavg"}  # whose heads must be alike
+    assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 3, "fedrep")
+    classic, prox = (config.compare.own[m] for m in ("fedrep-classic", "fedprox"))
+    assert classic == prox  # what tells them apart is the proximal term alone
+    assert set(config.compare.own) == {"fedrep-classic", "fedprox"}
+    one, other = (load_experiment(n).compare.methods for n in METHODS)
+    assert one == other
 
 
 def test_the_scale_goes_over_six_decades():

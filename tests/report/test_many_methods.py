@@ -21,6 +21,7 @@ from fedgradnorm.report.figures_weights import weights_size
 from fedgradnorm.report.grid import to_markdown
 from fedgradnorm.report.page_runs import PageRun
 from fedgradnorm.report.ranking import MANY, SIGHTS, ranking, sight, standouts
+from fedgradnorm.report.side_by_side import side_grid
 
 ALL = len(METHODS)
 CLIENTS = ("landmark", "gender", "smile", "glasses", "pose")
@@ -224,3 +225,22 @@ def test_few_methods_stay_in_the_packages_order():
     grid = methods_grid(comparison_of(many(4)))
     assert grid.rows[0][0].text == "fedrep"
     assert not {"seeds", "server sees"} & set(grid.columns)
+
+
+def test_two_sets_of_data_side_by_side():
+    faces = comparison_of(many(9))
+    signals = comparison_of(many(10, clients=("modulation", "signal"))[:-1])
+    grid = side_grid({"mtfl": faces, "radcom": signals})
+    assert [row[0].text for row in grid.rows][:9] == [rank.arm.method for rank in ranking(faces)]
+    assert len(grid.rows) == 10
+    for name, comparison in (("mtfl", faces), ("radcom", signals)):
+        delta = grid.columns.index(f"{name}: Δm")
+        for rank in ranking(comparison):
+            row = next(row for row in grid.rows if row[0].text == rank.arm.method)
+            if not rank.base:
+                assert row[delta].numbers[""] == pytest.approx(rank.delta.mean)
+    assert "mtfl: seeds" not in grid.columns
+    missing = grid.rows[-1]
+    assert missing[grid.columns.index("mtfl: Δm")].text == "-"
+    assert missing[grid.columns.index("radcom: seeds")].text == "1"
+    assert "radcom: against fedrep" in to_markdown(grid)

@@ -35,25 +35,30 @@ from fedgradnorm.weighting import (
     UPGrad,
     Weighting,
 )
+from fedgradnorm.weighting.gram import _unit
 from fedgradnorm.weighting.rows import draw as own_generator
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 Make = Callable[[], Weighting]
 
-PAIRS: dict[str, tuple[Make, Callable[[], aggregation.Aggregator], float]] = {
-    "upgrad": (UPGrad, aggregation.UPGrad, 1e-9),
-    "dualproj": (DualProj, aggregation.DualProj, 1e-9),
-    "mgda": (MGDA, aggregation.MGDA, 1e-9),
-    "pcgrad": (PCGrad, aggregation.PCGrad, 1e-9),
-    "cagrad": (CAGrad, lambda: aggregation.CAGrad(c=0.5), 1e-5),
-    "nash-mtl": (NashMTL, lambda: aggregation.NashMTL(n_tasks=5, max_norm=0.0), 1e-5),
-    "imtl-g": (IMTLG, aggregation.IMTLG, 1e-9),
-    "aligned-mtl": (AlignedMTL, aggregation.AlignedMTL, 1e-9),
-    "fairgrad": (FairGrad, lambda: aggregation.FairGrad(alpha=1.0), 1e-5),
-    "gradvac": (GradVac, aggregation.GradVac, 1e-6),
-    "krum": (Krum, lambda: aggregation.Krum(n_byzantine=1), 1e-9),
+PAIRS: dict[str, tuple[Make, Callable[[], aggregation.Aggregator]]] = {
+    "upgrad": (UPGrad, aggregation.UPGrad),
+    "dualproj": (DualProj, aggregation.DualProj),
+    "mgda": (MGDA, aggregation.MGDA),
+    "pcgrad": (PCGrad, aggregation.PCGrad),
+    "cagrad": (CAGrad, lambda: aggregation.CAGrad(c=0.5)),
+    "nash-mtl": (NashMTL, lambda: aggregation.NashMTL(n_tasks=5, max_norm=0.0)),
+    "imtl-g": (IMTLG, aggregation.IMTLG),
+    "aligned-mtl": (AlignedMTL, aggregation.AlignedMTL),
+    "fairgrad": (FairGrad, lambda: aggregation.FairGrad(alpha=1.0)),
+    "gradvac": (GradVac, aggregation.GradVac),
+    "krum": (Krum, lambda: aggregation.Krum(n_byzantine=1)),
 }
-"""Ours, theirs, and how far two solutions of the same program may be apart."""
+"""Ours and theirs."""
+
+EXACT = 1e-11
+APART = {"nash-mtl": 1e-6}
+"""Ours states the program in another form, set up once; up to 20 answers of a solver follow."""
 
 DIRECTIONS: dict[str, tuple[Make, Callable[[], aggregation.Aggregator], int]] = {
     "config": (ConFIG, aggregation.ConFIG, 5),
@@ -91,16 +96,17 @@ def seeded(turn: int) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("seed", range(3))
 def test_p_times_updates_points_where_torchjds_aggregator_does(name: str, seed: int) -> None:
-    make, aggregator, apart = PAIRS[name]
+    make, aggregator = PAIRS[name]
     weighting, theirs = bound(make), aggregator()
-    for turn, signals in enumerate(rounds(seed, 4), start=1):
-        assert signals.gradients is not None
+    for turn, drawn in enumerate(rounds(seed, 4), start=1):
+        # In units in which ours solves it too: solvers stop at an absolute tolerance.
+        signals = of(drawn.gradients / _unit(drawn.gram) ** 0.5)
         p = weighting.update(signals)
         seeded(turn)
         expected = theirs(signals.gradients)
         ours = p @ signals.gradients
         torch.testing.assert_close(
-            ours / ours.norm(), expected / expected.norm(), rtol=0, atol=apart
+            ours / ours.norm(), expected / expected.norm(), rtol=0, atol=APART.get(name, EXACT)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,8 +87,8 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
-            help="fig2, table2, fig3 of the paper; scale, gamma, participation, steps, baselines; "
-            "or all.",
+            help="fig2, table2, fig3 of the paper; scale, gamma, alpha, participation, steps, "
+            "baselines; all of these; or methods: every method on faces and on signals.",
         ),
     ],
     overrides: Overrides = None,
@@ -101,7 +102,7 @@ def reproduce(
     """Run an experiment of the paper, or one of ours, and show its table and figure.
 
     The configs are those in configs/. Everything goes to runs/NAME, or to --out (and NAME inside
-    it, for all). Called again, finished runs are kept and stopped ones resumed. The face
+    it, for several). Called again, finished runs are kept and stopped ones resumed. The face
     experiments read MTFL from the folder named by FEDGRADNORM_DATA.
 
     Examples:
@@ -110,7 +111,7 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments.reproduce import experiments, load_experiment
+    from fedgradnorm.experiments.reproduce import METHODS, experiments, load_experiment
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
@@ -120,6 +121,8 @@ def reproduce(
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
         run_and_show(config, None, seeds, jobs, place, baseline)
+    if names == METHODS:
+        write_side_by_side(folder, names, baseline or "")
 
 
 def changed(overrides: list[str] | None, device: str | None) -> list[str]:
@@ -154,6 +157,17 @@ def run_and_show(
     show_comparison([folder], baseline or default, folder)
     if trouble is not None:
         raise trouble
+
+
+def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:
+    """Write one table of the comparisons that lie in ``folder`` by these names."""
+    from fedgradnorm.report.comparison import read_comparison
+    from fedgradnorm.report.grid import write_grids
+    from fedgradnorm.report.side_by_side import side_grid
+
+    found = {name: read_comparison([folder / name], baseline) for name in names}
+    write_grids([side_grid({n.rpartition("-")[2]: c for n, c in found.items()})], folder / "tables")
+    say(f"side by side: {folder / 'tables'} (CSV, Markdown, LaTeX)")
 
 
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:

@@ -93,12 +93,25 @@ class OutputTable(_Table):
     tracking: Tracking = "none"
 
 
+class OwnTable(_Table):
+    """``[compare.own.METHOD]``: where one method departs from the settings of all the others."""
+
+    training: dict[str, Any] = {}
+    weighting: dict[str, Any] = {}
+
+    def changes(self) -> dict[str, Any]:
+        """Values by dotted key of the config."""
+        tables = {"training": self.training, "weighting": self.weighting}
+        return {f"{name}.{key}": v for name, table in tables.items() for key, v in table.items()}
+
+
 class CompareTable(_Table):
     """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
 
     methods: list[str] = ["fedrep", "fedgradnorm", "fedgradnorm-direct"]
     seeds: int = 1
     baseline: str = "fedrep"
+    own: dict[str, OwnTable] = {}
 
 
 class Config(_Table):
@@ -188,6 +201,8 @@ def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
     settings.local()
     optimizers.resolve(settings.server_optimizer, settings.lr)
     to_toml(config.table())
+    for name, own in config.compare.own.items():
+        _check_own(config, name, own)
     config._origin = origin
     return config
 
@@ -235,6 +250,14 @@ def _check_fixed(config: Config, method: Method) -> None:
                 f"training.{name} = {value!r} does not go with method {method.name!r}, which is "
                 f"{name} = {fixed!r}; leave it out or choose another method"
             )
+
+
+def _check_own(config: Config, name: str, own: OwnTable) -> None:
+    """Refuse what the method cannot take now, not when its turn comes."""
+    try:
+        config.variant(name, config.seed, own.changes())
+    except ConfigError as error:
+        raise ConfigError(f"compare.own.{name}: {error}") from None
 
 
 @contextmanager

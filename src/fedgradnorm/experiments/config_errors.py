@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,7 +17,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     place = first["loc"][:2]
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        return _unknown(key, str(place[-1]), _names(model, place[:-1]))
+        *tables, name = first["loc"]
+        return _unknown(".".join(map(str, first["loc"])), str(name), _names(model, tables))
     if first["type"] == "missing":
         return f"{key} is missing; give it one"
     here = [f for f in findings if f["loc"][:2] == place]
@@ -32,14 +33,13 @@ def _unknown(key: str, name: str, names: list[str]) -> str:
     return f"unknown key {key!r}{hint} (one of: {', '.join(names)})"
 
 
-def _names(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+def _names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     """The keys of the table at ``place``."""
+    kind: Any = model
     for part in place:
-        inner = model.model_fields[str(part)].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
-    return list(model.model_fields)
+        any_name = get_origin(kind) is dict
+        kind = get_args(kind)[1] if any_name else kind.model_fields[str(part)].annotation
+    return list(kind.model_fields)
 
 
 def _wish(finding: Mapping[str, Any]) -> str:

@@ -107,7 +107,7 @@ def tasks_grid(comparison: Comparison) -> Grid:
             f"p: two-sided paired t-test across seeds against {base}, Holm-corrected over the tasks"
         )
     title = "Every task: training loss at the end and held-out metric"
-    return _without_blank(Grid("tasks", title, tuple(columns), tuple(groups), tuple(notes)))
+    return without_blank(Grid("tasks", title, tuple(columns), tuple(groups), tuple(notes)))
 
 
 def methods_grid(comparison: Comparison) -> Grid:
@@ -142,7 +142,7 @@ def methods_grid(comparison: Comparison) -> Grid:
             for arm in comparison.arms
         )
     notes += _beyond_note(groups)
-    return _without_blank(Grid("methods", "Every method", columns, groups, tuple(notes)))
+    return without_blank(Grid("methods", "Every method", columns, groups, tuple(notes)))
 
 
 def _method_row(comparison: Comparison, arm: Arm, measure: Measure, what: str) -> tuple[Cell, ...]:
@@ -151,9 +151,9 @@ def _method_row(comparison: Comparison, arm: Arm, measure: Measure, what: str) -
     seen = sight(arm.method) if _many(comparison) else ""
     count = len(samples)
     return (
-        arm_cell(arm.label), word(what), _delta(main, measure),
-        _delta(local if base != LOCAL else None, measure),
-        *_worst(main, measure), brief(main.spread(measure) if main else [], 3),
+        arm_cell(arm.label), word(what), delta_cell(main, measure),
+        delta_cell(local if base != LOCAL else None, measure),
+        *worst_cells(main, measure), brief(main.spread(measure) if main else [], 3),
         word(seen) if seen else blank(),
         brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1),
         Cell(str(count), {"": float(count)}) if uneven(comparison) else blank(),
@@ -189,7 +189,7 @@ def gains_grid(comparison: Comparison) -> Grid:
         rows = []
         for measure, what in MEASURES:
             cells = [
-                about(arm, bare(_delta(comparison.against(arm, comparison.baseline), measure)))
+                about(arm, bare(delta_cell(comparison.against(arm, comparison.baseline), measure)))
                 if arm is not None
                 else blank()
                 for arm in comparison.along(method)
@@ -261,19 +261,21 @@ def _paper(arm: Arm, task: str) -> Cell:
     return blank() if task not in known else Cell(f"{known[task]:g}", {"": known[task]})
 
 
-def _delta(contest: Contest | None, measure: Measure) -> Cell:
+def delta_cell(contest: Contest | None, measure: Measure) -> Cell:
+    """Delta_m in percent, with its interval."""
     values = contest.delta_m(measure) if contest is not None else []
     return percent(estimate(values)) if values else blank()
 
 
-def _worst(contest: Contest | None, measure: Measure) -> tuple[Cell, Cell]:
+def worst_cells(contest: Contest | None, measure: Measure) -> tuple[Cell, Cell]:
+    """The task that gains least, and what it gains."""
     if contest is None or not contest.pairs:
         return blank(), blank()
     task, gain = contest.worst(measure)
     return word(task), replace(percent(estimate([gain])), numbers={"": gain})
 
 
-def _without_blank(grid: Grid) -> Grid:
+def without_blank(grid: Grid) -> Grid:
     """The grid without columns in which nothing stands."""
     kept = [n for n in range(len(grid.columns)) if any(row[n] != blank() for row in grid.rows)]
     groups = tuple(tuple(tuple(row[n] for n in kept) for row in group) for group in grid.groups)

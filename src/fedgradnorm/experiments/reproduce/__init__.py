@@ -10,22 +10,27 @@ from pathlib import Path
 from fedgradnorm.errors import choose
 from fedgradnorm.experiments.config import Config, load_config
 
-NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "participation", "steps", "baselines")
+NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "alpha", "participation", "steps", "baselines")
 """The experiments, in the order of ``all``: the paper's three, then ours."""
+
+METHODS = ("methods-mtfl", "methods-radcom")
+"""Every method beside every other on faces and on signals: ``methods`` is both."""
+
+_GROUPS = {"all": NAMES, "methods": METHODS}
 
 REAL_SIGNALS = "RadComDynamic.hdf5"
 """The file that, in the folder named by FEDGRADNORM_DATA, takes the place of generated signals."""
 
 
 def experiments(name: str) -> tuple[str, ...]:
-    """The experiments that ``name`` stands for: itself, or all of them."""
-    choose(name, (*NAMES, "all"), "experiment")
-    return NAMES if name == "all" else (name,)
+    """The experiments that ``name`` stands for: itself, or several."""
+    choose(name, (*NAMES, *METHODS, *_GROUPS), "experiment")
+    return _GROUPS.get(name, (name,))
 
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Config:
     """The packaged config of that name, changed by ``key=value`` words."""
-    choose(name, NAMES, "experiment")
+    choose(name, (*NAMES, *METHODS), "experiment")
     with as_file(files("fedgradnorm.experiments.reproduce") / f"{name}.toml") as path:
         config = load_config(path, overrides)
         if config.data.source != "radcom" or "path" in (config.data.model_extra or {}):

@@ -1,0 +1,60 @@
+"""The same methods on several sets of data: one table of all comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedgradnorm.report.arms import LOSS, SCORE, Arm
+from fedgradnorm.report.cells import arm_cell, blank, brief, word
+from fedgradnorm.report.comparison import Comparison
+from fedgradnorm.report.comparison_grids import (
+    DELTA_NOTE,
+    delta_cell,
+    interval_note,
+    without_blank,
+    worst_cells,
+)
+from fedgradnorm.report.grid import Cell, Grid
+from fedgradnorm.report.ranking import ranking, sight
+
+COLUMNS = ("Δm", "worst task", "its gain", "Δm held out", "seconds", "seeds")
+
+
+def side_grid(comparisons: Mapping[str, Comparison]) -> Grid:
+    """A line per method, a few columns per comparison; the best Delta_m of the first one on top."""
+    order = [rank.arm for comparison in comparisons.values() for rank in ranking(comparison)]
+    methods = list(dict.fromkeys(arm.method for arm in order))
+    columns = ("method", "server sees", *(f"{n}: {c}" for n in comparisons for c in COLUMNS))
+    rows = []
+    for method in methods:
+        seen = sight(method)
+        cells = [arm_cell(method), word(seen) if seen else blank()]
+        for comparison in comparisons.values():
+            arm = next((arm for arm in comparison.arms if arm.method == method), None)
+            cells += _cells(comparison, arm)
+        rows.append(tuple(cells))
+    notes = [f"{name}: {_about(comparison)}" for name, comparison in comparisons.items()]
+    notes += [
+        DELTA_NOTE + "; on training losses unless it says held out",
+        "server sees: of the clients, beside the sum of their updates",
+    ]
+    title = f"Every method on {' and '.join(comparisons)}"
+    return without_blank(Grid("side-by-side", title, columns, (tuple(rows),), tuple(notes)))
+
+
+def _cells(comparison: Comparison, arm: Arm | None) -> list[Cell]:
+    if arm is None:
+        return [blank()] * len(COLUMNS)
+    contest, samples = comparison.against(arm, comparison.baseline), arm.samples.values()
+    count = len(samples)
+    uneven = count != comparison.seeds
+    return [
+        delta_cell(contest, LOSS), *worst_cells(contest, LOSS), delta_cell(contest, SCORE),
+        brief([sample.seconds for sample in samples], 1),
+        Cell(str(count), {"": float(count)}) if uneven else blank(),
+    ]  # fmt: skip
+
+
+def _about(comparison: Comparison) -> str:
+    made = f" ({comparison.synthetic})" if comparison.synthetic else ""
+    return f"against {comparison.baseline}, {interval_note(comparison)}{made}"
