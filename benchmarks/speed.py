@@ -26,8 +26,8 @@ import fedgradnorm as fgn
 
 WORKS = [
     Work("3 clients, batch 64, 1 + 1 steps", 3, 64, rounds=10),
-    Work("30 clients, batch 32, 1 + 1 steps", 30, 32, 256, rounds=3),
-    Work("100 clients, batch 16, 1 + 1 steps", 100, 16, 128, rounds=2),
+    Work("30 clients, batch 32, 1 + 1 steps", 30, 32, 256, rounds=10),
+    Work("100 clients, batch 16, 1 + 1 steps", 100, 16, 128, rounds=5),
     Work("FedRep, 12 x 256 rows, 10 head + 1 body epochs", 12, 64, 256, 40, 4, weigh=False),
     Work("FedRep, 12 x 256 rows, 1 head + 1 body epochs", 12, 64, 256, 4, 4, weigh=False),
     Work("Network 1, 5 clients, batch 64", 5, 64, 3000, network="network1", rounds=10),

@@ -104,21 +104,30 @@ def test_reproduce_in_small(tmp_path):
     assert (tmp_path / "figures" / "curves.png").exists()
 
 
+EVERY = [
+    'data={source="faces",samples=40}', 'network={name="mlp",widths=[4]}', "training.rounds=2",
+    'compare.methods=["fedrep","fedprox","local"]', "--seeds", 1, "--device", "cpu",
+]  # fmt: skip
+
+
 def test_every_method_in_one_table(tmp_path):
-    words = [
-        "training.rounds=2",
-        'network={name="mlp",widths=[4]}',
-        'data={source="faces",samples=40}',
-    ]
-    words.append('compare.methods=["fedrep","fedprox","local"]')
-    result = cli("reproduce", "methods", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    result = cli("reproduce", "methods", *EVERY, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert len(list(tmp_path.glob("methods-*/*/run.json"))) == 6
     table = (tmp_path / "tables" / "side-by-side.md").read_text()
     assert "mtfl: Δm" in table
     assert "radcom: worst task" in table
-    again = cli("reproduce", "methods", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    again = cli("reproduce", "methods", *EVERY, "--out", tmp_path)
     assert "round 2/2" not in again.output  # finished runs are kept
+
+
+def test_what_fails_on_one_data_set_does_not_stop_the_other(tmp_path):
+    wild = 'compare.own.fedprox.training.head_optimizer={name="sgd",lr=1e38}'
+    result = cli("reproduce", "methods", *EVERY, wild, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "fedprox" in result.stderr
+    assert len(list(tmp_path.glob("methods-radcom/*/run.json"))) == 3
+    assert (tmp_path / "tables" / "side-by-side.md").exists()
 
 
 def test_methods():

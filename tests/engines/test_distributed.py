@@ -43,10 +43,10 @@ def torchrun(ranks: int, *words: Any, **environment: str) -> subprocess.Popen[st
     place = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environment}
+    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     return subprocess.Popen(
         [*command, *place, *map(str, words)],
-        env={**os.environ, "PYTHONPATH": paths, **environment},
+        env={**os.environ, "PYTHONPATH": paths, **ours, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -116,13 +116,19 @@ def reproduce(
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
     wanted = {name: load_experiment(name, changed(overrides, device)) for name in names}
+    trouble: TrainingError | None = None
     for name, config in wanted.items():
         if len(wanted) > 1:
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
-        run_and_show(config, None, seeds, jobs, place, baseline)
+        try:
+            run_and_show(config, None, seeds, jobs, place, baseline)
+        except TrainingError as error:  # the others are none the worse for it
+            trouble = trouble or error
     if names == METHODS:
         write_side_by_side(folder, names, baseline or "")
+    if trouble is not None:
+        raise trouble
 
 
 def changed(overrides: list[str] | None, device: str | None) -> list[str]:
