@@ -101,6 +101,14 @@ def test_more_ranks_than_clients(tmp_path):
     assert gap(found, json.loads(json.dumps(results("auto", names)))) < TIGHT
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_no_thread_is_left_to_abort_a_rank_that_ends(tmp_path):
+    finished(torchrun(2, HERE / "distributed_parting.py", tmp_path))
+    left = [path.read_text().split() for path in tmp_path.glob("threads-*.txt")]
+    assert len(left) == 2
+    assert not [name for names in left for name in names if "gloo" in name]
+
+
 @pytest.mark.parametrize("name", ["joint", "stacked", "loop", "gram", "averaged heads"])
 def test_one_rank_without_torchrun(name, alone):
     found = json.loads(json.dumps(results("distributed", [name])))

@@ -111,6 +111,10 @@ def world() -> World:
 
 
 def _meet() -> None:
+    # Its functions have the group of the moment as a default: imported later, by whoever, they
+    # would hold this one, and its threads, for ever.
+    import torch.distributed.nn
+
     here = int(os.environ.get("LOCAL_RANK", "0"))
     gpus = torch.cuda.device_count()
     if gpus:
