@@ -293,7 +293,7 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
         ),
         (
             "fedrep.data.samples=9",
-            r"unknown key 'compare\.own\.fedrep\.data' .*training, weig",
+            r"unknown key 'compare\.own\.fedrep\.data' .*training, weighting",
         ),
         ("fedprox.training.proximal=5", r"own\.fedprox: training\.proximal .* does not go"),
     ],

@@ -9,8 +9,8 @@ import pytest
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.compare import compare
 from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.methods import METHODS as ALL_METHODS
-from fedgradnorm.experiments.reproduce import METHODS, NAMES, experiments, load_experiment
+from fedgradnorm.experiments.methods import METHODS
+from fedgradnorm.experiments.reproduce import NAMES, SIDE_BY_SIDE, experiments, load_experiment
 from fedgradnorm.experiments.run import read_about
 from fedgradnorm.experiments.sweep import points
 from fedgradnorm.experiments.trials import plan
@@ -35,7 +35,7 @@ def _no_data_folder(monkeypatch):
     monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *METHODS])
+@pytest.mark.parametrize("name", [*NAMES, *SIDE_BY_SIDE])
 def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
     inside = files("fedgradnorm.experiments.reproduce") / f"{name}.toml"
     beside = CONFIGS / f"{name}.toml"
@@ -100,21 +100,21 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
 def test_names():
     assert experiments("all") == NAMES
     assert experiments("fig2") == ("fig2",)
-    assert experiments("methods") == METHODS
+    assert experiments("methods") == SIDE_BY_SIDE
     assert experiments("methods-mtfl") == ("methods-mtfl",)
     with pytest.raises(ConfigError, match="did you mean 'table2'"):
         experiments("table3")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
 def test_every_method_that_can_run_there_is_compared(name):
     config = load_experiment(name)
-    assert set(ALL_METHODS) - set(config.compare.methods) == {"fedavg"}  # whose heads must be alike
+    assert set(METHODS) - set(config.compare.methods) == {"fedavg"}  # whose heads must be alike
     assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 3, "fedrep")
     classic, prox = (config.compare.own[m] for m in ("fedrep-classic", "fedprox"))
     assert classic == prox  # what tells them apart is the proximal term alone
     assert set(config.compare.own) == {"fedrep-classic", "fedprox"}
-    one, other = (load_experiment(n).compare.methods for n in METHODS)
+    one, other = (load_experiment(n).compare.methods for n in SIDE_BY_SIDE)
     assert one == other
 
 

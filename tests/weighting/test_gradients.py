@@ -35,7 +35,7 @@ from fedgradnorm.weighting import (
     UPGrad,
     Weighting,
 )
-from fedgradnorm.weighting.gram import _unit
+from fedgradnorm.weighting.gram import unit
 from fedgradnorm.weighting.rows import draw as own_generator
 from weighting.laws import NAMES, bound, draw, everybody, played
 
@@ -100,7 +100,7 @@ def test_p_times_updates_points_where_torchjds_aggregator_does(name: str, seed: 
     weighting, theirs = bound(make), aggregator()
     for turn, drawn in enumerate(rounds(seed, 4), start=1):
         # In units in which ours solves it too: solvers stop at an absolute tolerance.
-        signals = of(drawn.gradients / _unit(drawn.gram) ** 0.5)
+        signals = of(drawn.gradients / unit(drawn.gram) ** 0.5)
         p = weighting.update(signals)
         seeded(turn)
         expected = theirs(signals.gradients)

@@ -111,7 +111,7 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments.reproduce import METHODS, experiments, load_experiment
+    from fedgradnorm.experiments.reproduce import SIDE_BY_SIDE, experiments, load_experiment
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
@@ -125,7 +125,7 @@ def reproduce(
             run_and_show(config, None, seeds, jobs, place, baseline)
         except TrainingError as error:  # the others are none the worse for it
             trouble = trouble or error
-    if names == METHODS:
+    if names == SIDE_BY_SIDE:
         write_side_by_side(folder, names, baseline or "")
     if trouble is not None:
         raise trouble

@@ -113,6 +113,10 @@ class CompareTable(_Table):
     baseline: str = "fedrep"
     own: dict[str, OwnTable] = {}
 
+    def changes(self, method: str) -> dict[str, Any]:
+        """What is this method's own, by dotted key of the config."""
+        return self.own[method].changes() if method in self.own else {}
+
 
 class Config(_Table):
     """One run, checked as far as it can be without its data."""
@@ -201,8 +205,8 @@ def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
     settings.local()
     optimizers.resolve(settings.server_optimizer, settings.lr)
     to_toml(config.table())
-    for name, own in config.compare.own.items():
-        _check_own(config, name, own)
+    for name in config.compare.own:
+        _check_own(config, name)
     config._origin = origin
     return config
 
@@ -252,10 +256,10 @@ def _check_fixed(config: Config, method: Method) -> None:
             )
 
 
-def _check_own(config: Config, name: str, own: OwnTable) -> None:
+def _check_own(config: Config, name: str) -> None:
     """Refuse what the method cannot take now, not when its turn comes."""
     try:
-        config.variant(name, config.seed, own.changes())
+        config.variant(name, config.seed, config.compare.changes(name))
     except ConfigError as error:
         raise ConfigError(f"compare.own.{name}: {error}") from None
 

@@ -65,8 +65,7 @@ def plan(config: Config, methods: Sequence[str], seeds: int, folder: Path) -> li
 def _trial(config: Config, method: str, seed: int, point: Point, parent: Path) -> Trial:
     source = FROZEN_FROM if needs_a_run(method) else method
     felt = felt_by(point, source)
-    own = config.compare.own.get(method)
-    changes = {**(own.changes() if own else {}), **felt_by(felt, method)}
+    changes = {**config.compare.changes(method), **felt_by(felt, method)}
     if needs_a_run(method):
         changes["weighting.folder"] = str(parent / run_name(source, seed, felt))
     wanted = config.variant(method, seed, changes, felt)

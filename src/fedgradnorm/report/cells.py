@@ -21,8 +21,13 @@ def blank() -> Cell:
 
 
 def word(text: str) -> Cell:
-    """A name, or any other text."""
-    return Cell(text)
+    """A name, or any other text; nothing to say where there is none."""
+    return Cell(text) if text else blank()
+
+
+def whole(count: int) -> Cell:
+    """How many."""
+    return Cell(str(count), {"": float(count)})
 
 
 def task_cell(task: str, unit: str = "") -> Cell:

@@ -24,6 +24,7 @@ from fedgradnorm.report.cells import (
     percent,
     score,
     task_cell,
+    whole,
     word,
 )
 from fedgradnorm.report.comparison import Comparison
@@ -33,6 +34,7 @@ from fedgradnorm.report.ranking import MANY, ranking, sight, uneven
 
 LOCAL = "local"
 MEASURES = ((LOSS, "training loss"), (SCORE, "held-out metric"))
+SIGHT_NOTE = "server sees: of the clients, beside the sum of their updates"
 DELTA_NOTE = "Δm: mean over tasks of the relative gain, in %; more is better"
 
 
@@ -134,7 +136,7 @@ def methods_grid(comparison: Comparison) -> Grid:
         )
         notes += [
             f"sorted by Δm on each measure; {base} stands where zero is",
-            "server sees: of the clients, beside the sum of their updates",
+            SIGHT_NOTE,
         ]
     else:
         groups = tuple(
@@ -149,14 +151,13 @@ def _method_row(comparison: Comparison, arm: Arm, measure: Measure, what: str) -
     base, samples = comparison.baseline, arm.samples.values()
     main, local = (comparison.against(arm, name) for name in (base, LOCAL))
     seen = sight(arm.method) if _many(comparison) else ""
-    count = len(samples)
     return (
         arm_cell(arm.label), word(what), delta_cell(main, measure),
         delta_cell(local if base != LOCAL else None, measure),
         *worst_cells(main, measure), brief(main.spread(measure) if main else [], 3),
-        word(seen) if seen else blank(),
+        word(seen),
         brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1),
-        Cell(str(count), {"": float(count)}) if uneven(comparison) else blank(),
+        whole(len(samples)) if uneven(comparison) else blank(),
     )  # fmt: skip
 
 

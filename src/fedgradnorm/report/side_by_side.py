@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedgradnorm.report.arms import LOSS, SCORE, Arm
-from fedgradnorm.report.cells import arm_cell, blank, brief, word
+from fedgradnorm.report.cells import arm_cell, blank, brief, whole, word
 from fedgradnorm.report.comparison import Comparison
 from fedgradnorm.report.comparison_grids import (
     DELTA_NOTE,
+    SIGHT_NOTE,
     delta_cell,
     interval_note,
     without_blank,
@@ -27,8 +28,7 @@ def side_grid(comparisons: Mapping[str, Comparison]) -> Grid:
     columns = ("method", "server sees", *(f"{n}: {c}" for n in comparisons for c in COLUMNS))
     rows = []
     for method in methods:
-        seen = sight(method)
-        cells = [arm_cell(method), word(seen) if seen else blank()]
+        cells = [arm_cell(method), word(sight(method))]
         for comparison in comparisons.values():
             arm = next((arm for arm in comparison.arms if arm.method == method), None)
             cells += _cells(comparison, arm)
@@ -36,7 +36,7 @@ def side_grid(comparisons: Mapping[str, Comparison]) -> Grid:
     notes = [f"{name}: {_about(comparison)}" for name, comparison in comparisons.items()]
     notes += [
         DELTA_NOTE + "; on training losses unless it says held out",
-        "server sees: of the clients, beside the sum of their updates",
+        SIGHT_NOTE,
     ]
     title = f"Every method on {' and '.join(comparisons)}"
     return without_blank(Grid("side-by-side", title, columns, (tuple(rows),), tuple(notes)))
@@ -46,12 +46,10 @@ def _cells(comparison: Comparison, arm: Arm | None) -> list[Cell]:
     if arm is None:
         return [blank()] * len(COLUMNS)
     contest, samples = comparison.against(arm, comparison.baseline), arm.samples.values()
-    count = len(samples)
-    uneven = count != comparison.seeds
     return [
         delta_cell(contest, LOSS), *worst_cells(contest, LOSS), delta_cell(contest, SCORE),
         brief([sample.seconds for sample in samples], 1),
-        Cell(str(count), {"": float(count)}) if uneven else blank(),
+        blank() if len(samples) == comparison.seeds else whole(len(samples)),
     ]  # fmt: skip
 
 

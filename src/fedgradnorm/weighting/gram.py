@@ -55,7 +55,7 @@ class GramWeighting(Weighting):
             names = [self.clients[row] for row in ordered]
             part = gram[ordered][:, ordered]
             part = (part + part.T) / 2  # exactly symmetric, whoever computed it
-            weights[ordered] = self._answer(part / _unit(part), names)
+            weights[ordered] = self._answer(part / unit(part), names)
         return weights.to(signals.active.device)
 
     def _answer(self, gram: Tensor, names: Sequence[str]) -> Tensor:
@@ -67,7 +67,7 @@ class GramWeighting(Weighting):
         return weights * len(names) / total
 
 
-def _unit(gram: Tensor) -> float:
+def unit(gram: Tensor) -> float:
     """A power of four near the mean of the diagonal: it and its root divide without rounding."""
     mean = float(gram.diagonal().mean())
     return 4.0 ** round(math.log(mean, 4))

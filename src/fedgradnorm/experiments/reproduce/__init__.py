@@ -13,10 +13,10 @@ from fedgradnorm.experiments.config import Config, load_config
 NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "alpha", "participation", "steps", "baselines")
 """The experiments, in the order of ``all``: the paper's three, then ours."""
 
-METHODS = ("methods-mtfl", "methods-radcom")
+SIDE_BY_SIDE = ("methods-mtfl", "methods-radcom")
 """Every method beside every other on faces and on signals: ``methods`` is both."""
 
-_GROUPS = {"all": NAMES, "methods": METHODS}
+_GROUPS = {"all": NAMES, "methods": SIDE_BY_SIDE}
 
 REAL_SIGNALS = "RadComDynamic.hdf5"
 """The file that, in the folder named by FEDGRADNORM_DATA, takes the place of generated signals."""
@@ -24,13 +24,13 @@ REAL_SIGNALS = "RadComDynamic.hdf5"
 
 def experiments(name: str) -> tuple[str, ...]:
     """The experiments that ``name`` stands for: itself, or several."""
-    choose(name, (*NAMES, *METHODS, *_GROUPS), "experiment")
+    choose(name, (*NAMES, *SIDE_BY_SIDE, *_GROUPS), "experiment")
     return _GROUPS.get(name, (name,))
 
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Config:
     """The packaged config of that name, changed by ``key=value`` words."""
-    choose(name, (*NAMES, *METHODS), "experiment")
+    choose(name, (*NAMES, *SIDE_BY_SIDE), "experiment")
     with as_file(files("fedgradnorm.experiments.reproduce") / f"{name}.toml") as path:
         config = load_config(path, overrides)
         if config.data.source != "radcom" or "path" in (config.data.model_extra or {}):
