@@ -12,7 +12,7 @@ import fedgradnorm as fgn
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.federation import Federation, make_head
 from fedgradnorm.federations import federations
-from fedgradnorm.settings import Settings
+from fedgradnorm.settings import Precision, Settings
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def make_ours(
     device: str = "cpu",
     engine: str = "auto",
     compile: bool = False,
+    precision: Precision = "float32",
 ) -> Ours:
     settings = Settings(
         rounds=10**6,
@@ -100,6 +101,7 @@ def make_ours(
         first_loss="first_round",
         engine=engine,
         compile=compile,
+        precision=precision,
         lr=LR,
     )
     if weighting is None:

@@ -28,8 +28,7 @@ def pairs(reports: Reports, names: Sequence[str]) -> list[Pair]:
 
     A pair with a vanished update has no cosine and is left out.
     """
-    with torch.autocast(reports.active.device.type, enabled=False):  # bf16 has too few digits
-        gram = reports.gram().double()
+    gram = reports.gram().double()
     length = gram.diagonal().clamp_min(0).sqrt()
     cosine = (gram / length / length[:, None]).clamp(-1, 1).tolist()
     there = (reports.active & torch.isfinite(length) & (length > 0)).nonzero().flatten().tolist()

@@ -81,6 +81,7 @@ class Federation:
             heads=heads,
             batch_size=settings.batch_size,
             seed=settings.seed,
+            bf16=settings.precision == "bf16",
         )
         self._captured: CapturedRounds | None = None
         self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed

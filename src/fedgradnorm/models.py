@@ -6,6 +6,7 @@ import copy
 import difflib
 import itertools
 from collections.abc import Sequence
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,33 @@ class FlatNetwork:
             buffer.copy_(buffers[name])
 
 
-def working_copy(network: nn.Module, device: torch.device) -> FlatNetwork:
-    """A flat copy to train with; on a CPU a stack of convolutions gets channels last in memory."""
+def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False) -> FlatNetwork:
+    """A flat copy to train with; on a CPU a stack of convolutions gets channels last in memory.
+
+    With ``bf16`` its products are in bfloat16; parameters, gradients and outputs stay in float32.
+    """
     flat = FlatNetwork(network, device)
+    if bf16:
+        if flat.vector.dtype != torch.float32:
+            raise ModelError(
+                f'precision = "bf16" is for networks in float32, this one is in '
+                f"{str(flat.vector.dtype).removeprefix('torch.')}; convert it with .float()"
+            )
+        flat.module.forward = MethodType(_forward_in_bf16, flat.module)
     if device.type == "cpu" and _is_convolutional_stack(network):
         flat.module.register_forward_pre_hook(_channels_last)
     return flat
+
+
+def _forward_in_bf16(module: nn.Module, *inputs: Tensor) -> Tensor:
+    """A network's forward pass with its products in bfloat16, and nothing around it.
+
+    Cast weights are not kept: the next step has others.
+    """
+    kind = next(module.parameters()).device.type
+    with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+        output: Tensor = type(module).forward(module, *inputs)
+    return output.float()
 
 
 def _is_convolutional_stack(network: nn.Module) -> bool:

@@ -180,3 +180,18 @@ def test_a_layer_that_is_used_twice_counts_twice(engine):
     options = {"shared_steps": 2} if engine == "stacked" else {}
     runs = [trained(name, options, net=twice()) for name in ("loop", engine)]
     assert_same_run(*runs)
+
+
+def test_an_embedding_can_be_the_gauge():
+    tokens = torch.arange(48).reshape(24, 2) % 20
+    clients = [
+        fgn.Client(name, fgn.classification(2), (tokens, (tokens.sum(dim=1) + k) % 2))
+        for k, name in enumerate(("even", "odd"))
+    ]
+    runs = []
+    for engine in ("loop", "joint"):
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Embedding(20, 3), nn.Flatten()).double()
+        arguments = {**BASE, "engine": engine}
+        runs.append(fgn.train(net, clients, weighting=fgn.GradNorm(), **arguments))
+    assert_same_run(*runs)

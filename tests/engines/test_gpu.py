@@ -77,15 +77,38 @@ def test_in_float32_losses_and_network_differ_by_rounding(case: str, compiled: b
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, compiled: bool) -> None:
+def test_bf16_is_near_float32(kind: str, steps: int, compiled: bool) -> None:
+    how = {"rounds": 20, "shared_steps": steps}
+    reference = train(kind, torch.float32, "cuda", **how)
+    ours = train(kind, torch.float32, "cuda", precision="bf16", compile=compiled, **how)
+    assert all(p.dtype == torch.float32 for p in ours.network.parameters())
+    batch = reference.history["split"] == "batch"
+    expected, found = (run.history.loc[batch, "loss"].to_numpy() for run in (reference, ours))
+    assert abs(found / expected - 1).max() > 1e-4  # more than rounding
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("how", [{}, {"compile": True}, {"precision": "bf16"}, {"shared_steps": 3}])
+def test_one_seed_gives_one_run(kind: str, how: dict[str, object]) -> None:
+    one, again = (train(kind, torch.float32, "cuda", **how) for _ in range(2))
+    assert distance(one, again) == 0
+    assert one.history.equals(again.history)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str, compiled: bool) -> None:
     def stop(event: Progress) -> None:
         if event.round >= 20:
             raise KeyboardInterrupt
 
     how = {"compile": compiled, "checkpoint_every": 5}
-    whole = train("dense", torch.float32, "cuda", **how)
+    whole = train(kind, torch.float32, "cuda", **how)
     with pytest.raises(fgn.Interrupted):
-        train("dense", torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
-    resumed = train("dense", torch.float32, "cuda", folder=tmp_path / "run", resume=True, **how)
+        train(kind, torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
+    resumed = train(kind, torch.float32, "cuda", folder=tmp_path / "run", resume=True, **how)
     assert distance(resumed, whole) == 0

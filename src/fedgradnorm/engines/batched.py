@@ -76,15 +76,16 @@ class BatchedEngine(LoopEngine):
         *,
         how: LocalSettings,
         device: torch.device,
+        bf16: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(network, clients, heads, how=how, device=device, **settings)
+        super().__init__(network, clients, heads, how=how, device=device, bf16=bf16, **settings)
         assert how.head_optimizer is not None
-        self.front = working_copy(network, device)
+        self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
         self.branches = Branches(device)
         self._dense: DensePass | None = None
-        if DensePass.fits(network, settings["gauge"]):
+        if not bf16 and DensePass.fits(network, settings["gauge"]):
             self._dense = DensePass(self.front, settings["gauge"], self.branches)
         own_heads = {name: state.head.train() for name, state in self.states.items()}
         self.groups = group_heads(clients, own_heads, self.batches.batch)
@@ -263,11 +264,6 @@ class BatchedEngine(LoopEngine):
     def targets(self, part: Part, rows: Tensor) -> Tensor:
         """The targets of some rows of the joint inputs, all of a part's clients."""
         return self._targets[part.group.names[0]][rows - part.base]
-
-    def in_closed_form(self) -> DensePass | None:
-        """The network in closed form, if it has one and is to run in its own precision."""
-        lower = torch.is_autocast_enabled(self.device.type)  # which only autograd's way follows
-        return None if lower else self._dense
 
     @torch.no_grad()
     def frozen_features(self, rows: Tensor, plan: Plan) -> Callable[[int], Tensor]:

@@ -56,13 +56,20 @@ class GaugeTap:
         total: Tensor | None = None
         seen = list(self.seen)  # measuring may call a layer again, and its hook with it
         for (owner, inputs, _), signal in zip(seen, signals, strict=True):
-            a = inputs.detach()[rows].unflatten(0, (-1, batch))
-            d = signal[rows].unflatten(0, (-1, batch))
+            a = self._in_own_dtype(owner, inputs)[rows].unflatten(0, (-1, batch))
+            d = self._in_own_dtype(owner, signal)[rows].unflatten(0, (-1, batch))
             part = self._layer(owner, a, d)
             total = part if total is None else total + part
         self.seen = seen
         assert total is not None
         return total
+
+    def _in_own_dtype(self, owner: str, values: Tensor) -> Tensor:
+        """What a layer saw, in the precision of its parameters; its products may have less."""
+        if not values.is_floating_point():  # rows of an embedding
+            return values.detach()
+        own: Tensor = getattr(self.modules[owner], self.layers[owner][0])
+        return values.detach().to(own.dtype)
 
     def _layer(self, owner: str, a: Tensor, d: Tensor) -> Tensor:
         module, wanted = self.modules[owner], self.layers[owner]

@@ -79,7 +79,7 @@ class JointEngine(BatchedEngine):
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
-        run = self.in_closed_form() or self._any
+        run = self._dense or self._any
         output = run.forward(shared, self.inputs[rows[0]])
         if not self.how.together:
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None

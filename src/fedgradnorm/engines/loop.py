@@ -33,11 +33,12 @@ class LoopEngine:
         batch_size: int | None,
         seed: int,
         device: torch.device,
+        bf16: bool = False,
     ) -> None:
         assert how.head_optimizer is not None
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
-        self.network = working_copy(network, device)
+        self.network = working_copy(network, device, bf16=bf16)
         self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
         self.data = {c.name: _placed(c, self.network.module, device) for c in clients}

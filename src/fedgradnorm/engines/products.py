@@ -37,7 +37,10 @@ class ProductTap(GaugeTap):
     def taken(self, output: Tensor, signal: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Each layer's inputs and the loss signal at its outputs."""
         found = zip(self.seen, self.signals(output, signal), strict=True)
-        return {owner: (inputs.detach(), d) for (owner, inputs, _), d in found}
+        return {
+            owner: (self._in_own_dtype(owner, inputs), self._in_own_dtype(owner, d))
+            for (owner, inputs, _), d in found
+        }
 
 
 class ProductPass(AutogradPass):

@@ -46,7 +46,7 @@ class StackedEngine(BatchedEngine):
             self.head_phase(self.frozen_features(wanted, plan), rows, plan)
         if self._updates is None:  # kept: fresh memory of this size costs more than the sums in it
             self._updates = shared.new_empty(len(self.clients), len(shared))
-        dense = self.in_closed_form()
+        dense = self._dense
         updates = self._updates
         if dense is None or plan.columns is not None:  # in closed form, whole rows are written
             updates.zero_()

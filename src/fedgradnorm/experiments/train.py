@@ -6,8 +6,8 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
 from fedgradnorm.experiments.trainer import Progress, Trainer
 from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm.numerics import numerics
 from fedgradnorm.server import Aggregate, Order
 from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
 from fedgradnorm.weighting import GradNorm, Weighting
@@ -108,7 +109,8 @@ def train(
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
-        precision: of the shared network's products: ``float32``, ``tf32`` (GPU) or ``bf16``.
+        precision: of products: ``float32``, ``tf32`` (GPU), or ``bf16`` for those of the shared
+            network, evaluations included.
         compile: on a GPU, let torch.compile fuse a round's small kernels. It takes some seconds at
             the start, so it pays in long runs; numbers change by rounding only.
         seed: decides heads, batches, participation and dropout.
@@ -136,7 +138,7 @@ def train(
         about = keeper.about
     display = _display(progress if world.leads else False, trainer)
     try:
-        with display as show, _precise(settings.precision, trainer.device), stoppable(world):
+        with display as show, numerics(settings.precision, trainer.device), stoppable(world):
             _fit(trainer, keeper, show, world)
         run = trainer.result(about)
         if keeper is not None:
@@ -200,23 +202,6 @@ def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> A
 
         return live_display(trainer.round)
     return nullcontext(progress or None)
-
-
-@contextmanager
-def _precise(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Products in the precision asked for; the process's own setting is put back afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
-    convolutions, torch.backends.cudnn.allow_tf32 = (
-        torch.backends.cudnn.allow_tf32,
-        precision != "float32",
-    )
-    try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _device(name: str) -> torch.device:

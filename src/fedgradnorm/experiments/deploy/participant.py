@@ -19,6 +19,7 @@ from fedgradnorm.experiments.history import History
 from fedgradnorm.experiments.run import FORMAT, Run, TrainedClient, blueprints
 from fedgradnorm.federation import make_head
 from fedgradnorm.models import as_input, find_gauge
+from fedgradnorm.numerics import numerics
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -47,6 +48,7 @@ class Participant:
             batch_size=settings.batch_size,
             seed=settings.seed,
             device=torch.device("cuda" if gpu else "cpu"),
+            bf16=settings.precision == "bf16",
         )
         self.like = self.engine.network.vector.detach().cpu().clone()
         self._initial = self.engine.state_dict()[client.name]
@@ -69,7 +71,8 @@ class Participant:
         except StateLost as error:
             raise Refused(str(error)) from error
         self.engine.load_state_dict({self.client.name: state})
-        return self._train(order, slots) if order.kind == "train" else self._finish(order)
+        with numerics(self.agreement.settings.precision, self.engine.device):
+            return self._train(order, slots) if order.kind == "train" else self._finish(order)
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         name = self.client.name

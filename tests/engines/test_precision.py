@@ -1,0 +1,184 @@
+"""bf16: the shared network's products have fewer digits, and nothing else does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedgradnorm as fgn
+from fedgradnorm.engines.stacked import StackedEngine
+from fedgradnorm.experiments.run import Run
+from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm.models import working_copy
+from fedgradnorm.weighting import MGDA
+from oracle import mixed_clients
+
+CPU = torch.device("cpu")
+NETWORKS = {"network1": (1, 40, 40), "network2": (256,)}
+ENGINES = {"loop": 2, "stacked": 2, "joint": 1}
+"""With how many shared steps each is tried."""
+
+
+def train(network: str, precision: str, engine: str, **settings: object) -> Run:
+    torch.manual_seed(0)
+    clients = mixed_clients(NETWORKS[network], (60, 50, 40))
+    options = {"rounds": 8, "batch_size": 16, "eval_every": 0, "device": "cpu", **settings}
+    return fgn.train(
+        getattr(fgn.models, network)(), clients, precision=precision, engine=engine, **options
+    )  # type: ignore[arg-type]
+
+
+def reports(run: Run, column: str) -> Tensor:
+    batch = run.history["split"] == "batch"
+    return torch.tensor(run.history.loc[batch, column].to_numpy())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_losses_are_nearly_those_of_float32(network: str, engine: str) -> None:
+    steps = ENGINES[engine]
+    exact, rough = (
+        train(network, precision, engine, shared_steps=steps) for precision in ("float32", "bf16")
+    )
+    for column, apart in (("loss", 0.02), ("gauge_norm", 0.3)):
+        a, b = (reports(run, column) for run in (exact, rough))
+        assert (b / a - 1).abs().max() > 1e-4  # more than rounding
+        torch.testing.assert_close(a, b, rtol=apart, atol=0)
+    assert all(p.dtype == torch.float32 for p in rough.network.parameters())
+    assert all(p.dtype == torch.float32 for h in rough.heads.values() for p in h.parameters())
+
+
+def test_copies_stepped_together_are_those_stepped_one_by_one(monkeypatch) -> None:
+    apart = train("network2", "bf16", "stacked", shared_steps=2)
+    make = StackedEngine.__init__
+
+    def together(self, *args, **settings) -> None:
+        make(self, *args, **settings)
+        self.chunk = 2
+
+    monkeypatch.setattr(StackedEngine, "__init__", together)
+    stacked = train("network2", "bf16", "stacked", shared_steps=2)
+    for column in ("loss", "gauge_norm"):
+        a, b = (reports(run, column) for run in (apart, stacked))
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0)
+
+
+class Watching(nn.Linear):
+    """A head that looks at what it is given."""
+
+    seen: ClassVar[set[tuple[torch.dtype, bool]]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add((x.dtype, torch.is_autocast_enabled("cpu")))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_heads_and_losses_have_all_their_digits(engine: str, monkeypatch) -> None:
+    monkeypatch.setattr(Watching, "seen", set())
+    x = torch.randn(40, 6)
+    clients = [
+        fgn.Client(name, fgn.regression(1), (x, x[:, :1]), head=Watching(5, 1)) for name in "ab"
+    ]
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
+    how = {"precision": "bf16", "engine": engine, "shared_steps": ENGINES[engine]}
+    fgn.train(network, clients, rounds=2, batch_size=8, device="cpu", **how)  # type: ignore[arg-type]
+    assert Watching.seen == {(torch.float32, False)}
+
+
+def test_inner_products_and_conflict_are_taken_from_it() -> None:
+    run = train("network2", "bf16", "joint", weighting=MGDA(), record_conflict=4)
+    assert all(math.isfinite(weight) for weight in run.weights.values())
+    assert run.conflict["cosine"].between(-1, 1).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"participation": 0.6}, {"ditto": 0.1}, {"final_head_steps": 3}], ids=str
+)
+def test_it_goes_with_other_settings_and_resumes_exactly(tmp_path: Path, settings: dict) -> None:
+    def stop(event: Progress) -> None:
+        if event.round >= 4:
+            raise KeyboardInterrupt
+
+    how = {**settings, "checkpoint_every": 2}
+    whole = train("network2", "bf16", "auto", **how)
+    with pytest.raises(fgn.Interrupted):
+        train("network2", "bf16", "auto", folder=tmp_path / "run", progress=stop, **how)
+    resumed = train("network2", "bf16", "auto", folder=tmp_path / "run", resume=True, **how)
+    assert resumed.history.equals(whole.history)
+
+
+@pytest.mark.parametrize(
+    ("precision", "products"), [("float32", "highest"), ("tf32", "high"), ("bf16", "highest")]
+)
+def test_the_processs_own_numerics_are_put_back(precision: str, products: str) -> None:
+    def now() -> tuple[str, bool, bool, bool]:
+        flags = torch.backends.cudnn
+        return (
+            torch.get_float32_matmul_precision(),
+            flags.allow_tf32,
+            flags.deterministic,
+            flags.benchmark,
+        )
+
+    before, seen = now(), set()
+    train("network2", precision, "joint", rounds=1, progress=lambda _: seen.add(now()))
+    assert seen == {(products, precision == "tf32", True, False)}
+    assert now() == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_autocast_around_the_call_changes_nothing(precision: str, engine: str) -> None:
+    how = {"rounds": 2, "shared_steps": ENGINES[engine]}
+    plain = train("network2", precision, engine, **how)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = train("network2", precision, engine, **how)
+    assert inside.history.equals(plain.history)
+
+
+def test_a_network_in_double_precision_is_refused() -> None:
+    with pytest.raises(fgn.ModelError, match="in float32, this one is in float64"):
+        working_copy(nn.Linear(4, 3).double(), CPU, bf16=True)
+
+
+class Moody(nn.Linear):
+    """Does not always work."""
+
+    problem: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.problem is not None:
+            raise self.problem
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
+def test_it_ends_with_the_forward_pass_whatever_happens(problem: type[BaseException]) -> None:
+    module = working_copy(Moody(4, 3), CPU, bf16=True).module
+    x = torch.randn(2, 4)
+    assert module(x).dtype == torch.float32
+    assert not torch.equal(module(x), nn.functional.linear(x, module.weight, module.bias))
+    module.problem = problem()
+    with pytest.raises(problem):
+        module(x)
+    assert not torch.is_autocast_enabled("cpu")
+    module.problem = None
+    assert module(x).dtype == torch.float32
+
+
+def test_a_copy_of_a_working_copy_has_weights_of_its_own() -> None:
+    module = working_copy(nn.Linear(4, 3), CPU, bf16=True).module
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.weight.zero_()
+        other.bias.zero_()
+    x = torch.randn(2, 4)
+    assert not other(x).any()
+    assert module(x).any()
