@@ -132,6 +132,28 @@ def test_a_sweep_runs_every_point_and_what_is_not_felt_once(tmp_path):
     assert (last.weighting["gamma"], last.settings.head_steps) == (1.5, 2)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sweep_may_vary_one_of_the_weights_chosen_by_hand(tmp_path, own):
+    weights = "weighting.weights={class=1.0,value=1.0}"
+    words = ["sweep.weighting.weights.value=[0.1,3.0]"]
+    words += [f"compare.own.static.{weights}"] if own else ["method=static", weights]
+    config = load_config(small_config(tmp_path), words)
+    folders = compare(config, ["fedrep", "static"])
+    assert [folder.name for folder in folders] == [
+        "fedrep-seed0", "static-value=0.1-seed0", "static-value=3-seed0",
+    ]  # fmt: skip
+    for folder, weight in zip(folders[1:], (0.1, 3.0), strict=True):
+        given = resume_config(folder).weighting["weights"]
+        assert given == {"class": 1.0, "value": weight}
+    assert load_config(small_config(tmp_path), words) == config, "a run changed its config"
+
+
+def test_a_sweep_may_go_over_whole_tables(tmp_path):
+    words = ["sweep.weighting=[{gamma=0.0},{gamma=1.5}]"]
+    folders = compare(load_config(small_config(tmp_path), words), ["fedgradnorm"])
+    assert [resume_config(folder).weighting["gamma"] for folder in folders] == [0.0, 1.5]
+
+
 @pytest.mark.parametrize(
     ("word", "says"),
     [("sweep.weighting.gamma=1", "should be a list"), ("sweep.training.epoch=[1]", "did you mean"),

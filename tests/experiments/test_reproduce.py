@@ -21,11 +21,12 @@ from fedgradnorm.report.grid import write_grids
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FACES = 'data={source="faces",samples=60,test_samples=10}'
+SHAPES = "compare.own.static.weighting.weights.shape=1"  # where MTFL has genders
 SIGNALS = ["data.samples=90", "data.cache=false", 'network={name="mlp",widths=[4]}']
 SMALL = ["training.rounds=2", "training.batch_size=4", 'training.device="cpu"']
 
 RUNS = {  # per seed: what the command at the top of each file promises
-    "fig2": 3, "table2": 3, "fig3": 3, "scale": 28, "gamma": 15, "alpha": 6,
+    "fig2": 3, "table2": 3, "fig3": 3, "scale": 35, "gamma": 15, "alpha": 6,
     "participation": 9, "steps": 27, "baselines": 7,
 }  # fmt: skip
 
@@ -80,7 +81,7 @@ def test_the_number_of_runs(name, tmp_path):
 def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     words = [*SMALL, *(SIGNALS if name == "fig3" else [FACES])]
     words += {
-        "scale": ["sweep.data.loss_scale.landmark=[0.1,10.0]"],
+        "scale": ["sweep.data.loss_scale.landmark=[0.1,10.0]", SHAPES],
         "gamma": ["sweep.weighting.gamma=[0.0,2.0]"],
         "alpha": ["sweep.weighting.lr=[0.001,0.004]"],
         "participation": ["sweep.training.participation=[1.0,0.4]"],
@@ -109,7 +110,8 @@ def test_names():
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
 def test_every_method_that_can_run_there_is_compared(name):
     config = load_experiment(name)
-    assert set(METHODS) - set(config.compare.methods) == {"fedavg"}  # whose heads must be alike
+    assert set(METHODS) - set(config.compare.methods) == {"fedavg", "static"}
+    # the heads of one must be alike, and the other's weights be chosen
     assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 3, "fedrep")
     classic, prox = (config.compare.own[m] for m in ("fedrep-classic", "fedprox"))
     assert classic == prox  # what tells them apart is the proximal term alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +29,8 @@ def train(name: str, folder: Path | None = None, weighting=None, **settings) -> 
     )
 
 
-NAMES = [method.name for method in RIVALS if method.name != "fedgradnorm-static"]
+GIVEN = {"static", "fedgradnorm-static"}  # whose weights have to come from somewhere
+NAMES = [method.name for method in RIVALS if method.name not in GIVEN]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,13 +77,30 @@ def test_the_table_says_everything(method) -> None:
     assert method.summary
     assert method.paper
     assert method.cost
-    if method.name != "fedgradnorm-static":
+    if method.name not in GIVEN:
         assert method.build().needs == method.needs
 
 
 def test_the_random_weights_of_two_seeds_differ() -> None:
     one, other = (train("rlw", seed=seed).weights for seed in (0, 1))
     assert one != other
+
+
+def test_weights_chosen_by_hand(caplog) -> None:
+    weights = {"corner": 0.1, "side": 1, "place": 1.9}
+    weighting = METHODS["static"].build({"weights": weights})
+    assert train("static", weighting=weighting).weights == pytest.approx(weights)
+    with pytest.raises(fgn.ConfigError, match="needs the option 'weights'"):
+        METHODS["static"].build()
+    with pytest.raises(fgn.ConfigError, match=r"a number per client name, not 0\.5"):
+        METHODS["static"].build({"weights": 0.5})
+    for wrong in ("much", 0, True, float("nan")):
+        with pytest.raises(fgn.ConfigError, match=f"'side' must be a number > 0, not {wrong!r}"):
+            METHODS["static"].build({"weights": {**weights, "side": wrong}})
+    METHODS["static"].build({"weights": {**weights, "side": np.float32(0.5)}})
+    misspelt = METHODS["static"].build({"weights": {**weights, "sde": 1.0}})
+    train("static", weighting=misspelt)
+    assert "static weights for 'sde' are not used: the clients are" in caplog.text
 
 
 def test_static_weights_from_a_finished_run(tmp_path: Path) -> None:

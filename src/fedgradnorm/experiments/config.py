@@ -8,6 +8,7 @@ of a run. Only this module and its errors know pydantic.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ class Config(_Table):
         }
         options = method.options().items()
         defaults = {name: p.default for name, p in options if p.default is not p.empty}
-        table["weighting"] = {**defaults, **self.weighting}
+        table["weighting"] = {**defaults, **table["weighting"]}
         return table
 
     def text(self) -> str:
@@ -172,7 +173,7 @@ class Config(_Table):
         with _blaming(self._origin):
             table = {**for_method(self.table(), method), "seed": seed, "point": dict(point or {})}
             for key, value in (changes or {}).items():
-                put(table, key, value)
+                put(table, key, copy.deepcopy(value))  # of which a point may change a part
             return make_config(table, self._origin)
 
 

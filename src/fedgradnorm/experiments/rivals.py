@@ -12,7 +12,8 @@ _AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
 _GRAM = "N^2 D"
 _PROGRAM = "N^2 D + a convex program"
 
-_FAMILY = (
+_GIVEN = (
+    Method("static", "weights chosen by hand", "baseline", w.Static),
     Method(
         "fedgradnorm-static",
         "a finished run's mean weights, held still",
@@ -124,5 +125,5 @@ _PERSONAL = (
     ),
 )
 
-RIVALS: tuple[Method, ...] = (*_FAMILY, *_BY_LOSS, *_BY_GRADIENT, *_PERSONAL)
+RIVALS: tuple[Method, ...] = (*_GIVEN, *_BY_LOSS, *_BY_GRADIENT, *_PERSONAL)
 """Everything beside FedGradNorm and the paper's own baselines."""

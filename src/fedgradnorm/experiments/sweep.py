@@ -46,13 +46,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
 def felt_by(point: Mapping[str, Any], method: str) -> Point:
     """The part of a point that this method feels: not options it lacks or settings it fixes."""
     known = find_method(method)
-    options = {f"weighting.{name}" for name in known.options()}
-    fixed = {f"training.{name}" for name in known.settings}
-    return {
-        key: value
-        for key, value in point.items()
-        if (key in options or not key.startswith("weighting.")) and key not in fixed
-    }
+    options, fixed = known.options(), known.settings
+
+    def feels(key: str) -> bool:
+        table, name, *_ = [*key.split("."), ""]
+        if table == "weighting":
+            return not name or name in options
+        return table != "training" or name not in fixed
+
+    return {key: value for key, value in point.items() if feels(key)}
 
 
 def point_name(point: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ ORDER = (
     "local", "central", "fedper", "geometric-mean", "rlw", "dwa", "uw", "imtl-l", "famo", "q-ffl",
     "afl", "upgrad", "dualproj", "mgda", "fsmgda", "fedmgda", "fedcmoo", "pcgrad", "gradvac",
     "cagrad", "nash-mtl", "imtl-g", "aligned-mtl", "fairgrad", "krum", "config", "graddrop",
-    "trimmed-mean", "fedrep-classic", "fedprox", "fedavg", "fedbabu", "ditto",
+    "trimmed-mean", "fedrep-classic", "fedprox", "fedavg", "fedbabu", "ditto", "static",
 )  # fmt: skip
 """Every method's place. A new one goes to the end; to move one is to repaint it everywhere."""
 

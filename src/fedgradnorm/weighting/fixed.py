@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.weighting.base import Needs, Signals, Weighting
+
+log = logging.getLogger("fedgradnorm")
 
 
 class Equal(Weighting):
@@ -37,9 +41,13 @@ class Static(Weighting):
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__()
+        if not isinstance(weights, Mapping):
+            raise ConfigError(f"static weights are a number per client name, not {weights!r}")
         for name, value in weights.items():
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"static weight of client {name!r} must be > 0, not {value!r}")
+            if not _is_number(value) or not 0 < value < float("inf"):
+                raise ConfigError(
+                    f"static weight of client {name!r} must be a number > 0, not {value!r}"
+                )
         self.weights = dict(weights)
         self._given = torch.empty(0)
 
@@ -51,6 +59,13 @@ class Static(Weighting):
                 f"no static weight for client {missing[0]!r}; weights are given for: "
                 f"{', '.join(self.weights) or 'nobody'}"
             )
+        strangers = [name for name in self.weights if name not in clients]
+        if strangers and len(clients) > 1:  # clients on their own are bound one by one
+            log.warning(
+                "static weights for %s are not used: the clients are %s",
+                ", ".join(map(repr, strangers)),
+                ", ".join(clients),
+            )
         super().bind(clients)
         self._given = torch.tensor([self.weights[name] for name in clients], dtype=torch.float64)
 
@@ -58,3 +73,8 @@ class Static(Weighting):
         """The given weights."""
         self._given = self._given.to(signals.active.device)
         return self._given
+
+
+def _is_number(value: object) -> bool:
+    """Whether a config, or NumPy, gave a number here."""
+    return isinstance(value, Real) and not isinstance(value, bool)
