@@ -48,7 +48,9 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
         "training loss at the end" if measure.name == "loss" else "held-out metric"
     )
     handles, names = panels[0].get_legend_handles_labels()
-    drawing.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    drawing.legend(
+        handles, names, loc="outside upper center", ncols=max(2, len(tasks)), frameon=False
+    )
     if comparison.synthetic:
         drawing.text(0.995, 0.003, comparison.synthetic, ha="right", va="bottom", fontsize=8)
     return save(drawing, path)
