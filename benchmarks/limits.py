@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from work import Work, make_clients, make_network, make_ours, tiny
 
+from fedgradnorm.numerics import numerics
+
 WORKS = [
     Work("3 clients, batch 64, 1 + 1 steps", 3, 64, rounds=10),
     Work("30 clients, batch 32, 1 + 1 steps", 30, 32, 256, rounds=3),
@@ -164,14 +166,14 @@ def main() -> None:
     parser.add_argument("--devices", nargs="*", choices=["cpu", "cuda"], default=both)
     given = parser.parse_args()
     record.begin(given)
-    torch.set_float32_matmul_precision("high")  # tf32 on a GPU; nothing changes on a CPU
     target, here, rows = given.out / "limits.json", record.about("cuda" in given.devices), []
     before = record.earlier(target, here, given)
     order = [f"{work.name}, {device}" for device in given.devices for work in WORKS]
     for device in given.devices:
         for work in WORKS:
             if record.wanted(f"{work.name}, {device}", given):
-                rows.append(measure(sized(work, device, given), device, given))
+                with numerics("tf32", torch.device(device)):
+                    rows.append(measure(sized(work, device, given), device, given))
                 print(rows[-1], file=sys.stderr, flush=True)
     record.write(target, here, record.merge(before, rows, "row", order), COLUMNS)
 

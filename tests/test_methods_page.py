@@ -32,3 +32,8 @@ def test_the_example_is_ten_lines() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_on_the_page(name: str) -> None:
     assert f"| `{name}` |" in PAGE
+
+
+def test_the_readme_counts_them() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert f"**Methods**: {len(METHODS)} of them" in readme

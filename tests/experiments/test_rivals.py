@@ -86,20 +86,27 @@ def test_the_random_weights_of_two_seeds_differ() -> None:
     assert one != other
 
 
-def test_weights_chosen_by_hand(caplog) -> None:
-    weights = {"corner": 0.1, "side": 1, "place": 1.9}
-    weighting = METHODS["static"].build({"weights": weights})
-    assert train("static", weighting=weighting).weights == pytest.approx(weights)
+WEIGHTS = {"corner": 0.1, "side": 1, "place": 1.9}
+
+
+def test_weights_chosen_by_hand() -> None:
+    for side in (1, np.float32(1)):
+        weighting = METHODS["static"].build({"weights": {**WEIGHTS, "side": side}})
+        assert train("static", weighting=weighting).weights == pytest.approx(WEIGHTS)
+
+
+@pytest.mark.parametrize("wrong", ["much", 0, True, float("nan")])
+def test_a_weight_that_is_no_number_is_refused(wrong: object) -> None:
+    with pytest.raises(fgn.ConfigError, match=f"'side' must be a number > 0, not {wrong!r}"):
+        METHODS["static"].build({"weights": {**WEIGHTS, "side": wrong}})
+
+
+def test_weights_for_nobody_or_of_nobody(caplog) -> None:
     with pytest.raises(fgn.ConfigError, match="needs the option 'weights'"):
         METHODS["static"].build()
     with pytest.raises(fgn.ConfigError, match=r"a number per client name, not 0\.5"):
         METHODS["static"].build({"weights": 0.5})
-    for wrong in ("much", 0, True, float("nan")):
-        with pytest.raises(fgn.ConfigError, match=f"'side' must be a number > 0, not {wrong!r}"):
-            METHODS["static"].build({"weights": {**weights, "side": wrong}})
-    METHODS["static"].build({"weights": {**weights, "side": np.float32(0.5)}})
-    misspelt = METHODS["static"].build({"weights": {**weights, "sde": 1.0}})
-    train("static", weighting=misspelt)
+    train("static", weighting=METHODS["static"].build({"weights": {**WEIGHTS, "sde": 1.0}}))
     assert "static weights for 'sde' are not used: the clients are" in caplog.text
 
 

@@ -1,0 +1,109 @@
+"""Comparisons in which settings vary: from point to point of a sweep, and from method to method."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.small_config import small_config
+from fedgradnorm.errors import ConfigError, RunFolderError
+from fedgradnorm.experiments.compare import compare
+from fedgradnorm.experiments.config import load_config
+from fedgradnorm.experiments.execute import resume_config
+from fedgradnorm.settings import Settings
+
+METHODS = ["fedrep", "fedgradnorm"]
+
+
+def test_a_sweep_runs_every_point_and_what_is_not_felt_once(tmp_path):
+    words = ["sweep.weighting.gamma=[0.0,1.5]", "sweep.training.head_steps=[1,2]"]
+    config = load_config(small_config(tmp_path), words)
+    names = [folder.name for folder in compare(config, METHODS)]
+    assert names == [
+        "fedrep-head_steps=1-seed0", "fedrep-head_steps=2-seed0",
+        "fedgradnorm-gamma=0-head_steps=1-seed0", "fedgradnorm-gamma=0-head_steps=2-seed0",
+        "fedgradnorm-gamma=1.5-head_steps=1-seed0", "fedgradnorm-gamma=1.5-head_steps=2-seed0",
+    ]  # fmt: skip
+    last = resume_config(tmp_path / "runs" / "small-compare" / names[-1])
+    assert last.point == {"weighting.gamma": 1.5, "training.head_steps": 2}
+    assert (last.weighting["gamma"], last.settings.head_steps) == (1.5, 2)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sweep_may_vary_one_of_the_weights_chosen_by_hand(tmp_path, own):
+    weights = "weighting.weights={class=1.0,value=1.0}"
+    words = ["sweep.weighting.weights.value=[0.1,3.0]"]
+    words += [f"compare.own.static.{weights}"] if own else ["method=static", weights]
+    config = load_config(small_config(tmp_path), words)
+    folders = compare(config, ["fedrep", "static"])
+    assert [folder.name for folder in folders] == [
+        "fedrep-seed0", "static-value=0.1-seed0", "static-value=3-seed0",
+    ]  # fmt: skip
+    for folder, weight in zip(folders[1:], (0.1, 3.0), strict=True):
+        given = resume_config(folder).weighting["weights"]
+        assert given == {"class": 1.0, "value": weight}
+    assert load_config(small_config(tmp_path), words) == config, "a run changed its config"
+
+
+def test_a_sweep_may_go_over_whole_tables(tmp_path):
+    words = ["sweep.weighting=[{gamma=0.0},{gamma=1.5}]"]
+    folders = compare(load_config(small_config(tmp_path), words), ["fedgradnorm"])
+    assert [resume_config(folder).weighting["gamma"] for folder in folders] == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("sweep.weighting.gamma=1", "should be a list"), ("sweep.training.epoch=[1]", "did you mean"),
+     ("sweep.training.head_steps=[]", "at least one value"),
+     ("sweep.training.head_steps=[0,-1]", "head_steps")],
+)  # fmt: skip
+def test_a_bad_sweep_trains_nothing(tmp_path, word, says):
+    with pytest.raises(ConfigError, match=says):
+        compare(load_config(small_config(tmp_path), [word]), METHODS)
+    assert not (tmp_path / "runs").exists()
+
+
+OWN = ["compare.own.fedrep.training.shared_steps=3", "compare.own.fedrep.training.lr=0.01"]
+
+
+def settings_of(folder: Path) -> Settings:
+    return resume_config(folder).settings
+
+
+def test_a_method_may_have_settings_of_its_own(tmp_path):
+    config = load_config(small_config(tmp_path), OWN)
+    fedrep, fedgradnorm = (settings_of(folder) for folder in compare(config, METHODS, 1))
+    assert (fedrep.shared_steps, fedrep.lr) == (3, 0.01)
+    assert fedgradnorm.shared_steps == config.settings.shared_steps
+    assert fedgradnorm.lr == config.settings.lr
+    with pytest.raises(RunFolderError, match="another config"):
+        compare(load_config(small_config(tmp_path), OWN[:1]), METHODS, 1)
+
+
+def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
+    config = load_config(small_config(tmp_path), [*OWN, "sweep.training.shared_steps=[1,2]"])
+    folders = compare(config, ["fedrep"], 1)
+    assert [settings_of(folder).shared_steps for folder in folders] == [1, 2]
+    assert {settings_of(folder).lr for folder in folders} == {0.01}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "fedrp.training.lr=1",
+            r"own\.fedrp: unknown method 'fedrp'; did you mean 'fedrep'",
+        ),
+        (
+            "fedrep.training.lrr=1",
+            r"own\.fedrep: unknown key 'training\.lrr'; did you mean",
+        ),
+        (
+            "fedrep.data.samples=9",
+            r"unknown key 'compare\.own\.fedrep\.data' .*training, weighting",
+        ),
+        ("fedprox.training.proximal=5", r"own\.fedprox: training\.proximal .* does not go"),
+    ],
+)
+def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(small_config(tmp_path), [f"compare.own.{word}"])
