@@ -84,6 +84,18 @@ def test_compare(config, tmp_path):
     assert "epochs to fedgradnorm's loss" in (tmp_path / "o" / "tables" / "tasks.md").read_text()
 
 
+def test_compare_a_method_with_a_variant_of_it(config, tmp_path):
+    named = "fedrep, fedgradnorm weighting.lr=0.5, fedgradnorm"
+    result = cli("compare", config, "-m", named, "-b", "fedgradnorm")
+    assert result.exit_code == 0, result.output
+    table = (tmp_path / "runs" / "small-compare" / "tables" / "tasks.md").read_text()
+    assert "| fedgradnorm weighting.lr=0.5 |" in table
+    assert "epochs to fedgradnorm's loss" in table
+    refused = cli("compare", config, "-m", named, "-b", "fedgradnorm weighting.lr=0.5")
+    assert refused.exit_code == 2
+    assert "unknown method" in refused.stderr
+
+
 def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config, tmp_path):
     words = ["training.head_optimizer=sgd", "training.server_optimizer=sgd"]
     sweep = "sweep.training.lr=[0.01,1e30]"

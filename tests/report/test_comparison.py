@@ -191,13 +191,57 @@ def test_a_diverged_run_is_shown_as_such():
     methods_grid(comparison)
 
 
-def test_the_papers_numbers_stand_beside_its_table():
+def test_the_papers_numbers_stand_beside_its_table_and_not_beside_variants():
     more = {"name": "table2", "data": {"source": "mtfl"}}
-    runs = [run(method, name="gender") for method in ("fedrep", "fedgradnorm")]
+    runs = [run("fedrep", name="gender"), run("fedgradnorm", name="gender"),
+            run("fedgradnorm", name="gender", own={"weighting.lr": 0.008})]  # fmt: skip
     runs = [PageRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, **more})
             for r in runs]  # fmt: skip
-    row = cells(tasks_grid(comparison_of(runs)), task="gender", method="fedgradnorm")
+    grid = tasks_grid(comparison_of(runs))
+    row = cells(grid, task="gender", method="fedgradnorm")
     assert row["paper's loss"].text == "0.56"
+    variant = cells(grid, task="gender", method="fedgradnorm weighting.lr=0.008")
+    assert variant["paper's loss"].text == "-"
+
+
+def test_variants_stand_beside_their_method_and_are_no_sweep(tmp_path):
+    steps = [{"weighting.lr": "schedule"}, {"weighting.lr": 0.016}, {"weighting.lr": 0.008}, {},
+             {"weighting.lr": {"nested": 1.0}}]  # fmt: skip
+    runs = [run("fedgradnorm", seed, own=own) for own in steps for seed in (0, 1)]
+    runs += [run(method, seed) for method in ("fedgradnorm-direct", "fedrep") for seed in (0, 1)]
+    comparison = comparison_of(runs, "fedgradnorm")
+    assert comparison.points == []
+    assert [arm.label for arm in comparison.arms] == [
+        "fedgradnorm", "fedgradnorm weighting.lr=0.008", "fedgradnorm weighting.lr=0.016",
+        "fedgradnorm weighting.lr=schedule", "fedgradnorm weighting.lr={'nested': 1.0}",
+        "fedgradnorm-direct", "fedrep",
+    ]  # fmt: skip
+    for arm in comparison.arms[1:]:
+        contest = comparison.against(arm, "fedgradnorm")
+        assert contest is not None
+        assert contest.seeds == [0, 1]
+    assert draw(comparison, tmp_path) == [tmp_path / "curves.png"]
+
+
+def test_a_baseline_with_settings_of_its_own_is_still_one():
+    runs = [run("fedrep", seed, own={"training.lr": lr}) for seed in (0, 1) for lr in (0.2, 0.1)]
+    runs += [run("fedgradnorm", seed, own={"training.lr": 0.2}) for seed in (0, 1)]
+    comparison = comparison_of([*runs, *(run("local", seed) for seed in (0, 1))])
+    assert comparison.points == []
+    for arm in comparison.arms[1:]:  # one yardstick for all: the first variant
+        contest = comparison.against(arm, "fedrep")
+        assert contest is not None
+        assert contest.pairs["value"][0][1] is comparison.arms[0].tasks("value")[0]
+
+
+def test_a_variant_beside_a_sweep_leaves_the_sweep_as_it_is():
+    runs = [run("fedgradnorm", point={"weighting.lr": lr}) for lr in (0.1, 0.2)]
+    runs += [run("fedgradnorm"), run("fedgradnorm", own={"weighting.gamma": 0.5}), run("fedrep")]
+    comparison = comparison_of(runs)
+    assert [point["weighting.lr"] for point in comparison.points] == [0.1, 0.2]
+    assert [arm and arm.name for arm in comparison.along("fedgradnorm")] == [
+        "fedgradnorm lr=0.1", "fedgradnorm lr=0.2",
+    ]  # fmt: skip
 
 
 def test_synthetic_data_is_said_on_the_figure(tmp_path):

@@ -167,6 +167,24 @@ def test_variants_of_a_method_are_told_apart_and_repeats_left_out(tmp_path):
     assert "repeats" in notes[0]
 
 
+def test_a_variant_is_called_as_it_was_written_and_has_a_switch(tmp_path):
+    text = "[weighting]\nlr = {lr}\n{own}"
+    own = '[own]\n"weighting.lr" = 0.008\n'
+    write_run(tmp_path, "fedrep")
+    write_run(tmp_path, "fedgradnorm", config=text.format(lr=0.004, own=""))
+    write_run(tmp_path, "fedgradnorm", shift=0.1, config=text.format(lr=0.008, own=own))
+    groups, notes = group(collect([tmp_path])[0])
+    variant = "fedgradnorm weighting.lr=0.008"
+    assert [one.label for one in groups] == ["fedrep", "fedgradnorm", variant]
+    assert not notes
+    page = make_page([tmp_path]).html
+    rows = re.findall(
+        rf'<tr data-group="0" data-methods="(\d)"[^>]*>(?:(?!</tr>).)*{variant}', page
+    )
+    assert rows
+    assert set(rows) == {"2"}
+
+
 def test_runs_that_are_not_alike_are_called_so(tmp_path):
     write_run(tmp_path, "fedrep", config="[data]\nsamples = 10")
     write_run(tmp_path, "fedgradnorm", config="[data]\nsamples = 20")

@@ -43,7 +43,9 @@ def compare(
     *,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", "-m", help="Names between commas; see `methods`."),
+        typer.Option(
+            "--methods", "-m", help="Between commas: names (see `methods`), or name key=value ..."
+        ),
     ] = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,
@@ -60,15 +62,19 @@ def compare(
     Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
     stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
     where it has one; [sweep] holds lists in the place of values and runs every combination.
+    Settings after a method's name make a variant of it, which may stand beside the method itself.
     Tables (CSV, Markdown, LaTeX) and figures are written beside the runs.
 
     Examples:
 
     - `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
 
+    - `fedgradnorm compare configs/radcom.toml -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
+
     - `fedgradnorm compare --from runs/table2 --baseline fedgradnorm`
     """
     from fedgradnorm.experiments.config import load_config
+    from fedgradnorm.experiments.entries import split_entries
 
     if start:
         if config is not None:
@@ -78,7 +84,7 @@ def compare(
     if config is None:
         raise ConfigError("no config to train; name a TOML file, or --from a folder of runs")
     wanted = load_config(config, changed(overrides, device))
-    names = None if methods is None else [n.strip() for n in methods.split(",") if n.strip()]
+    names = None if methods is None else split_entries(methods)
     run_and_show(wanted, names, seeds, jobs, out, baseline)
 
 
@@ -147,7 +153,11 @@ def run_and_show(
     """Train what is missing, then show the tables and the figure of all."""
     from fedgradnorm.experiments.compare import compare as run_all
     from fedgradnorm.experiments.compare import compare_folder
+    from fedgradnorm.experiments.entries import read_entry
+    from fedgradnorm.experiments.methods import find_method
 
+    if baseline is not None:
+        find_method(baseline)
     folder = compare_folder(config) if out is None else out
     trouble: TrainingError | None = None
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
@@ -158,7 +168,8 @@ def run_and_show(
             )  # fmt: skip
         except TrainingError as error:
             trouble = error
-    names = config.compare.methods if methods is None else methods
+    texts = config.compare.methods if methods is None else methods
+    names = {read_entry(text).method for text in texts}
     default = config.compare.baseline if config.compare.baseline in names else ""
     show_comparison([folder], baseline or default, folder)
     if trouble is not None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.config import Config
+from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments.execute import LoadedData, execute, load_data
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
 from fedgradnorm.experiments.sinks import Show
-from fedgradnorm.experiments.trials import Trial, check_request, needs_a_run, plan
+from fedgradnorm.experiments.trials import Trial, plan
 
 Display = Callable[[Trial, int, int], AbstractContextManager[Show]]
 """(trial, number, of how many) -> a context that gives what ``train`` takes as progress."""
@@ -31,7 +32,8 @@ def compare(
 ) -> list[Path]:
     """Train each method from each seed at each point of the sweep; the run folders by method.
 
-    ``methods`` and ``seeds`` are those of the config's ``[compare]`` where not given. The runs lie
+    ``methods`` and ``seeds`` are those of the config's ``[compare]`` where not given; after a
+    method's name may come settings of its own (``"fedgradnorm weighting.lr=0.008"``). The runs lie
     in ``<output>/<name>-compare`` unless ``folder`` says otherwise. Called again, it keeps what is
     finished, resumes what is not, and starts the rest. All methods of a seed get the same data, the
     same start of the shared network and heads, and the same batches. With ``jobs`` > 1 so many
@@ -41,12 +43,15 @@ def compare(
     methods = config.compare.methods if methods is None else methods
     seeds = config.compare.seeds if seeds is None else seeds
     place = compare_folder(config) if folder is None else Path(folder)
-    check_request(methods, seeds)
+    entries = read_entries(methods, seeds, swept=bool(config.sweep))
+    for entry in entries:
+        if entry.needs_a_run:  # it is planned last: what is wrong with it is said first
+            config.variant(FROZEN_FROM, config.seed, entry.own)
     found: list[Trial] = []
     failures: list[str] = []
     # Methods that start from a run of another one come after it.
     for frozen in (False, True):
-        wave = [name for name in methods if needs_a_run(name) == frozen]
+        wave = [entry for entry in entries if entry.needs_a_run == frozen]
         if not wave or (frozen and failures):
             continue
         trials = plan(config, wave, seeds, place)
@@ -61,8 +66,7 @@ def compare(
         raise TrainingError(
             f"{len(failures)} of {len(found)} runs failed (the others are done): {failures[0]}"
         )
-    order = {method: i for i, method in enumerate(methods)}
-    return [t.folder for t in sorted(found, key=lambda trial: order[trial.config.method])]
+    return [t.folder for t in sorted(found, key=lambda trial: entries.index(trial.entry))]
 
 
 def compare_folder(config: Config) -> Path:

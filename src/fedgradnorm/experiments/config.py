@@ -133,6 +133,7 @@ class Config(_Table):
     compare: CompareTable = CompareTable()
     sweep: dict[str, Any] = {}
     point: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     _origin: str = PrivateAttr("")
 
     @property
@@ -144,7 +145,8 @@ class Config(_Table):
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
         method = find_method(self.method)
-        table = self.model_dump(exclude={"compare", "sweep", *(() if self.point else ("point",))})
+        unsaid = {name for name in ("point", "own") if not getattr(self, name)}
+        table = self.model_dump(exclude={"compare", "sweep", *unsaid})
         table["training"] = {
             name: "none" if value is None else value
             for name, value in table["training"].items()
@@ -165,14 +167,17 @@ class Config(_Table):
         seed: int,
         changes: Mapping[str, Any] | None = None,
         point: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> Config:
         """The same run by another method and seed, and with ``changes`` by dotted key.
 
-        ``point`` is what a sweep calls the run; it is kept with it.
+        ``point`` is what a sweep calls the run, and ``own`` what an entry of a comparison has for
+        itself, by dotted key too; both are kept with it.
         """
         with _blaming(self._origin):
-            table = {**for_method(self.table(), method), "seed": seed, "point": dict(point or {})}
-            for key, value in (changes or {}).items():
+            named = {"point": dict(point or {}), "own": dict(own or {})}
+            table = {**for_method(self.table(), method), "seed": seed, **named}
+            for key, value in {**(changes or {}), **named["own"]}.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
             return make_config(table, self._origin)
 

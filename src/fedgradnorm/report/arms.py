@@ -1,10 +1,10 @@
-"""The arms of a comparison: one method at one point of a sweep, with its seeds, against another."""
+"""The arms of a comparison: a method, or a variant or point of it, with its seeds; contests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -23,18 +23,26 @@ from fedgradnorm.report.samples import Sample, TaskSample
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in nothing but their seed; ``whole`` if all of them came to their end."""
+    """Runs that differ in nothing but their seed; ``whole`` if all of them came to their end.
+
+    ``point`` is where a sweep put them, ``own`` the settings that make them a variant.
+    """
 
     method: str
     point: Mapping[str, Any]
     samples: Mapping[int, Sample]
     whole: bool = True
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """What the arm is called, with a word about unfinished runs."""
-        name = next(iter(self.samples.values())).label
-        return name if self.whole else f"{name} (unfinished)"
+        return self.name if self.whole else f"{self.name} (unfinished)"
+
+    @property
+    def name(self) -> str:
+        """What its runs are called."""
+        return next(iter(self.samples.values())).label
 
     def tasks(self, task: str) -> dict[int, TaskSample]:
         """One task's numbers by seed."""
@@ -54,20 +62,21 @@ def arms_of(samples: Sequence[Sample]) -> list[Arm]:
     for mine in found.values():
         whole = [sample for sample in mine if sample.finished]
         by_seed = {sample.seed: sample for sample in whole or mine}
-        arms.append(Arm(mine[0].method, mine[0].point, by_seed, bool(whole)))
+        arms.append(Arm(mine[0].method, mine[0].point, by_seed, bool(whole), mine[0].own))
     return arms
 
 
 def partner(arm: Arm, method: str, arms: Sequence[Arm]) -> Arm | None:
-    """The arm of ``method`` at the same point, or at as much of it as that method feels."""
-    return next(
-        (
-            other
-            for other in arms
-            if other.method == method and other.point.items() <= dict(arm.point).items()
-        ),
-        None,
-    )
+    """The arm of ``method`` at the same point, or at as much of it as that method feels.
+
+    As it is, if it took part; else its first variant, the same for all.
+    """
+    fitting = [
+        other
+        for other in arms
+        if other.method == method and other.point.items() <= dict(arm.point).items()
+    ]
+    return next((other for other in fitting if not other.own), fitting[0] if fitting else None)
 
 
 @dataclass(frozen=True)

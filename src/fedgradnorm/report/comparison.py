@@ -54,7 +54,9 @@ class Comparison:
 
     def along(self, method: str) -> list[Arm | None]:
         """The method's arms at all points; the same one where it feels none of them."""
-        mine = {point_name(arm.point): arm for arm in self.arms if arm.method == method}
+        mine = {
+            point_name(arm.point): arm for arm in self.arms if arm.method == method and not arm.own
+        }
         return [mine.get(point_name(point), mine.get("")) for point in self.points]
 
     def against(self, arm: Arm, method: str) -> Contest | None:
@@ -111,12 +113,22 @@ def _synthetic(data: Mapping[str, Any]) -> str:
 
 
 def _place(arm: Arm, baseline: str) -> tuple[object, ...]:
-    """Point by point, and at each the baseline first, then methods as the package lists them."""
-    values = [(isinstance(v, str), v if isinstance(v, int | float) else str(v))
-              for v in arm.point.values()]  # fmt: skip
+    """Point by point, and at each the baseline first, then methods as the package lists them.
+
+    A method's variants follow it.
+    """
     known = list(METHODS)
     rank = known.index(arm.method) if arm.method in known else len(known)
-    return len(values), *values, arm.method != baseline, rank
+    return (*_sizes(arm.point), arm.method != baseline, rank, arm.method, *_sizes(arm.own))
+
+
+def _sizes(values: Mapping[str, Any]) -> tuple[object, ...]:
+    """Values in an order: fewer before more, numbers by size and before words."""
+    numbers = [
+        (not isinstance(v, int | float), v if isinstance(v, int | float) else 0, str(v))
+        for v in values.values()
+    ]
+    return len(values), numbers
 
 
 def _unfinished(runs: Sequence[PageRun], samples: Sequence[Sample]) -> list[str]:

@@ -258,7 +258,9 @@ def _unit(comparison: Comparison, task: str) -> str:
 
 def _paper(arm: Arm, task: str) -> Cell:
     sample = next(iter(arm.samples.values()))
-    known: Mapping[str, float] = paper_losses(sample.experiment, arm.method)
+    known: Mapping[str, float] = (
+        {} if arm.own else paper_losses(sample.experiment, arm.method)  # of a variant, none
+    )
     return blank() if task not in known else Cell(f"{known[task]:g}", {"": known[task]})
 
 

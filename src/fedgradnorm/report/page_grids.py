@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedgradnorm.errors import RunFolderError
-from fedgradnorm.experiments.sweep import point_name
 from fedgradnorm.report.cells import blank
 from fedgradnorm.report.colours import Look, key
 from fedgradnorm.report.comparison import Comparison, comparison_of
@@ -15,6 +14,7 @@ from fedgradnorm.report.comparison_grids import shown_grids
 from fedgradnorm.report.grid import Cell, Grid
 from fedgradnorm.report.page_groups import Group
 from fedgradnorm.report.page_runs import PageRun
+from fedgradnorm.report.samples import sample_of
 
 Row = Sequence[Cell]
 Places = Mapping[tuple[int, str], int]
@@ -41,16 +41,11 @@ def grids_html(
 
 def _switches(comparison: Comparison, groups: Sequence[Group]) -> dict[str, list[int]]:
     """The page's methods, by number, that an arm of the comparison holds the runs of."""
-    places = [(one.whole[0].method, _point(one.whole[0])) for one in groups]
+    labels = [sample_of(one.whole[0]).label for one in groups]
     return {
-        arm.label: [i for i, p in enumerate(places) if p == (arm.method, point_name(arm.point))]
+        arm.label: [i for i, label in enumerate(labels) if label == arm.name]
         for arm in comparison.arms
     }
-
-
-def _point(run: PageRun) -> str:
-    point = run.config.get("point")
-    return point_name(point) if isinstance(point, dict) else ""
 
 
 class _Drawn:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgradnorm.experiments.entries import own_name
 from fedgradnorm.experiments.history import Row
 from fedgradnorm.experiments.sweep import point_name
 from fedgradnorm.report.page_runs import UNKNOWN_SEED, PageRun
@@ -152,17 +153,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _labels(method: str, variants: Sequence[Sequence[PageRun]]) -> list[str]:
-    """The method's name alone, or with the settings in which its variants differ."""
+    """The method's name with what is its own, and the settings in which its variants differ."""
+    firsts = [members[0] for members in variants]
+    owns = [own_name(run.part("own")) for run in firsts]
+    points = [point_name(run.part("point")) for run in firsts]  # where a sweep put them
+    told = [" ".join(filter(None, both)) for both in zip(owns, points, strict=True)]
     if len(variants) == 1:
-        return [method]
-    points = [members[0].config.get("point") for members in variants]
-    if all(isinstance(point, dict) and point for point in points):
-        names = [point_name(point) for point in points if point]  # what a sweep went through
-    else:
-        differing = _differences(members[0] for members in variants)
+        told = owns
+    elif not all(told) and len(set(told)) < len(told):
+        differing = _differences(firsts)
         keys = list(differing)[:_SHOWN]
-        names = [point_name({k: differing[k][i] for k in keys}) for i in range(len(variants))]
-    labels = [f"{method} {name}" for name in names]
+        told = [point_name({k: differing[k][i] for k in keys}) for i in range(len(variants))]
+    labels = [" ".join(filter(None, (method, what))) for what in told]
     seen: Counter[str] = Counter()
     for i, label in enumerate(labels):
         seen[label] += 1
@@ -190,11 +192,11 @@ def _mixture(groups: Sequence[Group]) -> list[str]:
 
 
 def _meant_to_differ(groups: Sequence[Group]) -> set[str]:
-    """Settings that a method fixes or that a sweep went through, as section.key."""
+    """Settings that a method fixes, has for itself or that a sweep went through: section.key."""
     from fedgradnorm.experiments.methods import METHODS
 
     named = [METHODS[g.whole[0].method] for g in groups if g.whole[0].method in METHODS]
     fixed = {f"training.{key}" for method in named for key in method.settings}
-    points = (run.config.get("point") for g in groups for run in g.whole)
-    swept = {key for point in points if isinstance(point, dict) for key in point}
-    return fixed | {".".join(key.split(".")[:2]) for key in swept}
+    runs = [run for g in groups for run in g.whole]
+    varied = {key for run in runs for name in ("point", "own") for key in run.part(name)}
+    return fixed | {".".join(key.split(".")[:2]) for key in varied}

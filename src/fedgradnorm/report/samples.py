@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgradnorm.experiments.entries import own_name
 from fedgradnorm.experiments.history import KEYS, SIGNALS, Row
 from fedgradnorm.experiments.summary import MAIN_METRICS
 from fedgradnorm.experiments.sweep import point_name
@@ -59,6 +60,7 @@ class Sample:
     seed: int
     tasks: Mapping[str, TaskSample]
     point: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = True
     epoch: float = math.nan
     megabytes: float = math.nan
@@ -67,8 +69,8 @@ class Sample:
 
     @property
     def label(self) -> str:
-        """The method, and the point of a sweep."""
-        return " ".join(filter(None, (self.method, point_name(self.point))))
+        """The method, what it has for itself, and the point of a sweep."""
+        return " ".join(filter(None, (self.method, own_name(self.own), point_name(self.point))))
 
 
 def sample_of(run: PageRun) -> Sample:
@@ -76,12 +78,12 @@ def sample_of(run: PageRun) -> Sample:
     clients = run.part("clients")
     names = list(dict.fromkeys(row["client"] for row in run.rows))
     seconds = run.about.get("seconds")
-    point = run.config.get("point")
     return Sample(
         method=run.method,
         seed=run.seed,
         tasks={name: _task(run.rows, name, _scale(clients, name)) for name in names},
-        point=point if isinstance(point, dict) else {},
+        point=run.part("point"),
+        own=run.part("own"),
         finished=run.finished,
         epoch=max((row["epoch"] for row in run.rows), default=math.nan),
         megabytes=_megabytes(run.rows),
