@@ -16,6 +16,12 @@ from fedgradnorm.errors import ConfigError, TrainingError
 if TYPE_CHECKING:
     from fedgradnorm.experiments.config import Config
 
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--methods", "-m", help="Between commas: names (see `methods`), or name key=value ..."
+    ),
+]
 Seeds = Annotated[
     int | None,
     typer.Option("--seeds", "-s", help="How many, from the config's own on.", show_default=False),
@@ -28,7 +34,6 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Where runs, tables and figures go.", show_default=False),
 ]
-
 Baseline = Annotated[
     str | None,
     typer.Option("--baseline", "-b", help="The method to test against.", show_default=False),
@@ -41,12 +46,7 @@ def compare(
     ] = None,
     overrides: Overrides = None,
     *,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods", "-m", help="Between commas: names (see `methods`), or name key=value ..."
-        ),
-    ] = None,
+    methods: Methods = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,
     device: Device = None,

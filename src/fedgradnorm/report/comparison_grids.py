@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER
@@ -258,10 +258,8 @@ def _unit(comparison: Comparison, task: str) -> str:
 
 def _paper(arm: Arm, task: str) -> Cell:
     sample = next(iter(arm.samples.values()))
-    known: Mapping[str, float] = (
-        {} if arm.own else paper_losses(sample.experiment, arm.method)  # of a variant, none
-    )
-    return blank() if task not in known else Cell(f"{known[task]:g}", {"": known[task]})
+    known = paper_losses(sample.experiment, arm.method)
+    return blank() if arm.own or task not in known else Cell(f"{known[task]:g}", {"": known[task]})
 
 
 def delta_cell(contest: Contest | None, measure: Measure) -> Cell:
