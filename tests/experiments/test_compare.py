@@ -156,8 +156,8 @@ def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("whole_group", [True, False])
-def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(tmp_path, whole_group):
+@pytest.mark.parametrize("reaches", ["the group", "one", "one and the group"])
+def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(tmp_path, reaches):
     path = small_config(tmp_path)
     long = ["training.rounds=2000", "training.checkpoint_every=200", "training.eval_every=1000",
             "training.log_every=50"]  # fmt: skip
@@ -173,7 +173,12 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(tmp_path,
     while not all(p.exists() for p in waiting) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    if reaches.startswith("one"):
+        os.kill(process.pid, signal.SIGINT)
+    if reaches == "one and the group":
+        time.sleep(0.1)  # signals that wait together are one to the kernel
+    if reaches.endswith("group"):
+        os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("go on with: the same command")

@@ -13,6 +13,7 @@ from torch import Tensor
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit
+from fedgradnorm.experiments import checkpoint, interrupt
 from fedgradnorm.tasks import squared_error
 
 
@@ -50,7 +51,20 @@ class TestCtrlC:
         self.train(tmp_path / "run", resume=True)
         assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
 
-    def test_twice_it_stops_at_once_and_the_last_checkpoint_stands(self, tmp_path: Path) -> None:
+    def test_two_signals_of_one_press_wait_as_one_does(self, tmp_path: Path) -> None:
+        self.train(tmp_path / "whole")
+        with pytest.raises(fgn.Interrupted) as stop:
+            self.train(tmp_path / "run", at_call=7, times=2)
+        saved = checkpoint.load(tmp_path / "run" / "checkpoint.safetensors")["trainer"]
+        assert f"stopped after round {saved['round']} of 6" in str(stop.value)
+        assert saved["round"] >= 1
+        self.train(tmp_path / "run", resume=True)
+        assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
+
+    def test_twice_it_stops_at_once_and_the_last_checkpoint_stands(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(interrupt, "ONE_PRESS", 0.0)
         self.train(tmp_path / "whole", checkpoint_every=2)
         with pytest.raises(fgn.Interrupted):
             self.train(tmp_path / "run", at_call=10, times=2, checkpoint_every=2)

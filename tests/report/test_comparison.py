@@ -10,6 +10,7 @@ import scipy.stats
 from rich.console import Console
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.report import figures_sweep
 from fedgradnorm.report.arms import LOSS, SCORE
 from fedgradnorm.report.cells import bare
 from fedgradnorm.report.comparison import comparison_of, read_comparison
@@ -141,6 +142,24 @@ def test_a_sweep_stands_side_by_side_and_is_compared_at_the_same_point(tmp_path)
     assert [path.name for path in draw(comparison, tmp_path)] == [
         "sweep-loss.png", "sweep-held-out.png",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("points", "joined"),
+    [([{"gamma": 0.5}, {"gamma": 1.5}], True), ([{"a": 1, "b": 1}, {"a": 1, "b": 2}], False)],
+)
+def test_only_points_on_a_real_axis_are_joined_by_a_line(tmp_path, monkeypatch, points, joined):
+    drawn = []
+    monkeypatch.setattr(figures_sweep, "save", lambda drawing, path: drawn.append(drawing) or path)
+    methods = ("fedrep", "fedgradnorm")
+    runs = [run(m, seed, point=p) for p in points for seed in range(2) for m in methods]
+    figures_sweep.sweep_figure(comparison_of(runs), tmp_path / "sweep.png", LOSS)
+    for panel in drawn[0].axes:
+        assert len(panel.lines) == len(methods)
+        assert all((line.get_linestyle() != "None") == joined for line in panel.lines)
+        assert joined or all(bars.has_yerr for bars in panel.containers)
+        first, second = (list(line.get_xdata()) for line in panel.lines)
+        assert (first == second) == joined  # side by side, or on their value
 
 
 def test_unfinished_runs_count_only_where_there_are_no_others():

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.engines.ranks import is_leader
 from fedgradnorm.errors import FedGradNormError, TrainingError
+from fedgradnorm.experiments.interrupt import one_press
 
 FILE_WIDTH = 120
 BAD_INPUT, FAILED, STOPPED = 2, 1, 130
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
         """Run the command."""
         if not is_leader():  # one of torchrun's other processes: rank 0 speaks for all
             out.quiet = err.quiet = True
-        with _warnings_shown():
+        with one_press(), _warnings_shown():
             try:
                 return super().invoke(ctx)
             except TrainingError as error:
@@ -40,7 +41,7 @@ class Commands(TyperGroup):
             except FedGradNormError as error:
                 raise fail(str(error), BAD_INPUT) from None
             except KeyboardInterrupt as stop:
-                raise fail(str(stop) or "stopped; nothing was kept", STOPPED) from None
+                raise fail(str(stop) or "stopped; nothing new was kept", STOPPED) from None
 
 
 def fail(message: str, code: int) -> typer.Exit:

@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+ONE_PRESS = 1.0
+"""Seconds within which signals are one Ctrl-C: what starts a program may pass on to it what its
+whole group is sent as well (`timeout -s INT` does)."""
+
+
+class Press:
+    """Python's own handler, but for the echoes of a Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.since = -math.inf
+
+    def __call__(self, *_: object) -> None:
+        """Raise KeyboardInterrupt, unless this is an echo."""
+        if self.is_new():
+            raise KeyboardInterrupt
+
+    def is_new(self) -> bool:
+        """Whether a signal that has just come is a press of its own."""
+        now = time.monotonic()
+        if now - self.since < ONE_PRESS:
+            return False
+        self.since = now
+        return True
+
+
+@contextmanager
+def one_press() -> Iterator[None]:
+    """A Ctrl-C interrupts once, however many signals it sends."""
+    with _handling(Press()):
+        yield
 
 
 @contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
     """Hold Ctrl-C back; the function it gives lets one through. A second Ctrl-C does not wait."""
+    before = signal.getsignal(signal.SIGINT)
+    press = before if isinstance(before, Press) else Press()
     asked = False
 
     def ask(*_: object) -> None:
         nonlocal asked
         if asked:
-            raise KeyboardInterrupt
-        asked = True
+            press()
+        else:
+            asked = press.is_new()
 
     def let_through() -> None:
         if asked:
             raise KeyboardInterrupt
 
+    with _handling(ask):
+        yield let_through
+
+
+@contextmanager
+def _handling(handler: Callable[..., None]) -> Iterator[None]:
+    """Have a handler for Ctrl-C, in the main thread and where nobody else has one."""
     before = signal.getsignal(signal.SIGINT)
-    ours = before is signal.default_int_handler  # leave anyone else's handler alone
+    ours = before is signal.default_int_handler or isinstance(before, Press)
     if not ours or threading.current_thread() is not threading.main_thread():
-        yield let_through
+        yield
         return
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, handler)
     try:
-        yield let_through
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,8 +18,11 @@ from typing import Any
 
 from fedgradnorm.errors import Interrupted, TrainingError
 from fedgradnorm.experiments.execute import execute
+from fedgradnorm.experiments.interrupt import held_back
 from fedgradnorm.experiments.trainer import Progress
 from fedgradnorm.experiments.trials import Trial
+
+log = logging.getLogger("fedgradnorm")
 
 EVERY = 0.5
 """Seconds between two looks at the processes, and at least between two messages of one."""
@@ -44,35 +48,54 @@ def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = No
     stop, events = context.Event(), context.Queue()
     jobs = min(jobs, len(trials))
     pool = ProcessPoolExecutor(jobs, context, _begin, (stop, events, _threads(jobs)))
-    with _interrupts_ignored():  # the processes start here, and inherit it
-        futures = {
-            pool.submit(_run, number, trial.config.table(), trial.folder): trial
-            for number, trial in enumerate(trials)
-        }
+    futures: dict[Future[str], Trial] = {}
     try:
-        return _follow(futures, trials, events, watch)
-    except BaseException as error:
-        stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-        if isinstance(error, KeyboardInterrupt):
-            done = sum(not f.cancelled() and f.exception() is None for f in futures)
-            message = f"stopped with {done} of {len(trials)} runs done"
-            raise KeyboardInterrupt(message) from None
-        if isinstance(error, BrokenProcessPool):
-            raise TrainingError(
-                "a process was killed, perhaps for want of memory; use fewer jobs and call again: "
-                "what is finished is kept"
-            ) from None
-        raise
+        with held_back() as let_through:
+            try:
+                with _interrupts_ignored():  # the processes start here, and inherit it
+                    for number, trial in enumerate(trials):
+                        job = pool.submit(_run, number, trial.config.table(), trial.folder)
+                        futures[job] = trial
+                failures = _follow(futures, trials, events, watch, let_through)
+                pool.shutdown()
+            except BaseException:
+                _stop(pool, stop)
+                raise
+            finally:
+                let_through()  # what was pressed at the end, or beside another error
+        return failures
+    except KeyboardInterrupt:
+        done = sum(not f.cancelled() and f.exception() is None for f in futures)
+        raise KeyboardInterrupt(f"stopped with {done} of {len(trials)} runs done") from None
+    except BrokenProcessPool:
+        raise TrainingError(
+            "a process was killed, perhaps for want of memory; use fewer jobs and call again: "
+            "what is finished is kept"
+        ) from None
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
         events.close()
 
 
+def _stop(pool: ProcessPoolExecutor, stop: Any) -> None:
+    """Have the processes stop at the end of a round; one more Ctrl-C does not wait for that."""
+    log.warning("stopping at the end of a round; Ctrl-C again goes back to the last checkpoints")
+    while True:
+        try:
+            stop.set()
+            return pool.shutdown(wait=True, cancel_futures=True)
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.terminate()
+
+
 def _follow(
-    futures: dict[Future[str], Trial], trials: Sequence[Trial], events: Any, watch: Watch | None
+    futures: dict[Future[str], Trial],
+    trials: Sequence[Trial],
+    events: Any,
+    watch: Watch | None,
+    let_through: Callable[[], None],
 ) -> list[str]:
-    """Wait for the end of all, passing on what is heard of them."""
+    """Wait for the end of all, passing on what is heard of them, and Ctrl-C."""
     waiting, failures = set(futures), list[str]()
     while waiting:
         over, waiting = wait(waiting, timeout=EVERY)
@@ -84,6 +107,7 @@ def _follow(
                 failures.append(f"{futures[future].title}: {failed}")
         if watch is not None and news:
             watch(news)
+        let_through()
     return failures
 
 

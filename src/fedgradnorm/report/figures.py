@@ -90,10 +90,11 @@ def legend_height(names: int) -> float:
 
 def method_lines(labels: Sequence[str]) -> dict[str, tuple[str, Style]]:
     """Each method's colour and line style."""
-    return {name: (look.hex, _style(look)) for name, look in looks(labels).items()}
+    return {name: (look.hex, style_of(look)) for name, look in looks(labels).items()}
 
 
-def _style(look: Look) -> Style:
+def style_of(look: Look) -> Style:
+    """The dashes of a look."""
     if look.stroke < len(STYLES):
         return STYLES[(look.colour + look.stroke) % len(STYLES)]
     return MORE_STYLES[(look.stroke - len(STYLES)) % len(MORE_STYLES)]

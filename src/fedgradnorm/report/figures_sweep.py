@@ -7,22 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedgradnorm.errors import DataError
 from fedgradnorm.experiments.summary import estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import Arm, Measure
+from fedgradnorm.report.colours import Look, looks
 from fedgradnorm.report.comparison import Comparison
-from fedgradnorm.report.figures import Style, check_format, log_scale, method_lines, save
+from fedgradnorm.report.figures import check_format, log_scale, save, style_of
 
 PANEL = 2.7
 _DECADES = 100  # a range wider than this is drawn on a logarithmic axis
+_SPREAD = 0.6  # of the room between two places is for the methods, side by side
+_MARKERS = "osD^vP*X"
+
+End = tuple[float, float, float]
 
 
 def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> Path:
     """A panel per task; means over seeds with their 95% intervals, a method that feels none flat.
 
-    One key of numbers is a real axis, logarithmic over two decades and more; anything else is one
-    place after the other.
+    One key of numbers is a real axis, logarithmic over two decades and more. Anything else is one
+    place after the other, and nothing lies between two of them to draw a line through.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -37,20 +44,27 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     panels = drawing.subplots(1, len(tasks), squeeze=False)[0]
     places, numbers = _places(comparison)
     for axes, task in zip(panels, tasks, strict=True):
-        for method, look in method_lines(comparison.methods).items():
-            _line(axes, places, comparison.along(method), task, measure, method, look)
+        for i, (method, look) in enumerate(looks(comparison.methods).items()):
+            ends = _ends(places, comparison.along(method), task, measure)
+            if ends and numbers:
+                _line(axes, ends, method, look)
+            elif ends:
+                aside = _SPREAD * ((i + 0.5) / len(comparison.methods) - 0.5)
+                _bars(axes, [(x + aside, y, half) for x, y, half in ends], method, look)
         _dress(axes, places, list(map(value_name, comparison.points)), numbers=numbers)
         axes.set_title(task, fontsize=12, weight="bold")
         axes.set_xlabel(key_name(comparison.points[0]))
-        if measure.name == "loss" and axes.lines:
+        if measure.name == "loss" and any((line.get_ydata() > 0).any() for line in axes.lines):
             log_scale(axes)
     panels[0].set_ylabel(
         "training loss at the end" if measure.name == "loss" else "held-out metric"
     )
-    handles, names = panels[0].get_legend_handles_labels()
+    drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
+    handles = {name: handle for panel in drawn for handle, name in panel}
     drawing.legend(
-        handles, names, loc="outside upper center", ncols=max(2, len(tasks)), frameon=False
-    )
+        handles.values(), handles, loc="outside upper center", ncols=max(2, len(tasks)),
+        frameon=False,
+    )  # fmt: skip
     if comparison.synthetic:
         drawing.text(0.995, 0.003, comparison.synthetic, ha="right", va="bottom", fontsize=8)
     return save(drawing, path)
@@ -65,27 +79,29 @@ def _places(comparison: Comparison) -> tuple[list[float], bool]:
     return [float(i) for i in range(len(values))], False
 
 
-def _line(
-    axes: Any,
-    places: Sequence[float],
-    arms: Sequence[Arm | None],
-    task: str,
-    measure: Measure,
-    label: str,
-    look: tuple[str, Style],
-) -> None:
-    colour, style = look
-    points = []
+def _ends(
+    places: Sequence[float], arms: Sequence[Arm | None], task: str, measure: Measure
+) -> list[End]:
+    """Where, and the mean there with half its interval: of the points that have runs."""
+    ends = []
     for place, arm in zip(places, arms, strict=True):
         found = [measure.of(sample) for sample in arm.tasks(task).values()] if arm else []
         if found:
             value = estimate(found)
-            points.append((place, value.mean, 0.0 if math.isnan(value.half) else value.half))
-    if points:
-        x, y, half = zip(*points, strict=True)
-        axes.plot(x, y, color=colour, linestyle=style, marker="o", markersize=4, label=label)
-        low, high = ([m + sign * h for m, h in zip(y, half, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            ends.append((place, value.mean, 0.0 if math.isnan(value.half) else value.half))
+    return ends
+
+
+def _line(axes: Any, ends: Sequence[End], label: str, look: Look) -> None:
+    x, y, half = map(np.array, zip(*ends, strict=True))
+    axes.plot(x, y, color=look.hex, linestyle=style_of(look), marker="o", markersize=4, label=label)
+    axes.fill_between(x, y - half, y + half, color=look.hex, alpha=0.18, linewidth=0)
+
+
+def _bars(axes: Any, ends: Sequence[End], label: str, look: Look) -> None:
+    x, y, half = map(np.array, zip(*ends, strict=True))
+    marker = _MARKERS[(look.colour + look.stroke) % len(_MARKERS)]
+    axes.errorbar(x, y, half, color=look.hex, fmt=marker, markersize=4, linewidth=1.2, label=label)
 
 
 def _dress(axes: Any, places: Sequence[float], names: Sequence[str], *, numbers: bool) -> None:

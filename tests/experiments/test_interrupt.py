@@ -1,0 +1,87 @@
+"""Signals and presses: what a Ctrl-C sends, and what becomes of processes at work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import SimpleNamespace
+
+import pytest
+
+from fedgradnorm.experiments import interrupt, jobs
+from fedgradnorm.experiments.interrupt import held_back, one_press
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be moved by hand."""
+    now = [100.0]
+    monkeypatch.setattr(interrupt, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_an_echo_is_no_second_press(clock: list[float]) -> None:
+    with held_back() as let_through:
+        press()
+        clock[0] += 0.9 * interrupt.ONE_PRESS
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            let_through()
+        clock[0] += interrupt.ONE_PRESS
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_an_echo_may_come_when_nothing_is_held_back_any_more(clock: list[float]) -> None:
+    with one_press():
+        with held_back() as let_through:
+            press()
+            with pytest.raises(KeyboardInterrupt):
+                let_through()
+        press()
+        clock[0] += interrupt.ONE_PRESS
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        press()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handlers_of_others_are_left_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with one_press(), held_back() as let_through:
+            press()
+            let_through()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_a_second_press_does_not_wait_for_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "ONE_PRESS", 0.0)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, context)
+    work = pool.submit(time.sleep, 600)
+    while not work.running():
+        time.sleep(0.01)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def insist() -> None:
+        for _ in range(2):
+            time.sleep(0.3)
+            signal.pthread_kill(main, signal.SIGINT)
+
+    with held_back():
+        threading.Thread(target=insist).start()
+        jobs._stop(pool, context.Event())
+    assert isinstance(work.exception(), BrokenProcessPool)
