@@ -66,22 +66,32 @@ def test_the_handlers_of_others_are_left_alone() -> None:
     assert heard == [signal.SIGINT]
 
 
-def test_a_second_press_does_not_wait_for_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.5])
+def test_a_second_press_ends_the_processes(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
+    """Whether they are about to start or at work: no future stays open, no thread fails."""
     monkeypatch.setattr(interrupt, "ONE_PRESS", 0.0)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(1, context)
-    work = pool.submit(time.sleep, 600)
-    while not work.running():
-        time.sleep(0.01)
+    pool, stop = ProcessPoolExecutor(2, context), context.Event()
+    work = [pool.submit(time.sleep, 600) for _ in range(5)]
     main = threading.main_thread().ident
     assert main is not None
 
-    def insist() -> None:
-        for _ in range(2):
-            time.sleep(0.3)
-            signal.pthread_kill(main, signal.SIGINT)
+    def press_again() -> None:
+        assert stop.wait(60)
+        time.sleep(after)
+        assert not any(future.done() and not future.cancelled() for future in work)
+        signal.pthread_kill(main, signal.SIGINT)
 
-    with held_back():
-        threading.Thread(target=insist).start()
-        jobs._stop(pool, context.Event())
-    assert isinstance(work.exception(), BrokenProcessPool)
+    def follow() -> None:
+        with jobs._closing(pool, stop) as let_through:
+            press()
+            let_through()
+
+    insisting = threading.Thread(target=press_again)
+    insisting.start()
+    with pytest.raises(KeyboardInterrupt):
+        follow()
+    insisting.join()
+    assert isinstance(work[0].exception(), BrokenProcessPool)
+    assert all(future.done() for future in work)
+    assert not multiprocessing.active_children()

@@ -41,19 +41,24 @@ def one_press() -> Iterator[None]:
         yield
 
 
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def held_back() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back; the function it gives lets one through. A second Ctrl-C does not wait."""
+def held_back(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back; the function it gives lets one through. A second one calls ``again``."""
     before = signal.getsignal(signal.SIGINT)
     press = before if isinstance(before, Press) else Press()
     asked = False
 
     def ask(*_: object) -> None:
         nonlocal asked
+        if not press.is_new():
+            return
         if asked:
-            press()
-        else:
-            asked = press.is_new()
+            again()
+        asked = True
 
     def let_through() -> None:
         if asked:

@@ -50,20 +50,12 @@ def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = No
     pool = ProcessPoolExecutor(jobs, context, _begin, (stop, events, _threads(jobs)))
     futures: dict[Future[str], Trial] = {}
     try:
-        with held_back() as let_through:
-            try:
-                with _interrupts_ignored():  # the processes start here, and inherit it
-                    for number, trial in enumerate(trials):
-                        job = pool.submit(_run, number, trial.config.table(), trial.folder)
-                        futures[job] = trial
-                failures = _follow(futures, trials, events, watch, let_through)
-                pool.shutdown()
-            except BaseException:
-                _stop(pool, stop)
-                raise
-            finally:
-                let_through()  # what was pressed at the end, or beside another error
-        return failures
+        with _closing(pool, stop) as let_through:
+            with _interrupts_ignored():  # the processes start here, and inherit it
+                for number, trial in enumerate(trials):
+                    job = pool.submit(_run, number, trial.config.table(), trial.folder)
+                    futures[job] = trial
+            return _follow(futures, trials, events, watch, let_through)
     except KeyboardInterrupt:
         done = sum(not f.cancelled() and f.exception() is None for f in futures)
         raise KeyboardInterrupt(f"stopped with {done} of {len(trials)} runs done") from None
@@ -76,16 +68,31 @@ def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = No
         events.close()
 
 
-def _stop(pool: ProcessPoolExecutor, stop: Any) -> None:
-    """Have the processes stop at the end of a round; one more Ctrl-C does not wait for that."""
-    log.warning("stopping at the end of a round; Ctrl-C again goes back to the last checkpoints")
-    while True:
+@contextmanager
+def _closing(pool: ProcessPoolExecutor, stop: Any) -> Iterator[Callable[[], None]]:
+    """Leave no process behind and lose no Ctrl-C; the function it gives lets one through."""
+    with held_back(_end_processes) as let_through:
         try:
+            yield let_through
+        except BaseException:
             stop.set()
-            return pool.shutdown(wait=True, cancel_futures=True)
-        except KeyboardInterrupt:
-            for process in multiprocessing.active_children():
-                process.terminate()
+            log.warning(
+                "stopping at the end of a round; Ctrl-C again goes back to the last checkpoints"
+            )
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+            let_through()  # what was pressed at the end, or beside another error
+
+
+def _end_processes() -> None:
+    """What a second Ctrl-C does: the pool sees its processes die and is over.
+
+    An exception instead would interrupt the pool in joining its thread, which then counts as
+    ended (until Python 3.13), and what it still uses would be taken away from it.
+    """
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 def _follow(
