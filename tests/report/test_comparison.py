@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 from rich.console import Console
 
+from fedgradnorm.cli import output
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.report import figures_sweep
 from fedgradnorm.report.arms import LOSS, SCORE
@@ -283,6 +284,15 @@ NASTY = r"a|b & 100% $x_1$ {y} ~^\ <b>[i]*#"
 def nasty():
     row = (Cell(NASTY), Cell("1.0 ± 0.1", {"": 1.0, "_ci95": 0.1}, bold=True))
     return Grid("n", NASTY, ("name", "value"), ((row, row),), (NASTY,))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_wide_table_keeps_its_last_column(monkeypatch, terminal):
+    shown = Console(file=io.StringIO(), width=40, force_terminal=terminal)
+    monkeypatch.setattr(output, "out", shown)
+    row = (Cell("x" * 2 * output.FILE_WIDTH), Cell("the end"))
+    output.say(to_terminal(Grid("n", "wide", ("name", "value"), ((row,),))))
+    assert "the end" in shown.file.getvalue()
 
 
 def test_names_are_text_in_every_form(nasty):

@@ -54,10 +54,14 @@ def fail(message: str, code: int) -> typer.Exit:
 
 
 def say(text: Any = "") -> None:
-    """Print to stdout; paths and names are taken as they are, and a file is wider than 80."""
+    """Print to stdout; paths and names are taken as they are, and a file is wider than 80.
+
+    A table that is wider yet runs on, into the terminal's next line if need be: cut, it would lose
+    its last columns.
+    """
     if not out.is_terminal:
         out.width = FILE_WIDTH
-    out.print(text, markup=False, soft_wrap=isinstance(text, str))
+    out.print(text, markup=False, soft_wrap=isinstance(text, str), crop=False)
 
 
 @contextmanager
