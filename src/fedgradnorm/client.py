@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +85,20 @@ class Client:
     def task_name(self) -> str:
         """The task's name, or the client's own where the task has none."""
         return self.task.name or self.name
+
+    def fingerprint(self) -> str:
+        """A hash of all splits: kinds of numbers, shapes and values.
+
+        Stored with every run, so that a resumed run goes on with the same data, and so that only
+        runs on the same data are compared.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for split in SPLITS:
+            for part in getattr(self, split) or ():
+                tensor = torch.as_tensor(part).contiguous()
+                digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,25 @@ class TestWhatIsRefused:
         options = {**killed_training.options(), "folder": folder, "resume": True}
         with pytest.raises(fgn.RunFolderError, match="cannot resume with other clients"):
             fgn.train(toys.noisy_network(), toys.clients()[:2], **options)
+
+    def test_resuming_with_other_values_in_as_many_rows(self, tmp_path: Path) -> None:
+        folder = begun(tmp_path / "run")
+        first, *rest = toys.clients()
+        x, y = first.train
+        changed = dataclasses.replace(first, train=(x + 1e-3, y))
+        options = {**killed_training.options(), "folder": folder, "resume": True}
+        with pytest.raises(fgn.RunFolderError, match=f"other data: client '{first.name}'"):
+            fgn.train(toys.noisy_network(), [changed, *rest], **options)
+        assert go(folder).finished
+
+    def test_a_run_that_knows_no_fingerprint_resumes(self, tmp_path: Path) -> None:
+        folder = begun(tmp_path / "run")
+        about = json.loads((folder / "run.json").read_text())
+        for client in about["clients"].values():
+            for key in ("fingerprint", "splits", "inputs"):
+                del client[key]
+        (folder / "run.json").write_text(json.dumps(about))
+        assert go(folder).finished
 
     def test_resuming_a_module_of_ones_own_that_has_another_shape(self, tmp_path: Path) -> None:
         def once(width: int, **more: Any) -> fgn.Run:

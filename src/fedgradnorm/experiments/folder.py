@@ -31,7 +31,6 @@ CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
 SAME = {
     "settings": "settings",
     "weighting": "weighting",
-    "clients": "clients",
     "blueprints": "network or heads",
 }
 """What a resumed run must share with the run it goes on with: keys of run.json, in words."""
@@ -90,6 +89,8 @@ class RunFolder:
         now = json.loads(json.dumps(now))  # as it would be read back: tuples are lists
         # A setting that came later than the run stands as it is when nobody asks for it.
         given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
+        if difference := _other_clients(before["clients"], now["clients"]):
+            raise RunFolderError(f"{self.path}: cannot resume with other {difference}")
         for key, what in SAME.items():
             if given[key] != now[key]:
                 raise RunFolderError(
@@ -144,6 +145,23 @@ class RunFolder:
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
         return handler
+
+
+def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what the clients differ from those that the run was started with; empty if in nothing.
+
+    What an older version did not store is not compared.
+    """
+    if list(before) != list(now):
+        return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
+    for name, then in before.items():
+        keys = [key for key in then if then[key] != now[name].get(key)]
+        if keys == ["fingerprint"]:
+            return f"data: client {name!r} has as many rows as before, but other values in them"
+        if keys:
+            was = ", ".join(f"{key} was {then[key]}, is {now[name].get(key)}" for key in keys)
+            return f"clients: client {name!r} has changed ({was})"
+    return ""
 
 
 def _size_of(name: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgradnorm.client import Client
+from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
 from fedgradnorm.experiments.interrupt import held_back
@@ -265,4 +265,7 @@ def _client_info(client: Client) -> dict[str, Any]:
         "loss_scale": client.task.loss_scale,
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
+        "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
+        "inputs": list(client.train[0].shape[1:]),
+        "fingerprint": client.fingerprint(),
     }
