@@ -20,8 +20,10 @@ from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.execute import execute, load_data, new_folder, resume_config
 from fedgradnorm.experiments.run import load, read_about
 from fedgradnorm.experiments.summary import estimate, t_quantile
-from fedgradnorm.report.record import find_runs, read_record, record_of
+from fedgradnorm.report.record import records_of
 from fedgradnorm.report.tables import loss, metric, task_rows
+from fedgradnorm.runs.groups import group
+from fedgradnorm.runs.reader import collect, read_run
 
 METHODS = ["fedrep", "fedgradnorm"]
 
@@ -236,8 +238,7 @@ def test_what_was_logged_about_the_data_is_in_the_run(tmp_path):
 
 def test_rows_and_intervals(config):
     folders = compare(config, METHODS, 3)
-    records = [read_record(folder) for folder in folders]
-    rows = task_rows(records)
+    rows = task_rows(records_of(group(collect(folders)[0])[0]))
     assert [(row.task, row.method) for row in rows] == [
         ("class", "fedrep"), ("class", "fedgradnorm"), ("value", "fedrep"), ("value", "fedgradnorm")
     ]  # fmt: skip
@@ -260,11 +261,15 @@ def test_rows_and_intervals(config):
 
 def test_records_of_folders_and_of_runs_agree(config, tmp_path):
     run = execute(config, tmp_path / "out")
-    assert record_of(run, "fedgradnorm") == read_record(tmp_path / "out")
-    assert record_of(run).label == "GradNorm absolute"
-    assert find_runs([tmp_path]) == [tmp_path / "out"]
+    (stored,), missing = collect([tmp_path, tmp_path / "runs"])
+    assert stored == read_run(tmp_path / "out")
+    assert stored.rows == run.table.rows
+    assert (stored.method, stored.seed, stored.finished) == ("fedgradnorm", 0, True)
+    assert missing == [f"{tmp_path / 'runs'} is no run folder and holds none: no run.json there"]
+    run.save(tmp_path / "saved" / "python")
+    assert collect([tmp_path / "saved"])[0][0].method == "GradNorm absolute"
     with pytest.raises(RunFolderError, match=r"no run\.json"):
-        find_runs([tmp_path / "runs"])
+        collect([tmp_path / "runs"])
 
 
 def test_student_t():

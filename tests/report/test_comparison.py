@@ -18,8 +18,8 @@ from fedgradnorm.report.comparison import comparison_of, read_comparison
 from fedgradnorm.report.comparison_figures import draw
 from fedgradnorm.report.comparison_grids import all_grids, methods_grid, shown_grids, tasks_grid
 from fedgradnorm.report.grid import Cell, Grid, to_csv, to_latex, to_markdown, to_terminal
-from fedgradnorm.report.page_runs import PageRun
 from fedgradnorm.report.samples import sample_of
+from fedgradnorm.runs.reader import StoredRun
 
 LOSSES = {"fedrep": (0.60, 30.0), "fedgradnorm": (0.50, 30.3), "local": (0.55, 40.0)}
 
@@ -40,7 +40,7 @@ def run(method="fedrep", seed=0, finished=True, point=None, scale=1.0, name="a<b
         "clients": {name: {"loss_scale": 1.0}, "value": {"loss_scale": scale}},
     }  # fmt: skip
     config = {"name": "test", "method": method, "seed": seed, "point": point or {}}
-    return PageRun(f"{method}-seed{seed}", method, seed, rows, about, {**config, **rest})
+    return StoredRun(f"{method}-seed{seed}", method, seed, rows, about, {**config, **rest})
 
 
 def cells(grid, **wanted):
@@ -195,7 +195,7 @@ def test_damaged_folders_are_named_and_the_rest_is_shown(tmp_path):
     all_grids(comparison)
     with pytest.raises(RunFolderError, match="no run of the baseline 'other'"):
         read_comparison([tmp_path], "other")
-    empty = PageRun("empty", "fedrep", 0, [])
+    empty = StoredRun("empty", "fedrep", 0, [])
     with pytest.raises(RunFolderError, match="no run there holds an evaluation"):
         comparison_of([empty])
 
@@ -215,7 +215,7 @@ def test_the_papers_numbers_stand_beside_its_table_and_not_beside_variants():
     more = {"name": "table2", "data": {"source": "mtfl"}}
     runs = [run("fedrep", name="gender"), run("fedgradnorm", name="gender"),
             run("fedgradnorm", name="gender", own={"weighting.lr": 0.008})]  # fmt: skip
-    runs = [PageRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, **more})
+    runs = [StoredRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, **more})
             for r in runs]  # fmt: skip
     grid = tasks_grid(comparison_of(runs))
     row = cells(grid, task="gender", method="fedgradnorm")
@@ -269,7 +269,7 @@ def test_synthetic_data_is_said_on_the_figure(tmp_path):
     for data, says in (({"source": "radcom"}, "generated signals"),
                        ({"source": "radcom", "path": "x.hdf5"}, ""),
                        ({"source": "faces"}, "drawn faces")):  # fmt: skip
-        made = PageRun("a", "fedrep", 0, one.rows, one.about, {**one.config, "data": data})
+        made = StoredRun("a", "fedrep", 0, one.rows, one.about, {**one.config, "data": data})
         comparison = comparison_of([made])
         assert comparison.synthetic.startswith(says)
         assert bool(comparison.synthetic) == bool(says)

@@ -19,9 +19,9 @@ from fedgradnorm.report.figures_methods import methods_figure
 from fedgradnorm.report.figures_paper import paper_figure
 from fedgradnorm.report.figures_weights import weights_size
 from fedgradnorm.report.grid import to_markdown
-from fedgradnorm.report.page_runs import PageRun
 from fedgradnorm.report.ranking import MANY, SIGHTS, ranking, sight, standouts
 from fedgradnorm.report.side_by_side import side_grid
+from fedgradnorm.runs.reader import StoredRun
 
 ALL = len(METHODS)
 CLIENTS = ("landmark", "gender", "smile", "glasses", "pose")
@@ -42,7 +42,7 @@ def run(method, seed=0, gain=0.0, clients=CLIENTS, first=None):
                 rows.append({**here, "split": split, "weight": weight, "loss": loss, "mae": loss})
     about = {"finished": True, "rounds": 3, "seconds": 2.0}
     config = {"name": "test", "method": method, "seed": seed}
-    return PageRun(f"{method}-seed{seed}", method, seed, rows, about, config)
+    return StoredRun(f"{method}-seed{seed}", method, seed, rows, about, config)
 
 
 def many(count=ALL, seeds=2, **rest):

@@ -11,8 +11,8 @@ from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.report import page_data
 from fedgradnorm.report.page import make_page, write_page
 from fedgradnorm.report.page_figures import log_ticks
-from fedgradnorm.report.page_groups import group
-from fedgradnorm.report.page_runs import collect
+from fedgradnorm.runs.groups import group
+from fedgradnorm.runs.reader import collect
 from report.run_folders import write_run
 
 NASTY = '</script><img src=x onerror=alert(1)><b>%{y}</b> & "q"'

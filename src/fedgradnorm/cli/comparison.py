@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgradnorm.cli.output import data_bar, err, resumable, say
+from fedgradnorm.cli.output import data_bar, resumable, say, tell
 from fedgradnorm.cli.training import Overrides, trial_display
 from fedgradnorm.cli.watching import watching
 from fedgradnorm.errors import ConfigError, TrainingError
@@ -197,8 +197,7 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     comparison = read_comparison(places, baseline)
     for grid in shown_grids(comparison):
         say(to_terminal(grid))
-    for note in comparison.notes:
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+    tell(comparison.notes)
     write_grids(all_grids(comparison), out / "tables")
     say(f"tables:  {out / 'tables'} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(comparison, out / 'figures')))}")

@@ -64,11 +64,12 @@ def _one_thread() -> Iterator[None]:
 
 def _moral(folders: list[Path]) -> str:
     """What the table says, from its own numbers."""
-    from fedgradnorm.report.record import read_record
+    from fedgradnorm.report.record import records_of
+    from fedgradnorm.runs.groups import group
+    from fedgradnorm.runs.reader import collect
 
     lines = ["On held-out signals: mean accuracy of the three classifiers, and error of the SNR"]
-    for folder in folders:
-        record = read_record(folder)
+    for record in records_of(group(collect(folders)[0])[0]):
         values = record.results()
         right = fmean(r.value for r in values if r.metric == "accuracy")
         off = fmean(r.value for r in values if r.metric == "mae")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,12 @@ def say(text: Any = "") -> None:
     if not out.is_terminal:
         out.width = FILE_WIDTH
     out.print(text, markup=False, soft_wrap=isinstance(text, str), crop=False)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print what should be known beside a result, to stderr."""
+    for note in notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -46,14 +46,12 @@ def report(
 
     - `fedgradnorm report runs/radcom-compare --out figure.pdf`
     """
-    from fedgradnorm.report.record import find_runs
-
     path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     if is_page(path):
         show_page(runs, path)
     else:
         check_picture(path)
-        show_runs(find_runs(runs), path)
+        show_runs(runs, path)
     if show:
         webbrowser.open(path.resolve().as_uri())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgradnorm.cli.output import data_bar, err, resumable, say
+from fedgradnorm.cli.output import data_bar, err, resumable, say, tell
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.sinks import Show
@@ -87,27 +87,35 @@ def show_run(folder: Path) -> None:
 
     if not is_leader():
         return
-    from fedgradnorm.report.record import read_record
+    from fedgradnorm.report.record import records_of
     from fedgradnorm.report.tables import results_table, task_rows
+    from fedgradnorm.runs.groups import group
+    from fedgradnorm.runs.reader import read_run
 
-    record = read_record(folder)
-    say(results_table(task_rows([record]), f"{record.label}, seed {record.seed}"))
+    run = read_run(folder)
+    groups, notes = group([run])
+    for one in groups:
+        say(results_table(task_rows(records_of(groups)), f"{one.label}, seed {run.seed}"))
+    tell([*run.problems, *notes])
     say(f"run folder: {folder}")
     say(f"report:     fedgradnorm report {folder} --open")
 
 
-def show_runs(folders: list[Path], picture: Path) -> None:
+def show_runs(places: list[Path], picture: Path) -> None:
     """The table and the figure of several runs."""
     from fedgradnorm.report.figures import figure
-    from fedgradnorm.report.record import read_record
+    from fedgradnorm.report.page_words import missing
+    from fedgradnorm.report.record import records_of
     from fedgradnorm.report.tables import results_table, task_rows
+    from fedgradnorm.runs.groups import group
+    from fedgradnorm.runs.reader import collect
 
-    records = [read_record(folder) for folder in folders]
+    runs, nowhere = collect(places)
+    groups, notes = group(runs)
+    records = records_of(groups)
     rows = task_rows(records)
-    seeds = {row.seeds for row in rows}
-    note = f"mean over {max(seeds)} seeds ± 95% interval" if max(seeds) > 1 else ""
-    say(results_table(rows, note))
-    unfinished = sum(not record.finished for record in records)
-    if unfinished:
-        say(f"{unfinished} of {len(records)} runs are not finished: shown as far as they got")
+    counts = sorted({row.seeds for row in rows} or {0})
+    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    say(results_table(rows, f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""))
+    tell([*nowhere, *missing(runs, groups), *notes])
     say(f"figure: {figure(records, picture)}")

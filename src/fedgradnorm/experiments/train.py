@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedgradnorm.client import SPLITS, Client
+from fedgradnorm.data.batches import number
 from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
 from fedgradnorm.experiments.interrupt import held_back
@@ -230,6 +231,7 @@ def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[s
         "clients": {name: _client_info(client) for name, client in trainer.clients.items()},
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
+        "network": describe_network(network),
         "blueprints": blueprints(network, heads),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -241,6 +243,17 @@ def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[s
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
         },
+    }
+
+
+def describe_network(network: nn.Module) -> dict[str, Any]:
+    """The network's class, its size, and a hash of its layers and shapes."""
+    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
+    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
+    return {
+        "class": type(network).__qualname__,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "structure": f"{number(layers, shapes):016x}",
     }
 
 

@@ -1,10 +1,10 @@
-"""The arms of a comparison: a method, or a variant or point of it, with its seeds; contests."""
+"""The arms of a comparison, in the numbers of their seeds, and contests between two of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -18,64 +18,68 @@ from fedgradnorm.experiments.statistics import (
     jain,
     paired_p,
 )
-from fedgradnorm.report.samples import Sample, TaskSample
+from fedgradnorm.report.samples import Sample, TaskSample, sample_of
+from fedgradnorm.runs.groups import Group, unlike
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in nothing but their seed; ``whole`` if all of them came to their end.
+    """A group of runs, in the numbers of its seeds."""
 
-    ``point`` is where a sweep put them, ``own`` the settings that make them a variant.
-    """
-
-    method: str
-    point: Mapping[str, Any]
+    group: Group
     samples: Mapping[int, Sample]
-    whole: bool = True
-    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def label(self) -> str:
-        """What the arm is called, with a word about unfinished runs."""
-        return self.name if self.whole else f"{self.name} (unfinished)"
+    def method(self) -> str:
+        """The method of all its runs."""
+        return self.group.method
+
+    @property
+    def point(self) -> Mapping[str, Any]:
+        """Where a sweep put them."""
+        return self.group.point
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """The settings that make them a variant."""
+        return self.group.own
 
     @property
     def name(self) -> str:
         """What its runs are called."""
-        return next(iter(self.samples.values())).label
+        return self.group.label
+
+    @property
+    def label(self) -> str:
+        """What the arm is called, with a word about unfinished runs."""
+        return self.name if self.group.finished else f"{self.name} (unfinished)"
 
     def tasks(self, task: str) -> dict[int, TaskSample]:
         """One task's numbers by seed."""
         return {seed: s.tasks[task] for seed, s in self.samples.items() if task in s.tasks}
 
 
-def arms_of(samples: Sequence[Sample]) -> list[Arm]:
-    """Arms in the order of their first runs; unfinished runs count only where there are no others.
-
-    A run that stopped half way would drag the mean of the finished ones toward its own half.
-    """
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        if sample.tasks:
-            found.setdefault(sample.label, []).append(sample)
-    arms = []
-    for mine in found.values():
-        whole = [sample for sample in mine if sample.finished]
-        by_seed = {sample.seed: sample for sample in whole or mine}
-        arms.append(Arm(mine[0].method, mine[0].point, by_seed, bool(whole), mine[0].own))
-    return arms
+def arms_of(groups: Sequence[Group]) -> list[Arm]:
+    """The groups with their numbers, in their order."""
+    return [Arm(one, {seed: sample_of(run) for seed, run in one.seeds.items()}) for one in groups]
 
 
 def partner(arm: Arm, method: str, arms: Sequence[Arm]) -> Arm | None:
-    """The arm of ``method`` at the same point, or at as much of it as that method feels.
+    """The arm of ``method`` on the same data, at as much of the same point as that method feels.
 
-    As it is, if it took part; else its first variant, the same for all.
+    The one made with the same settings, if there is one. Among several, the method as it is, else
+    its first variant, the same for all.
     """
     fitting = [
         other
         for other in arms
-        if other.method == method and other.point.items() <= dict(arm.point).items()
+        if other.method == method
+        and other.point.items() <= dict(arm.point).items()
+        and (other is arm or arm.group.same_data(other.group))
     ]
+    if arm.method != method:
+        alike = [other for other in fitting if not unlike([arm.group, other.group])]
+        fitting = alike or fitting
     return next((other for other in fitting if not other.own), fitting[0] if fitting else None)
 
 
@@ -88,6 +92,10 @@ class Measure:
     def of(self, task: TaskSample) -> float:
         """Its value."""
         return task.loss if self.name == "loss" else task.score
+
+    def known(self, task: TaskSample) -> bool:
+        """Whether the client has it: one that held nothing out has no held-out metric."""
+        return self.name == "loss" or bool(task.held_out)
 
     def higher(self, task: TaskSample) -> bool:
         """Whether more of it is better."""
@@ -109,17 +117,27 @@ class Contest:
             if both:
                 self.pairs[task] = both
 
+    def measured(self, measure: Measure) -> dict[str, list[tuple[TaskSample, TaskSample]]]:
+        """The pairs of every task that has this measure."""
+        return {
+            task: both
+            for task, both in self.pairs.items()
+            if all(measure.known(one) for pair in both for one in pair)
+        }
+
     def p_values(self, measure: Measure) -> dict[str, float]:
         """p of the paired t-test by task, corrected after Holm for the number of tasks."""
+        pairs = self.measured(measure)
         raw = [
             paired_p([measure.of(a) for a, _ in both], [measure.of(b) for _, b in both])
-            for both in self.pairs.values()
+            for both in pairs.values()
         ]
-        return dict(zip(self.pairs, holm(raw), strict=True))
+        return dict(zip(pairs, holm(raw), strict=True))
 
     def gains(self, measure: Measure) -> dict[str, list[float]]:
         """Relative gains in percent by task, one per seed."""
-        return {task: [_gain(measure, a, b) for a, b in both] for task, both in self.pairs.items()}
+        pairs = self.measured(measure)
+        return {task: [_gain(measure, a, b) for a, b in both] for task, both in pairs.items()}
 
     def delta_m(self, measure: Measure) -> list[float]:
         """Delta_m of each seed."""
@@ -137,7 +155,7 @@ class Contest:
         """Jain's index over tasks of how many times better each is, one per seed."""
         factors = [
             [factor(measure.of(a), measure.of(b), higher=measure.higher(a)) for a, b in both]
-            for both in self.pairs.values()
+            for both in self.measured(measure).values()
         ]
         return [jain(list(one)) for one in zip(*factors, strict=False)]
 

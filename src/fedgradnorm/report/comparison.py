@@ -11,9 +11,9 @@ from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments.methods import METHODS
 from fedgradnorm.experiments.sweep import point_name
 from fedgradnorm.report.arms import Arm, Contest, arms_of, partner
-from fedgradnorm.report.page_runs import PageRun, collect
-from fedgradnorm.report.record import Record
-from fedgradnorm.report.samples import Sample, sample_of
+from fedgradnorm.report.record import Record, records_of
+from fedgradnorm.runs.groups import group, unlike
+from fedgradnorm.runs.reader import StoredRun, collect
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Comparison:
     """Arms, the name of the method they are held against, and what was not in order.
 
     ``records`` are the arms' runs as curves are drawn from them; ``synthetic`` says in words that
-    the data was made by a program, if it was.
+    the data was made by a program, if it was. No arm is held against one on other data.
     """
 
     arms: tuple[Arm, ...]
@@ -42,21 +42,19 @@ class Comparison:
         return max(len(arm.samples) for arm in self.arms)
 
     @property
-    def methods(self) -> list[str]:
-        """The methods, in the arms' order."""
-        return list(dict.fromkeys(arm.method for arm in self.arms))
-
-    @property
     def points(self) -> list[Mapping[str, Any]]:
         """The points of a sweep; empty where there is no more than one."""
         found = {point_name(arm.point): arm.point for arm in self.arms if arm.point}
         return list(found.values()) if len(found) > 1 else []
 
-    def along(self, method: str) -> list[Arm | None]:
-        """The method's arms at all points; the same one where it feels none of them."""
-        mine = {
-            point_name(arm.point): arm for arm in self.arms if arm.method == method and not arm.own
-        }
+    @property
+    def lines(self) -> list[str]:
+        """The arms' names but for the points of a sweep, in their order."""
+        return list(dict.fromkeys(arm.group.line for arm in self.arms))
+
+    def along(self, line: str) -> list[Arm | None]:
+        """The arms of this name at all points; the same one where it feels none of them."""
+        mine = {point_name(arm.point): arm for arm in self.arms if arm.group.line == line}
         return [mine.get(point_name(point), mine.get("")) for point in self.points]
 
     def against(self, arm: Arm, method: str) -> Contest | None:
@@ -72,11 +70,11 @@ def read_comparison(places: Sequence[Path], baseline: str = "") -> Comparison:
 
 
 def comparison_of(
-    runs: Sequence[PageRun], baseline: str = "", notes: Sequence[str] = ()
+    runs: Sequence[StoredRun], baseline: str = "", notes: Sequence[str] = ()
 ) -> Comparison:
     """The comparison of these runs; the baseline is the equal weights' where none is named."""
-    samples = [sample_of(run) for run in runs]
-    arms = arms_of(samples)
+    groups, told = group(runs)
+    arms = arms_of(groups)
     if not arms:
         raise RunFolderError("nothing to compare: no run there holds an evaluation")
     methods = list(dict.fromkeys(arm.method for arm in arms))
@@ -85,25 +83,36 @@ def comparison_of(
             f"no run of the baseline {baseline!r} there; there are: {', '.join(methods)}"
         )
     chosen = baseline or ("fedrep" if "fedrep" in methods else methods[0])
-    problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
-    found = (*notes, *problems, *_unfinished(runs, samples), *_missing_seeds(arms))
     arms.sort(key=lambda arm: _place(arm, chosen))
+    problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+    found = (*notes, *problems, *_unfinished(runs), *_missing_seeds(arms), *told)
     made = dict.fromkeys(_synthetic(run.config.get("data", {})) for run in runs)
     return Comparison(
-        tuple(arms), chosen, found, _records(arms, runs, samples), ", ".join(filter(None, made))
+        tuple(arms),
+        chosen,
+        (*found, *_untested(arms, chosen), *_nothing_held_out(arms)),
+        tuple(records_of([arm.group for arm in arms])),
+        ", ".join(filter(None, made)),
     )
 
 
-def _records(
-    arms: Sequence[Arm], runs: Sequence[PageRun], samples: Sequence[Sample]
-) -> tuple[Record, ...]:
-    """The runs that the arms count, in their order."""
-    rows = {id(sample): run.rows for run, sample in zip(runs, samples, strict=True)}
-    return tuple(
-        Record(arm.label, seed, rows[id(sample)], sample.finished)
-        for arm in arms
-        for seed, sample in arm.samples.items()
-    )
+def _untested(arms: Sequence[Arm], baseline: str) -> list[str]:
+    """Arms without anybody to be tested against, and those tested against somebody unlike them."""
+    notes = []
+    for arm in arms:
+        base = partner(arm, baseline, arms)
+        if base is None:
+            notes.append(f"{arm.label}: not tested, there is no {baseline} on the same data")
+        elif arm.method != baseline and (odd := unlike([arm.group, base.group])):
+            keys = ", ".join(odd)
+            notes.append(f"{arm.label}: tested against {base.label}, which differs in {keys}")
+    return notes
+
+
+def _nothing_held_out(arms: Sequence[Arm]) -> list[str]:
+    tasks = [task for arm in arms for s in arm.samples.values() for task in s.tasks.items()]
+    names = dict.fromkeys(name for name, task in tasks if not task.held_out)
+    return [f"no held-out metric, for no rows were held out: {', '.join(names)}"] if names else []
 
 
 def _synthetic(data: Mapping[str, Any]) -> str:
@@ -131,11 +140,11 @@ def _sizes(values: Mapping[str, Any]) -> tuple[object, ...]:
     return len(values), numbers
 
 
-def _unfinished(runs: Sequence[PageRun], samples: Sequence[Sample]) -> list[str]:
+def _unfinished(runs: Sequence[StoredRun]) -> list[str]:
     found = []
-    for run, sample in zip(runs, samples, strict=True):
+    for run in runs:
         if not run.finished:
-            reached = f"epoch {sample.epoch:.1f}" if run.rows else "no round"
+            reached = f"epoch {run.rows[-1]['epoch']:.1f}" if run.rows else "no round"
             planned = f" (round {run.last_round} of {run.planned})" if run.planned else ""
             found.append(f"{run.name}: not finished, {reached}{planned} reached")
     return found

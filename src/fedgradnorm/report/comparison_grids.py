@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER
 from fedgradnorm.experiments.summary import Estimate, estimate
 from fedgradnorm.experiments.sweep import key_name, value_name
 from fedgradnorm.report.arms import LOSS, SCORE, Arm, Contest, Measure
@@ -31,6 +30,8 @@ from fedgradnorm.report.comparison import Comparison
 from fedgradnorm.report.grid import Cell, Grid
 from fedgradnorm.report.paper_numbers import paper_losses
 from fedgradnorm.report.ranking import MANY, ranking, sight, uneven
+from fedgradnorm.report.samples import TaskSample
+from fedgradnorm.runs.groups import data_sets
 
 LOCAL = "local"
 MEASURES = ((LOSS, "training loss"), (SCORE, "held-out metric"))
@@ -94,9 +95,9 @@ def tasks_grid(comparison: Comparison) -> Grid:
             contest = contests[arm.label]
             rows.append((
                 task_cell(task), arm_cell(arm.label),
-                number(_over(arm, task, LOSS), bold=best[LOSS] is arm),
+                number(_over(arm, task, LOSS), bold=arm.label in best[LOSS]),
                 p_value(tests.get((arm.label, LOSS), {}).get(task)),
-                score(_over(arm, task, SCORE), samples[0].metric, bold=best[SCORE] is arm),
+                _held_out(_over(arm, task, SCORE), samples[0], bold=arm.label in best[SCORE]),
                 p_value(tests.get((arm.label, SCORE), {}).get(task)),
                 brief([s.weight for s in samples], 3),
                 epochs(contest.epochs_to_reach(task) if contest else []),
@@ -173,9 +174,9 @@ def sweep_grid(comparison: Comparison, measure: Measure) -> Grid:
     for task in comparison.tasks:
         unit = "" if loss else f" ({_unit(comparison, task)})"
         rows = []
-        for method in comparison.methods:
-            cells = [about(arm, _at(arm, task, measure)) for arm in comparison.along(method)]
-            rows.append((task_cell(task, unit), word(method), *cells))
+        for line in comparison.lines:
+            cells = [about(arm, _at(arm, task, measure)) for arm in comparison.along(line)]
+            rows.append((task_cell(task, unit), word(line), *cells))
         groups.append(tuple(rows))
     name, what = ("sweep-loss", "training loss") if loss else ("sweep-held-out", "held-out metric")
     title = f"Sweep over {key_name(comparison.points[0])}: {what} at the end"
@@ -186,17 +187,17 @@ def sweep_grid(comparison: Comparison, measure: Measure) -> Grid:
 def gains_grid(comparison: Comparison) -> Grid:
     """A line per method and measure, a column per point: Delta_m against the baseline."""
     groups = []
-    for method in comparison.methods:
+    for line in comparison.lines:
         rows = []
         for measure, what in MEASURES:
             cells = [
                 about(arm, bare(delta_cell(comparison.against(arm, comparison.baseline), measure)))
                 if arm is not None
                 else blank()
-                for arm in comparison.along(method)
+                for arm in comparison.along(line)
             ]
-            rows.append((word(method), word(what), *cells))
-        if method != comparison.baseline:
+            rows.append((word(line), word(what), *cells))
+        if line != comparison.baseline:
             groups.append(tuple(rows))
     over = key_name(comparison.points[0])
     title = f"Sweep over {over}: Δm (%) against {comparison.baseline} at the same point"
@@ -234,21 +235,29 @@ def _over(arm: Arm, task: str, measure: Measure) -> Estimate:
     return estimate([measure.of(sample) for sample in arm.tasks(task).values()])
 
 
-def _best(arms: Sequence[Arm], task: str, measure: Measure) -> Arm | None:
+def _best(arms: Sequence[Arm], task: str, measure: Measure) -> set[str]:
+    """The best arm on every set of data that several arms were trained on."""
     means = {arm.label: _over(arm, task, measure).mean for arm in arms}
-    finite = [arm for arm in arms if math.isfinite(means[arm.label])]
-    if len(finite) < 2:
-        return None
-    first = next(iter(finite[0].tasks(task).values()))
-    pick = max if measure is SCORE and first.metric in HIGHER_IS_BETTER else min
-    return pick(finite, key=lambda arm: means[arm.label])
+    by_group = {id(arm.group): arm for arm in arms if math.isfinite(means[arm.label])}
+    sets = data_sets([arm.group for arm in by_group.values()])
+    best = set()
+    for rivals in ([by_group[id(one)] for one in found] for found in sets if len(found) > 1):
+        first = next(iter(rivals[0].tasks(task).values()))
+        pick = max if measure.higher(first) else min
+        best.add(pick(rivals, key=lambda arm: means[arm.label]).label)
+    return best
 
 
 def _at(arm: Arm | None, task: str, measure: Measure) -> Cell:
     if arm is None or not arm.tasks(task):
         return blank()
-    value, metric = _over(arm, task, measure), next(iter(arm.tasks(task).values())).metric
-    return bare(number(value) if measure is LOSS else score(value, metric))
+    value, sample = _over(arm, task, measure), next(iter(arm.tasks(task).values()))
+    return bare(number(value) if measure is LOSS else _held_out(value, sample))
+
+
+def _held_out(value: Estimate, sample: TaskSample, *, bold: bool = False) -> Cell:
+    """A held-out metric; nothing where the client held nothing out."""
+    return score(value, sample.metric, bold=bold) if sample.held_out else blank()
 
 
 def _unit(comparison: Comparison, task: str) -> str:
@@ -270,7 +279,7 @@ def delta_cell(contest: Contest | None, measure: Measure) -> Cell:
 
 def worst_cells(contest: Contest | None, measure: Measure) -> tuple[Cell, Cell]:
     """The task that gains least, and what it gains."""
-    if contest is None or not contest.pairs:
+    if contest is None or not contest.measured(measure):
         return blank(), blank()
     task, gain = contest.worst(measure)
     return word(task), replace(percent(estimate([gain])), numbers={"": gain})

@@ -44,12 +44,12 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     panels = drawing.subplots(1, len(tasks), squeeze=False)[0]
     places, numbers = _places(comparison)
     for axes, task in zip(panels, tasks, strict=True):
-        for i, (method, look) in enumerate(looks(comparison.methods).items()):
+        for i, (method, look) in enumerate(looks(comparison.lines).items()):
             ends = _ends(places, comparison.along(method), task, measure)
             if ends and numbers:
                 _line(axes, ends, method, look)
             elif ends:
-                aside = _SPREAD * ((i + 0.5) / len(comparison.methods) - 0.5)
+                aside = _SPREAD * ((i + 0.5) / len(comparison.lines) - 0.5)
                 _bars(axes, [(x + aside, y, half) for x, y, half in ends], method, look)
         _dress(axes, places, list(map(value_name, comparison.points)), numbers=numbers)
         axes.set_title(task, fontsize=12, weight="bold")

@@ -28,11 +28,12 @@ from fedgradnorm.report.page_conflict import maps_html
 from fedgradnorm.report.page_data import curves_of
 from fedgradnorm.report.page_figures import CONFLICT, Section, sections
 from fedgradnorm.report.page_grids import grids_html
-from fedgradnorm.report.page_groups import Group, group
 from fedgradnorm.report.page_provenance import runs_table, settings
-from fedgradnorm.report.page_runs import PageRun, collect
 from fedgradnorm.report.page_table import comparison
+from fedgradnorm.report.record import records_of
 from fedgradnorm.report.tables import TaskRow, task_rows
+from fedgradnorm.runs.groups import Group, group
+from fedgradnorm.runs.reader import StoredRun, collect
 from fedgradnorm.version import __version__
 
 ENDINGS = (".html", ".htm")
@@ -62,10 +63,14 @@ def write_page(places: Sequence[Path], path: str | Path) -> Page:
 
 def make_page(places: Sequence[Path]) -> Page:
     """The page on the runs at ``places``, whatever state they are in."""
-    runs, nowhere = collect(places)
+    return page_of(*collect(places))
+
+
+def page_of(runs: Sequence[StoredRun], nowhere: Sequence[str] = ()) -> Page:
+    """The page on these runs; ``nowhere`` is what was looked for in vain."""
     groups, mixture = group(runs)
     labels = [one.label for one in groups]
-    records = [record for one in groups for record in one.records]
+    records = records_of(groups)
     tasks = list(dict.fromkeys(name for record in records for name in record.clients))
     rows = task_rows(records)
     judged = words.verdicts(rows, records)
@@ -117,12 +122,12 @@ def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
     )
 
 
-def _title(runs: Sequence[PageRun]) -> str:
+def _title(runs: Sequence[StoredRun]) -> str:
     names = dict.fromkeys(str(run.config.get("name") or run.name) for run in runs)
     return words.listed(list(names)[:3]) + (" and more" if len(names) > 3 else "")
 
 
-def _size(runs: Sequence[PageRun], groups: Sequence[Group], tasks: Sequence[str]) -> str:
+def _size(runs: Sequence[StoredRun], groups: Sequence[Group], tasks: Sequence[str]) -> str:
     counts = ((len(groups), "method"), (len(tasks), "task"), (len(runs), "run"))
     return ", ".join(f"{number} {what}{'s' * (number != 1)}" for number, what in counts)
 

@@ -9,7 +9,7 @@ from html import escape
 
 from fedgradnorm.experiments.history import Row
 from fedgradnorm.report.colours import Look, key
-from fedgradnorm.report.page_groups import Group
+from fedgradnorm.runs.groups import Group
 
 MEAN = "cosine"
 MOST = 8  # more tasks than this get no view for each, twice as many no map

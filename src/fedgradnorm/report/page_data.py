@@ -11,7 +11,7 @@ import numpy as np
 
 from fedgradnorm.experiments.history import KEYS, Row
 from fedgradnorm.report.page_conflict import cosine_series
-from fedgradnorm.report.page_groups import Group, plain_rows
+from fedgradnorm.runs.groups import Group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,8 +119,8 @@ def curves_of(group: Group, gamma: float | None) -> Curves:
     """The curves of a group; ``gamma`` is the one to measure it by."""
     measured_by = gamma if group.shared else None
     return Curves(
-        [series_of(plain_rows(run), measured_by, run.pairs) for run in group.whole],
-        [series_of(plain_rows(run), measured_by, run.pairs) for run in group.partial],
+        [series_of(run.rows, measured_by, run.pairs) for run in group.whole],
+        [series_of(run.rows, measured_by, run.pairs) for run in group.partial],
     )
 
 

@@ -12,9 +12,8 @@ from fedgradnorm.report.colours import Look, key
 from fedgradnorm.report.comparison import Comparison, comparison_of
 from fedgradnorm.report.comparison_grids import shown_grids
 from fedgradnorm.report.grid import Cell, Grid
-from fedgradnorm.report.page_groups import Group
-from fedgradnorm.report.page_runs import PageRun
-from fedgradnorm.report.samples import sample_of
+from fedgradnorm.runs.groups import Group
+from fedgradnorm.runs.reader import StoredRun
 
 Row = Sequence[Cell]
 Places = Mapping[tuple[int, str], int]
@@ -24,7 +23,7 @@ _ABOUT = "The switches above leave lines out; means over tasks and tests are of 
 
 
 def grids_html(
-    runs: Sequence[PageRun], groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]
+    runs: Sequence[StoredRun], groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]
 ) -> str:
     """The tables that ``compare`` shows, where there is anything to compare."""
     try:
@@ -41,9 +40,8 @@ def grids_html(
 
 def _switches(comparison: Comparison, groups: Sequence[Group]) -> dict[str, list[int]]:
     """The page's methods, by number, that an arm of the comparison holds the runs of."""
-    labels = [sample_of(one.whole[0]).label for one in groups]
     return {
-        arm.label: [i for i, label in enumerate(labels) if label == arm.name]
+        arm.label: [i for i, one in enumerate(groups) if one.label == arm.name]
         for arm in comparison.arms
     }
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedgradnorm.report.page_groups import Group
-from fedgradnorm.report.page_runs import UNKNOWN_SEED, PageRun
+from fedgradnorm.runs.groups import Group
+from fedgradnorm.runs.reader import UNKNOWN_SEED, StoredRun
 
 Parts = dict[str, Any]
 
 
-def runs_table(runs: Sequence[PageRun]) -> str:
+def runs_table(runs: Sequence[StoredRun]) -> str:
     """Every run: how far it got, when it was started, and with what."""
     titles = ("Run", "Method", "Seed", "State", "Started", "Versions")
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
@@ -24,7 +24,7 @@ def runs_table(runs: Sequence[PageRun]) -> str:
     return f'<table id="runs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _run_cells(run: PageRun) -> list[str]:
+def _run_cells(run: StoredRun) -> list[str]:
     versions = run.part("versions")
     made = ", ".join(
         f"{key} {versions[key]}" for key in ("fedgradnorm", "torch") if key in versions
@@ -55,7 +55,7 @@ def settings(groups: Sequence[Group]) -> str:
     return "".join(made)
 
 
-def _parts(run: PageRun) -> Parts:
+def _parts(run: StoredRun) -> Parts:
     """A run's settings and provenance by part; what is not set is left out."""
     parts: Parts = {
         "command": run.about.get("command"),

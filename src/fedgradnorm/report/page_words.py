@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER, holm, paired_p
-from fedgradnorm.report.page_groups import Group
-from fedgradnorm.report.page_runs import PageRun
 from fedgradnorm.report.record import Record
 from fedgradnorm.report.tables import TaskRow, metric
+from fedgradnorm.runs.groups import Group
+from fedgradnorm.runs.reader import StoredRun
 
 LEVEL = 0.05
 _NAMED = 5  # more tasks than this are counted, not listed
@@ -32,15 +32,15 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[TaskRow], records: Sequence[Record]) -> list[Verdict]:
-    """A verdict on every task that at least two methods have; p corrected for all of them."""
-    by_task: dict[str, list[TaskRow]] = {}
+    """A verdict on every task that two methods have on the same data; p corrected for all."""
+    rivals: dict[tuple[str, int], list[TaskRow]] = {}
     for row in rows:
         if math.isfinite(row.value.mean):
-            by_task.setdefault(row.task, []).append(row)
+            rivals.setdefault((row.task, row.data), []).append(row)
     values = _by_seed(records)
     found = []
-    for task, mine in by_task.items():
-        if len(mine) < 2 or len({row.metric for row in mine}) > 1:
+    for (task, _), mine in rivals.items():
+        if len(mine) < 2 or len({(row.metric, row.split) for row in mine}) > 1:
             continue
         higher = mine[0].metric in HIGHER_IS_BETTER
         ranked = sorted(mine, key=lambda row: row.value.mean, reverse=higher)
@@ -63,7 +63,13 @@ def headline(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
         fell = [row.task for row in rows if row.last_loss.mean < row.first_loss.mean]
         return f"{methods[0]} lowers the training loss on {_tasks(fell, len(rows))}."
     if not judged:
-        return "These runs share no task, so no method can be called better than another."
+        return (
+            "These runs share no task on the same data, "
+            "so no method can be called better than another."
+        )
+    sets = len({row.data for row in rows})
+    if sets > 1:
+        return f"These runs are on {sets} sets of data; only runs on the same one are compared."
     won: dict[str, list[str]] = {}
     for verdict in judged:
         if len(verdict.leaders) == 1:
@@ -86,8 +92,7 @@ def basis(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
     """What the headline rests on, and how far it can be trusted."""
     if not rows:
         return ""
-    splits = {row.split for row in rows}
-    where = _SPLITS.get(splits.pop(), "evaluated data") if len(splits) == 1 else "evaluated data"
+    where = _where(rows)
     counts = sorted({row.seeds for row in rows})
     seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else _count(counts[0], "seed")
     if not judged:
@@ -105,7 +110,18 @@ def basis(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
     )
 
 
-def missing(runs: Sequence[PageRun], groups: Sequence[Group]) -> list[str]:
+def _where(rows: Sequence[TaskRow]) -> str:
+    """Where the results were measured; tasks without held-out rows are named."""
+    tasks: dict[str, list[str]] = {}
+    for row in rows:
+        tasks.setdefault(_SPLITS.get(row.split, row.split), []).append(row.task)
+    if len(tasks) == 1:
+        return next(iter(tasks))
+    parts = (f"{name} ({listed(list(dict.fromkeys(who)))})" for name, who in tasks.items())
+    return listed(list(parts))
+
+
+def missing(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
     """Everything a reader should know before trusting the figures."""
     notes = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     for run in runs:

@@ -24,13 +24,13 @@ COLUMNS = ("Δm", "worst task", "its gain", "Δm held out", "seconds", "seeds")
 def side_grid(comparisons: Mapping[str, Comparison]) -> Grid:
     """A line per method, a few columns per comparison; the best Delta_m of the first one on top."""
     order = [rank.arm for comparison in comparisons.values() for rank in ranking(comparison)]
-    methods = list(dict.fromkeys(arm.method for arm in order))
+    methods = {arm.label: arm.method for arm in order}
     columns = ("method", "server sees", *(f"{n}: {c}" for n in comparisons for c in COLUMNS))
     rows = []
-    for method in methods:
-        cells = [arm_cell(method), word(sight(method))]
+    for label, method in methods.items():
+        cells = [arm_cell(label), word(sight(method))]
         for comparison in comparisons.values():
-            arm = next((arm for arm in comparison.arms if arm.method == method), None)
+            arm = next((arm for arm in comparison.arms if arm.label == label), None)
             cells += _cells(comparison, arm)
         rows.append(tuple(cells))
     notes = [f"{name}: {_about(comparison)}" for name, comparison in comparisons.items()]

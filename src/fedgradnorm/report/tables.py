@@ -12,15 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm.client import SPLITS, Client
+from fedgradnorm.experiments.statistics import HIGHER_IS_BETTER
 from fedgradnorm.experiments.summary import Estimate, TaskResult, estimate
 from fedgradnorm.report.record import Record
-
-HIGHER_IS_BETTER = {"accuracy"}
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One task under one method: means over the seeds, with their 95% intervals."""
+    """One task under one method: means over the seeds, with their 95% intervals.
+
+    ``split`` is where the metric was measured, ``data`` the number of the set of data.
+    """
 
     task: str
     method: str
@@ -31,6 +33,7 @@ class TaskRow:
     value: Estimate
     split: str
     weight: Estimate
+    data: int = 0
 
 
 def task_rows(records: Sequence[Record]) -> list[TaskRow]:
@@ -38,16 +41,17 @@ def task_rows(records: Sequence[Record]) -> list[TaskRow]:
     labels = list(dict.fromkeys(record.label for record in records))
     tasks = list(dict.fromkeys(name for record in records for name in record.clients))
     by_run = [(record.label, {r.client: r for r in record.results()}) for record in records]
+    data = {record.label: record.data for record in records}
     rows = []
     for task in tasks:
         for label in labels:
             found = [r[task] for name, r in by_run if name == label and task in r]
             if found:
-                rows.append(_row(label, found))
+                rows.append(_row(label, found, data[label]))
     return rows
 
 
-def _row(label: str, found: Sequence[TaskResult]) -> TaskRow:
+def _row(label: str, found: Sequence[TaskResult], data: int) -> TaskRow:
     def over_seeds(field: str) -> Estimate:
         return estimate([getattr(result, field) for result in found])
 
@@ -61,12 +65,13 @@ def _row(label: str, found: Sequence[TaskResult]) -> TaskRow:
         value=over_seeds("value"),
         split=found[0].split,
         weight=over_seeds("weight"),
+        data=data,
     )
 
 
 def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
     """A section per task, a line per method; the best metric of a task is bold."""
-    several = len({row.method for row in rows}) > 1
+    several, mixed = len({row.method for row in rows}) > 1, len({row.split for row in rows}) > 1
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("task")
     if several:
@@ -76,13 +81,14 @@ def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
     for number, row in enumerate(rows):
         first = number == 0 or rows[number - 1].task != row.task
         last = number + 1 == len(rows) or rows[number + 1].task != row.task
-        best = several and row is _best(rows, row.task)
+        best = several and row is _best(rows, row)
+        where = f" ({row.split})" if mixed else ""
         # Text, not markup: a client's name may hold brackets.
         cells = [row.task if first else ""] + ([row.method] if several else [])
         cells += [loss(row.first_loss), loss(row.last_loss)]
         table.add_row(
             *map(Text, cells),
-            Text(metric(row), style="bold" if best else ""),
+            Text(metric(row) + where, style="bold" if best else ""),
             Text(fixed(row.weight, 3)),
             end_section=last and several,
         )
@@ -139,8 +145,10 @@ def _metric_title(rows: Sequence[TaskRow]) -> str:
     return f"{name}\n({splits.pop()})" if len(splits) == 1 else name
 
 
-def _best(rows: Sequence[TaskRow], task: str) -> TaskRow:
-    mine = [row for row in rows if row.task == task]
+def _best(rows: Sequence[TaskRow], one: TaskRow) -> TaskRow:
+    """The best of those that may be compared with ``one``: same task, data and split."""
+    like = (one.task, one.data, one.split)
+    mine = [row for row in rows if (row.task, row.data, row.split) == like]
     pick = max if mine[0].metric in HIGHER_IS_BETTER else min
     return pick(mine, key=lambda row: row.value.mean)
 

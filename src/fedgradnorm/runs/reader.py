@@ -1,7 +1,8 @@
-"""Run folders as the page reads them: whatever is still readable, and what is wrong with the rest.
+"""The one reader of run folders: whatever is readable, and what is wrong with the rest.
 
-Unlike :func:`~fedgradnorm.report.record.read_record`, nothing here refuses a damaged run: a page
-that shows nineteen runs and names the twentieth's fault is worth more than an error.
+Every table, figure, page and test is made from what this module returns. Nothing here refuses a
+damaged run: a page that shows nineteen runs and names the twentieth's fault is worth more than an
+error.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ _FILES = (ABOUT, CONFIG, METRICS)
 
 
 @dataclass(frozen=True)
-class PageRun:
-    """One run: its history, what is known about it, and what is not in order."""
+class StoredRun:
+    """One run: its history, what is known about it, and what is not in order.
+
+    Losses in ``rows`` are freed of the factor they were given (``loss_scale``), here and nowhere
+    else, so that no reader can forget it; ``scaled`` says that there was one.
+    """
 
     name: str
     method: str
@@ -34,6 +39,18 @@ class PageRun:
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     pairs: list[Row] = field(default_factory=list)
+    scaled: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        scales = {name: _scale(client) for name, client in self.part("clients").items()}
+        if any(scale != 1.0 for scale in scales.values()):
+            object.__setattr__(self, "rows", [_freed(row, scales) for row in self.rows])
+            object.__setattr__(self, "scaled", True)
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the clients in its history, in their order."""
+        return list(dict.fromkeys(row["client"] for row in self.rows))
 
     @property
     def finished(self) -> bool:
@@ -57,7 +74,16 @@ class PageRun:
         return found if isinstance(found, dict) else {}
 
 
-def collect(places: Sequence[Path]) -> tuple[list[PageRun], list[str]]:
+def _scale(client: Any) -> float:
+    scale = client.get("loss_scale", 1.0) if isinstance(client, dict) else 1.0
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
+
+
+def _freed(row: Row, scales: dict[str, float]) -> Row:
+    return {**row, "loss": row["loss"] / scales.get(row["client"], 1.0)} if "loss" in row else row
+
+
+def collect(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
     """The runs at ``places``, in the order they were started, and what was looked for in vain."""
     folders: list[Path] = []
     missing = []
@@ -68,7 +94,7 @@ def collect(places: Sequence[Path]) -> tuple[list[PageRun], list[str]]:
             missing.append(f"{place} is no run folder and holds none: no {ABOUT} there")
     if not folders:
         raise RunFolderError("; ".join(missing) or "no run folders were given")
-    runs = [_read(folder) for folder in dict.fromkeys(folders)]
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
     return runs, missing
 
 
@@ -94,7 +120,8 @@ def _started(folder: Path) -> tuple[str, str]:
         return "~", str(folder)  # after every date
 
 
-def _read(folder: Path) -> PageRun:
+def read_run(folder: Path) -> StoredRun:
+    """The run in ``folder``, as far as it can be read."""
     problems: list[str] = []
     about = _about(folder, problems)
     config = _config(folder, problems)
@@ -102,7 +129,7 @@ def _read(folder: Path) -> PageRun:
     pairs = _pairs(folder / CONFLICT, problems)
     settings = about.get("settings")
     seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
-    return PageRun(
+    return StoredRun(
         name=folder.resolve().name,
         method=str(config.get("method") or _weighting(about) or folder.resolve().name),
         seed=seed if isinstance(seed, int) else UNKNOWN_SEED,

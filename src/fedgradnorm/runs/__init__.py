@@ -1,0 +1,1 @@
+"""Run folders read back, and which of them belong together: one reader, one rule."""
