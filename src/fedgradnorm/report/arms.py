@@ -109,6 +109,7 @@ class Contest:
     """An arm against a baseline, seed by seed, over the tasks that both have."""
 
     def __init__(self, arm: Arm, base: Arm, tasks: Sequence[str]) -> None:
+        self.base = base
         self.seeds = [seed for seed in arm.samples if seed in base.samples]
         self.pairs: dict[str, list[tuple[TaskSample, TaskSample]]] = {}
         for task in tasks:

@@ -1,0 +1,295 @@
+"""Which runs belong together: real runs made in Python and by configs, and laws of the rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.cli.app import app
+from fedgradnorm.report.comparison import comparison_of, read_comparison
+from fedgradnorm.report.comparison_grids import methods_grid, tasks_grid
+from fedgradnorm.report.grid import to_csv
+from fedgradnorm.report.page import make_page, page_of
+from fedgradnorm.report.record import records_of
+from fedgradnorm.report.tables import results_table, task_rows
+from fedgradnorm.runs.groups import data_sets, group
+from fedgradnorm.runs.reader import StoredRun, collect
+
+WIDE = nn.Sequential(nn.Linear(toys.FEATURES, 9), nn.ReLU()).double()
+
+
+@pytest.fixture(scope="module")
+def python_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs made in Python that differ in one thing each."""
+    place = tmp_path_factory.mktemp("runs")
+    more = [dataclasses.replace(c, train=(c.train[0] + 0.1, c.train[1])) for c in toys.clients()]
+    plain = {"network": toys.network(), "clients": toys.clients(), "seed": 0, "rounds": 2}
+    for name, change in {
+        "plain-0": {}, "plain-1": {"seed": 1}, "alone": {"share": "none"}, "fast": {"lr": 0.01},
+        "wide": {"network": WIDE}, "other-data": {"clients": more}, "again": {"log_every": 2},
+    }.items():  # fmt: skip
+        options = {**plain, "lr": 0.001, **change}
+        network, clients = options.pop("network"), options.pop("clients")
+        fgn.train(network, clients, weighting=fgn.Equal(), folder=place / name, **options)
+    return place
+
+
+def names(groups) -> dict[str, list[str]]:
+    return {one.label: sorted(run.name for run in one.whole) for one in groups}
+
+
+def test_runs_made_in_python_are_told_apart(python_runs: Path) -> None:
+    groups, notes = group(collect([python_runs])[0])
+    found = names(groups)
+    assert sorted(found.values()) == [
+        ["alone"], ["fast"], ["other-data"], ["plain-0", "plain-1"], ["wide"],
+    ]  # fmt: skip
+    assert all(label.startswith("Equal") for label in found)
+    assert any("lr=0.01" in label for label in found)
+    assert any("share=none" in label for label in found)
+    assert [note for note in notes if "again repeats plain-0" in note]
+
+
+def test_every_way_to_show_python_runs_has_the_same_lines(python_runs: Path) -> None:
+    runs = collect([python_runs])[0]
+    labels = {one.label for one in group(runs)[0]}
+    comparison = comparison_of(runs)
+    assert {arm.label for arm in comparison.arms} == labels
+    assert {row.method for row in page_of(runs).rows} == labels
+    assert {row.method for row in task_rows(records_of(group(runs)[0]))} == labels
+
+
+def test_other_data_is_never_tested_against(python_runs: Path) -> None:
+    comparison = read_comparison([python_runs])
+    (other,) = (arm for arm in comparison.arms if "other-data" in _folders(arm))
+    assert comparison.against(other, "Equal") is None
+    assert len(data_sets([arm.group for arm in comparison.arms])) == 2
+    assert any(note.startswith("not like for like") for note in comparison.notes)
+    row = [r for r in tasks_grid(comparison).rows if r[1].text == other.label]
+    assert all("p (" not in cell.text for cells in row for cell in cells)
+
+
+def _folders(arm) -> list[str]:
+    return [run.name for run in arm.group.whole]
+
+
+def test_a_python_run_says_what_its_data_and_network_were(python_runs: Path) -> None:
+    about = next(run.about for run in collect([python_runs])[0] if run.name == "wide")
+    assert about["network"]["class"] == "Sequential"
+    assert about["network"]["parameters"] == 9 * toys.FEATURES + 9
+    assert about["clients"]["corner"]["splits"] == {"train": 48, "test": 20}
+    assert about["clients"]["corner"]["inputs"] == [toys.FEATURES]
+    prints = {client["fingerprint"] for client in about["clients"].values()}
+    assert len(prints) == 3
+
+
+def stored(method="fedrep", seed=0, *, loss=1.0, split="test", finished=True, rounds=3, **more):
+    """A run of one task, its last loss ``loss``; ``more`` is its config and what run.json says."""
+    rows = []
+    for number in range(rounds + 1):
+        value = loss + (rounds - number)
+        here = {"round": number, "epoch": float(number), "client": "a", "weight": 1.0}
+        for place in dict.fromkeys(("train", split)):
+            rows.append({**here, "split": place, "loss": value, "accuracy": 1 / (1 + value)})
+    config = {"name": "x", "method": method, "seed": seed, **more.pop("config", {})}
+    about = {"finished": finished, "rounds": rounds, **more}
+    return StoredRun(f"{method}-{seed}-{loss}", method, seed, rows, about, config)
+
+
+def own(lr: float) -> dict:
+    return {"config": {"own": {"weighting.lr": lr}, "weighting": {"lr": lr}}}
+
+
+def test_a_variant_is_not_merged_with_its_method() -> None:
+    runs = [stored("fedgradnorm", seed, loss=0.445) for seed in range(5)]
+    runs += [stored("fedgradnorm", seed, loss=0.34, **own(0.008)) for seed in range(5)]
+    rows = task_rows(records_of(group(runs)[0]))
+    assert [(row.method, row.seeds, row.last_loss.mean) for row in rows] == [
+        ("fedgradnorm", 5, pytest.approx(0.445)),
+        ("fedgradnorm weighting.lr=0.008", 5, pytest.approx(0.34)),
+    ]
+
+
+def rate(lr: float) -> dict:
+    return {"settings": {"lr": lr}}
+
+
+def test_rates_stand_beside_each_other_and_a_test_across_rates_is_said() -> None:
+    runs = [stored("fedrep", seed, **rate(0.1)) for seed in (0, 1)]
+    runs += [stored("fedgradnorm", s, loss=lr, **rate(lr)) for s in (0, 1) for lr in (0.1, 0.2)]
+    comparison = comparison_of(runs)
+    assert [arm.label for arm in comparison.arms] == [
+        "fedrep", "fedgradnorm lr=0.1", "fedgradnorm lr=0.2",
+    ]  # fmt: skip
+    told = [note for note in comparison.notes if "tested against" in note]
+    assert told == ["fedgradnorm lr=0.2: tested against fedrep, which differs in training.lr"]
+
+
+def test_each_rate_is_tested_against_its_own_baseline() -> None:
+    runs = [
+        stored(method, seed, loss=lr, **rate(lr))
+        for method in ("fedrep", "fedgradnorm")
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    comparison = comparison_of(runs)
+    for arm in comparison.arms[2:]:
+        contest = comparison.against(arm, "fedrep")
+        assert {pair[0].loss == pair[1].loss for pair in contest.pairs["a"]} == {True}
+    assert not [note for note in comparison.notes if "tested against" in note]
+
+
+def data(**table) -> dict:
+    return {"config": {"data": {"source": "mtfl", **table}}}
+
+
+def test_experiments_on_other_data_are_shown_and_not_compared(tmp_path: Path) -> None:
+    runs = [
+        stored(method, seed, loss=1 + seed / 9 + (method == "fedrep"), **data(allocation=kind))
+        for kind in ("even", "uneven")
+        for method in ("fedrep", "fedgradnorm")
+        for seed in range(3)
+    ]
+    runs += [
+        stored(
+            "fedgradnorm", s, config={**own(0.008)["config"], **data(allocation="odd")["config"]}
+        )
+        for s in range(3)
+    ]
+    comparison, page = comparison_of(runs), page_of(runs)
+    assert len(comparison.arms) == 5
+    (alone,) = (arm for arm in comparison.arms if arm.own)
+    assert comparison.against(alone, "fedrep") is None
+    assert f"{alone.label}: not tested, there is no fedrep on the same data" in comparison.notes
+    for arm in comparison.arms:
+        contest = comparison.against(arm, "fedrep")
+        if contest is not None:
+            assert contest.base.group.facts["data.allocation"] == arm.group.facts["data.allocation"]
+    assert "only runs on the same one are compared" in page.html
+    assert {row.method for row in page.rows} == {arm.label for arm in comparison.arms}
+
+
+def test_a_training_metric_is_never_called_held_out() -> None:
+    runs = [stored(method, seed, split="train") for method in ("fedrep", "dwa") for seed in (0, 1)]
+    comparison = comparison_of(runs)
+    assert "held-out" not in to_csv(tasks_grid(comparison)).splitlines()[0]
+    held_out = [r for r in methods_grid(comparison).rows if r[1].text == "held-out metric"]
+    assert all(cell.text in ("-", r[0].text, "held-out metric") or "0" in cell.text
+               for r in held_out for cell in r)  # fmt: skip
+    assert "no held-out metric, for no rows were held out: a" in comparison.notes
+    assert "on training data" in page_of(runs).html
+    assert "held-out data" not in page_of(runs).html
+
+
+def test_a_table_of_mixed_splits_says_where_each_number_is_from() -> None:
+    mixed = stored("fedrep")
+    rest = [{**row, "client": "b"} for row in stored("fedrep", split="train").rows]
+    one = dataclasses.replace(mixed, rows=mixed.rows + rest)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table(task_rows(records_of(group([one])[0]))))
+    text = console.file.getvalue()
+    assert "% (test)" in text
+    assert "% (train)" in text
+
+
+def test_a_factor_on_a_loss_is_divided_out_everywhere(tmp_path: Path) -> None:
+    scaled = [
+        dataclasses.replace(c, task=toys.task(c.name, loss_scale=100.0)) for c in toys.clients()
+    ]
+    plain = fgn.train(toys.network(), toys.clients(), rounds=1, lr=1e-9, folder=tmp_path / "plain")
+    fgn.train(toys.network(), scaled, rounds=1, lr=1e-9, folder=tmp_path / "scaled")
+    wanted = plain.summary().last_loss
+    for row in make_page([tmp_path]).rows + task_rows(records_of(group(collect([tmp_path])[0])[0])):
+        assert row.last_loss.mean == pytest.approx(wanted[row.task], rel=1e-6)
+    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "f.png")])
+    assert shown.exit_code == 0
+    for value in wanted:
+        assert (
+            shown.output.count(f"{value:.{1 if value >= 100 else 2 if value >= 10 else 3}f}") >= 2
+        )
+
+
+def test_seeds_of_unknown_number_and_damaged_settings_are_kept_apart() -> None:
+    whole = [stored("fedrep", seed, **rate(0.1)) for seed in (0, 1)]
+    damaged = stored("fedrep", 2, finished=False)
+    unknown = [dataclasses.replace(stored("dwa"), seed=-1, name=f"u{i}") for i in range(2)]
+    groups, _ = group([*whole, damaged, *unknown])
+    assert sorted(len(one.whole) for one in groups) == [1, 2, 2]
+    assert len({one.label for one in groups}) == 3
+    assert list(groups[-1].seeds) == [-1, -2]
+
+
+FACTS = st.fixed_dictionaries({
+    "method": st.sampled_from(["fedrep", "fedgradnorm", "mine"]),
+    "seed": st.integers(0, 2),
+    "lr": st.sampled_from([0.1, 0.2]),
+    "samples": st.sampled_from([10, 20]),
+    "own": st.sampled_from([{}, {"weighting.lr": 1}]),
+    "point": st.sampled_from([{}, {"k": 1}, {"k": 2}]),
+    "print": st.sampled_from(["x", "y", None]),
+    "finished": st.booleans(),
+    "rounds": st.integers(1, 2),
+})  # fmt: skip
+
+
+def made(number: int, f: dict) -> StoredRun:
+    clients = {"a": {"size": 4, **({"fingerprint": f["print"]} if f["print"] else {})}}
+    run = stored(
+        f["method"], f["seed"], finished=f["finished"], rounds=f["rounds"], clients=clients,
+        settings={"lr": f["lr"]},
+        config={"data": {"samples": f["samples"]}, "own": f["own"], "point": f["point"]},
+    )  # fmt: skip
+    return dataclasses.replace(run, name=f"run {number}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(FACTS, min_size=1, max_size=12))
+def test_no_run_is_lost_merged_or_tested_on_other_data(facts: list[dict]) -> None:
+    runs = [made(number, f) for number, f in enumerate(facts)]
+    groups, notes = group(runs)
+    labels = [one.label for one in groups]
+    assert len(set(labels)) == len(labels)
+    placed = [run.name for one in groups for run in (*one.whole, *one.partial)]
+    left_out = [run.name for run in runs if any(n.startswith(f"{run.name} repeats") for n in notes)]
+    assert sorted(placed + left_out) == sorted(run.name for run in runs)
+    for one in groups:
+        seeds = [run.seed for run in (*one.whole, *one.partial)]
+        assert len(set(seeds)) == len(seeds)
+        for run in (*one.whole, *one.partial):
+            assert (run.method, run.part("own"), run.part("point")) == (
+                one.method,
+                one.own,
+                one.point,
+            )
+            assert run.part("settings") == one.whole[0].part("settings")
+            assert run.config["data"] == one.whole[0].config["data"]
+        assert len({run.last_round for run in one.whole}) == 1
+    comparison = comparison_of(runs)
+    for arm in comparison.arms:
+        contest = comparison.against(arm, comparison.baseline)
+        for seed in contest.seeds if contest else ():
+            assert _compatible(arm.group.seeds[seed], contest.base.group.seeds[seed])
+
+
+def _compatible(one: StoredRun, other: StoredRun) -> bool:
+    prints = [run.part("clients")["a"].get("fingerprint") for run in (one, other)]
+    if None in prints:
+        return one.config["data"] == other.config["data"]
+    return prints[0] == prints[1]
+
+
+def test_means_are_of_the_seeds_that_are_named() -> None:
+    runs = [stored("fedrep", seed, loss=1.0 + seed) for seed in range(4)]
+    (row,) = task_rows(records_of(group(runs)[0]))
+    assert row.last_loss.mean == pytest.approx(np.mean([1, 2, 3, 4]))
