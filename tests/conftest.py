@@ -17,7 +17,7 @@ from fedgradnorm.instructions import LIMIT, obstacle
 
 HELD = ("ATEN_CPU_CAPABILITY", LIMIT, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ORDER = 1
-"""The seed of the tests' order, and of the global generators at each test's start."""
+"""The seed of the tests' order, and of Python's and NumPy's generators at each test's start."""
 
 # The toys are far too small for more than one thread; a test of the machine may want more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -51,6 +51,12 @@ def pytest_report_header() -> list[str]:
         f"torch {torch.__version__}; held: {held or 'nothing'}",
         f"bfloat16 products: {NO_BF16 or 'work'}",
     ]
+
+
+@pytest.fixture(autouse=True)
+def _own_start() -> None:
+    """PyTorch's generator starts anew in every test, whichever came before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
