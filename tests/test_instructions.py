@@ -120,6 +120,7 @@ def test_a_comparison_asks_before_its_first_run(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("bf16")
 @pytest.mark.parametrize("works", OLDER)
 def test_older_instructions_are_used_where_they_still_can_be(
     works: str, products: Products, caplog: pytest.LogCaptureFixture
@@ -171,6 +172,17 @@ def test_a_fork_that_hangs_is_ended_and_a_new_process_is_asked(
         os.kill(int((tmp_path / "child").read_text()), 0)
 
 
+def test_signals_reach_this_process_afterwards_and_never_the_fork(products: Products) -> None:
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        die()
+
+    products(interrupted)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert instructions._fork_survives() is False
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
 def test_threads_that_work_already_do_not_hinder_a_fork() -> None:
     code = (
         "import torch\n"
@@ -178,9 +190,9 @@ def test_threads_that_work_already_do_not_hinder_a_fork() -> None:
         "torch.set_num_threads(4)\n"
         "x = torch.ones(600, 600, requires_grad=True)\n"
         "for _ in range(3): (x @ x).exp().sum().backward()\n"
-        "assert all(instructions._fork_survives() is not None for _ in range(20))\n"
+        "assert all(instructions._fork_survives() is not None for _ in range(5))\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 FIRST_USE = f"""

@@ -11,7 +11,7 @@ failed=0
 
 # held VARIABLES...: run the tests with these set; ORDER is the seed of their order.
 held() {
-  echo "$*"
+  echo "order $ORDER, $*"
   env "$@" "$python" -m pytest -q -p no:cacheprovider --randomly-seed="$ORDER" $more $tests \
     >"$log" 2>&1 || failed=1
   grep -E '^(FAILED|ERROR|SKIPPED)' "$log"

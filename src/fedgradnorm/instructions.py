@@ -88,15 +88,27 @@ def _fork_survives(limit: str | None = None) -> bool | None:
     if sys.platform != "linux":  # elsewhere libraries do not expect to be forked
         return None
     try:
-        with warnings.catch_warnings():  # of threads: the fork needs none, and has a time limit
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
+        child = _fork()
         if child == 0:
             _try_and_exit(limit)
         status = _wait(child)
     except OSError:  # no more processes, or somebody else waits for every child
         return None
     return None if status is None else not _died(os.waitstatus_to_exitcode(status))
+
+
+def _fork() -> int:
+    """A fork that no signal's handler can interrupt: the child must not run its parent's code."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - set(DEADLY))
+    child = -1
+    try:
+        with warnings.catch_warnings():  # of threads: the child needs none, and has a time limit
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        return child
+    finally:
+        if child != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _died(code: int) -> bool:
@@ -114,7 +126,6 @@ def _try_and_exit(limit: str | None) -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         faulthandler.disable()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if limit is not None:
             os.environ[LIMIT] = limit
         products()
