@@ -5,13 +5,16 @@ USE    := .venv/.ready-to-use
 DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format lint types layers bench clean
+.PHONY: demo test test-cpus check format lint types layers bench clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
 
 test: $(DEV)       ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-cpus: $(DEV)  ## engines, resuming and precision with older instructions, more threads, other orders
+	PYTHON=$(BIN)/python tools/test-cpus.sh $(ARGS)
 
 check: lint types layers test   ## the gate: format, lint, types, layers, tests
 

@@ -1,7 +1,9 @@
-"""What all tests share: one thread, a fixed search of hypothesis, and toys."""
+"""What all tests share: the machine in the log, a fixed order and search, and toys."""
 
 from __future__ import annotations
 
+import os
+import platform
 import signal
 
 import pytest
@@ -11,8 +13,15 @@ from torch import nn
 
 import toys
 from fedgradnorm import Client
+from fedgradnorm.instructions import LIMIT, obstacle
 
-torch.set_num_threads(1)  # the toys are far too small for more
+HELD = ("ATEN_CPU_CAPABILITY", LIMIT, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+ORDER = 1
+"""The seed of the tests' order, and of Python's and NumPy's generators at each test's start."""
+
+# The toys are far too small for more than one thread; a test of the machine may want more.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+NO_BF16 = obstacle()  # asked before any test computes: then older instructions can be chosen
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -24,6 +33,37 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """One order by default, and another one with --randomly-seed=N; -p no:randomly has none."""
+    if getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = ORDER
+
+
+def pytest_report_header() -> list[str]:
+    """What the numbers of a test may depend on."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    held = " ".join(f"{name}={os.environ[name]}" for name in HELD if name in os.environ)
+    return [
+        f"CPU: {platform.machine()}, ATen {capability}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}; held: {held or 'nothing'}",
+        f"bfloat16 products: {NO_BF16 or 'work'}",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _own_start() -> None:
+    """PyTorch's generator starts anew in every test, whichever came before."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def bf16() -> None:
+    """Skips a test where no process may take products in bfloat16."""
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @pytest.fixture

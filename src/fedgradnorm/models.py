@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.errors import ModelError
+from fedgradnorm.instructions import require_bf16
 
 
 def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -113,6 +114,7 @@ def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False
     """
     flat = FlatNetwork(network, device)
     if bf16:
+        require_bf16(device)
         if flat.vector.dtype != torch.float32:
             raise ModelError(
                 f'precision = "bf16" is for networks in float32, this one is in '

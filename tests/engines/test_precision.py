@@ -19,6 +19,7 @@ from fedgradnorm.models import working_copy
 from fedgradnorm.weighting import MGDA
 from oracle import mixed_clients
 
+pytestmark = pytest.mark.usefixtures("bf16")
 CPU = torch.device("cpu")
 NETWORKS = {"network1": (1, 40, 40), "network2": (256,)}
 ENGINES = {"loop": 2, "stacked": 2, "joint": 1}

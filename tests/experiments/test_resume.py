@@ -41,7 +41,7 @@ def test_other_ways_of_training_resume_exactly_too(tmp_path: Path, how: dict) ->
 def test_every_engine_resumes_exactly(tmp_path: Path, engine: str) -> None:
     def train(folder: str, **more: Any) -> fgn.Run:
         how = {"rounds": 8, "batch_size": 8, "lr": 0.01, "participation": 0.7, "engine": engine}
-        how = {**how, "folder": tmp_path / folder, **more}
+        how = {**how, "folder": tmp_path / folder, "device": "cpu", **more}  # tells every round
         return fgn.train(toys.network(), toys.clients(), **how)
 
     def stop(event: Any) -> None:

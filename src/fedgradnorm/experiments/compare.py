@@ -13,6 +13,7 @@ from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments.execute import LoadedData, execute, load_data
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
 from fedgradnorm.experiments.sinks import Show
+from fedgradnorm.experiments.train import usable_device
 from fedgradnorm.experiments.trials import Trial, plan
 
 Display = Callable[[Trial, int, int], AbstractContextManager[Show]]
@@ -78,6 +79,8 @@ def _run_in_turn(
     trials: Sequence[Trial], display: Display | None, data_progress: DataProgress | None
 ) -> list[str]:
     """Run them one by one, loading data once where it is the same; what failed, in words."""
+    for trial in trials:  # the first run decides which instructions all of them can have
+        usable_device(trial.config.settings)
     failures: list[str] = []
     data: LoadedData | None = None
     loaded: object = None

@@ -24,6 +24,7 @@ from fedgradnorm.experiments.interrupt import held_back
 from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
 from fedgradnorm.experiments.trainer import Progress, Trainer
+from fedgradnorm.instructions import require_bf16
 from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.numerics import numerics
 from fedgradnorm.server import Aggregate, Order
@@ -130,8 +131,9 @@ def train(
     settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
     weighting = GradNorm() if weighting is None else weighting
     world = meet(settings.engine)
+    found = usable_device(settings)
     network = world.same_network(network)
-    trainer = Trainer(network, clients, weighting, settings, _device(device))
+    trainer = Trainer(network, clients, weighting, settings, found)
     about = _about(trainer, network, weighting)
     keeper: Keeper | None = None
     if folder is not None:
@@ -203,6 +205,17 @@ def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> A
 
         return live_display(trainer.round)
     return nullcontext(progress or None)
+
+
+def usable_device(settings: Settings) -> torch.device:
+    """Where a run is trained; a ConfigError unless device and precision can be used here.
+
+    It is asked before anything is computed: later, oneDNN's instructions cannot be chosen.
+    """
+    device = _device(settings.device)
+    if settings.precision == "bf16":
+        require_bf16(device)
+    return device
 
 
 def _device(name: str) -> torch.device:
