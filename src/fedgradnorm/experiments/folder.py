@@ -116,6 +116,7 @@ class RunFolder:
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
         write_models(run, self.path)
+        self.about = run.about
         self.about["finished"] = True
         self._keep_time()
 
