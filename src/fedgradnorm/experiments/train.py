@@ -164,7 +164,7 @@ def _fit(
     evaluate = trainer.every(trainer.settings.eval_every)
     save = trainer.every(trainer.settings.checkpoint_every)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
-    trainer.announce_conflict()
+    trainer.announce()
     with held_back() as held:
         let_through = agreed(world, held)
         if not trainer.history.rows:

@@ -159,8 +159,9 @@ class Trainer:
         taken = self.taken[name]
         return {"samples": taken * self._samples[name], "bytes": taken * traffic}
 
-    def announce_conflict(self) -> None:
-        """Say how the conflict between clients is measured, where it costs more than a look."""
+    def announce(self) -> None:
+        """Say where gradients are measured, and how their conflict is, where that costs more."""
+        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = obstacle(engine)
         if every and reason and len(self.federations[0].names) > 1:
