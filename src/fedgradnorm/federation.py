@@ -26,6 +26,7 @@ from fedgradnorm.models import (
     find_gauge,
     linear_head,
     representation_size,
+    trainable_parameters,
 )
 from fedgradnorm.reports import Reports
 from fedgradnorm.server import ServerState, coefficients, server_round
@@ -56,6 +57,7 @@ class Federation:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        trainable_parameters(network)
         self.clients = list(clients)
         self.names = [client.name for client in clients]
         self.settings = settings

@@ -47,9 +47,6 @@ def linear_head(features: int, outputs: int) -> nn.Linear:
 
 def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training moves, by name; a ModelError if there are none."""
-    if not isinstance(network, nn.Module):
-        kind = "the class itself: make one of it" if isinstance(network, type) else repr(network)
-        raise ModelError(f"the shared network must be a torch.nn.Module, not {kind[:80]}")
     named = dict(network.named_parameters())
     if not named:
         raise ModelError("the shared network has no trainable parameters: nothing to learn")

@@ -16,9 +16,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedgradnorm.checks import flag
 from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
+from fedgradnorm.experiments.inputs import (
+    check_network,
+    check_progress,
+    checked_clients,
+    checked_folder,
+    checked_weighting,
+)
 from fedgradnorm.experiments.interrupt import held_back
 from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
@@ -27,7 +35,7 @@ from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.numerics import numerics
 from fedgradnorm.server import Aggregate, Order
 from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
-from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -127,14 +135,17 @@ def train(
     """
     given = locals()
     settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
-    weighting = GradNorm() if weighting is None else weighting
+    weighting, clients = checked_weighting(weighting), checked_clients(clients)
+    check_network(network)
+    check_progress(progress)
+    resume, place = flag("resume", resume), checked_folder(folder)
     world = meet(settings.engine)
     network = world.same_network(network)
-    trainer = Trainer(network, clients, weighting, settings, _device(device))
+    trainer = Trainer(network, clients, weighting, settings, _device(settings.device))
     about = _about(trainer, network, weighting)
     keeper: Keeper | None = None
-    if folder is not None:
-        keeper = open_folder(Path(folder), trainer, about, resume, world)
+    if place is not None:
+        keeper = open_folder(place, trainer, about, resume, world)
         about = keeper.about
     display = _display(progress if world.leads else False, trainer)
     try:
