@@ -25,6 +25,7 @@ from fedgradnorm.models import (
     check_head,
     find_gauge,
     linear_head,
+    own_head,
     representation_size,
     trainable_parameters,
 )
@@ -235,7 +236,7 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
     features = representation_size(network, x, client.name)
     like = next(network.parameters()).detach()
     if client.head is not None:
-        head = copy.deepcopy(client.head).to(dtype=like.dtype)
+        head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number(seed, "head", client.name) % 2**63)

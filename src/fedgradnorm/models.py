@@ -11,6 +11,7 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm.checks import shown
 from fedgradnorm.errors import ModelError
 
 
@@ -194,6 +195,20 @@ def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
             "needs (rows, features): end the network with nn.Flatten()"
         )
     return output.shape[1]
+
+
+def own_head(head: object, client: str) -> nn.Module:
+    """A copy of the head that a client brings; a ModelError if it is none that can learn."""
+    if not isinstance(head, nn.Module):
+        raise ModelError(
+            f"client {client!r}: its head must be a torch.nn.Module, not {shown(head)}"
+        )
+    if not any(p.requires_grad for p in head.parameters()):
+        raise ModelError(
+            f"client {client!r}: its head has no trainable parameters; give it a layer to learn, "
+            "or leave head out for a linear one"
+        )
+    return copy.deepcopy(head)
 
 
 @torch.no_grad()

@@ -25,9 +25,12 @@ def check_network(network: object) -> None:
 
 def checked_clients(clients: object) -> list[Client]:
     """The clients as a list; a DataError unless each of them is one."""
-    if isinstance(clients, Client) or not isinstance(clients, Iterable):
+    if not isinstance(clients, Iterable):
         raise DataError(f"clients must be a list of fgn.Client, not {_kind(clients)}")
-    given = list(clients)
+    try:
+        given = list(clients)
+    except TypeError as error:  # an array of one number is an Iterable, in name
+        raise DataError(f"clients must be a list of fgn.Client: {error}") from error
     for i, client in enumerate(given):
         if not isinstance(client, Client):
             raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}")
