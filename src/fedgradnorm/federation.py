@@ -25,7 +25,9 @@ from fedgradnorm.models import (
     check_head,
     find_gauge,
     linear_head,
+    own_head,
     representation_size,
+    trainable_parameters,
 )
 from fedgradnorm.reports import Reports
 from fedgradnorm.server import ServerState, coefficients, server_round
@@ -56,6 +58,7 @@ class Federation:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        trainable_parameters(network)
         self.clients = list(clients)
         self.names = [client.name for client in clients]
         self.settings = settings
@@ -233,7 +236,7 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
     features = representation_size(network, x, client.name)
     like = next(network.parameters()).detach()
     if client.head is not None:
-        head = copy.deepcopy(client.head).to(dtype=like.dtype)
+        head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number(seed, "head", client.name) % 2**63)

@@ -11,6 +11,7 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm.checks import shown
 from fedgradnorm.errors import ModelError
 from fedgradnorm.instructions import require_bf16
 
@@ -46,6 +47,19 @@ def linear_head(features: int, outputs: int) -> nn.Linear:
     return nn.Linear(features, outputs)
 
 
+def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name; a ModelError if there are none."""
+    named = dict(network.named_parameters())
+    if not named:
+        raise ModelError("the shared network has no trainable parameters: nothing to learn")
+    if not any(p.requires_grad for p in named.values()):
+        raise ModelError(
+            f"all {len(named)} parameters of the shared network are frozen: nothing to learn; "
+            "set requires_grad of those that are to be trained"
+        )
+    return {name: p for name, p in named.items() if p.requires_grad}
+
+
 class FlatNetwork:
     """A private copy of a network whose trainable parameters are views of one flat vector.
 
@@ -55,9 +69,7 @@ class FlatNetwork:
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
         self.module = copy.deepcopy(network).to(device)
-        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        if not named:
-            raise ModelError("the shared network has no trainable parameters: nothing to learn")
+        named = trainable_parameters(self.module)
         kinds = {p.dtype for p in named.values()}
         if len(kinds) > 1:
             raise ModelError(f"the shared network mixes {kinds}; convert it to one, e.g. .float()")
@@ -187,6 +199,20 @@ def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
     return output.shape[1]
 
 
+def own_head(head: object, client: str) -> nn.Module:
+    """A copy of the head that a client brings; a ModelError if it is none that can learn."""
+    if not isinstance(head, nn.Module):
+        raise ModelError(
+            f"client {client!r}: its head must be a torch.nn.Module, not {shown(head)}"
+        )
+    if not any(p.requires_grad for p in head.parameters()):
+        raise ModelError(
+            f"client {client!r}: its head has no trainable parameters; give it a layer to learn, "
+            "or leave head out for a linear one"
+        )
+    return copy.deepcopy(head)
+
+
 @torch.no_grad()
 def check_head(head: nn.Module, features: int, outputs: int, client: str, like: Tensor) -> None:
     """A ModelError unless ``head`` maps ``features`` numbers a row to the task's ``outputs``."""
@@ -216,10 +242,9 @@ def find_gauge(
     By default the last layer with a weight matrix that a forward pass of ``x`` reaches, weight and
     bias. ``gauge`` names other layers ("3", "encoder.last") or parameters ("encoder.last.weight").
     """
-    trainable = [name for name, p in network.named_parameters() if p.requires_grad]
     if gauge is None:
-        layer = _last_layer(network, x)
-        return tuple(n for n in trainable if n.rpartition(".")[0] == layer)
+        return _last_layer(network, x)
+    trainable = list(trainable_parameters(network))
     found: list[str] = []
     for part in [gauge] if isinstance(gauge, str) else gauge:
         names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
@@ -235,31 +260,55 @@ def find_gauge(
     return tuple(found)
 
 
-def _last_layer(network: nn.Module, x: Tensor) -> str:
-    """The module with a trainable matrix that finishes last in a forward pass."""
-    owners = {
-        name: module
-        for name, module in network.named_modules()
-        if any(p.requires_grad and p.ndim > 1 for p in module.parameters(recurse=False))
-    }
-    if not owners:  # only vectors (norm layers, scales): the last of those
-        owners = {
-            name: module
-            for name, module in network.named_modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
-        }
+def _last_layer(network: nn.Module, x: Tensor) -> tuple[str, ...]:
+    """The trainable parameters of the layer that finishes last in a forward pass.
+
+    A layer has a matrix (where none has, vectors will do: norm layers, scales) that the output's
+    gradient comes back to. Whatever holds other layers is none: its forward pass ends after theirs,
+    but its own parameters (a ViT's tokens and positions) may have been used first.
+    """
+    order, reached = _traced(network, x)
+    modules = dict(network.named_modules())
+    named = trainable_parameters(network)
+    for least in (2, 1):
+        owners = [
+            name
+            for name, module in modules.items()
+            if any(p in reached and p.ndim >= least for p in module.parameters(recurse=False))
+        ]
+        ran = [name for name in order if name in owners] or owners
+        if layers := [name for name in ran if not any(_inside(other, name) for other in ran)]:
+            own = set(modules[layers[-1]].parameters(recurse=False))
+            return tuple(name for name, p in named.items() if p in own)
+    raise ModelError(
+        "the shared network's output has no gradient for any of its trainable parameters: nothing "
+        "to learn; look for detach() or no_grad() in its forward pass"
+    )
+
+
+def _inside(name: str, other: str) -> bool:
+    """Whether a module is part of another, by their names; the root's name is empty."""
+    return name != other and (not other or name.startswith(f"{other}."))
+
+
+def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]]:
+    """Modules in the order in which they finish, and parameters that the output depends on."""
     order: list[str] = []
     hooks = [
         module.register_forward_hook(lambda *_, name=name: order.append(name))
-        for name, module in owners.items()
+        for name, module in network.named_modules()
     ]
+    trainable = list(trainable_parameters(network).values())
     was_training = network.training
     network.eval()
     try:
-        with torch.no_grad():
-            network(x[:2])
+        with torch.enable_grad():
+            output = network(x[:2])
+        if not output.requires_grad:
+            return order, set()
+        gradients = torch.autograd.grad(output.sum(), trainable, allow_unused=True)
     finally:
         network.train(was_training)
         for hook in hooks:
             hook.remove()
-    return order[-1] if order else list(owners)[-1]
+    return order, {p for p, g in zip(trainable, gradients, strict=True) if g is not None}

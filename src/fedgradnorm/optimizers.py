@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgradnorm.checks import number, shown
 from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.fusing import Fused
 
@@ -29,13 +30,32 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 
 def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     """The specification as a full table: name, lr, and the class's own options."""
+    if not isinstance(spec, str | Mapping):
+        raise ConfigError(f"an optimizer is a name or a table with a name, not {shown(spec)}")
     table: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = choose(str(table.pop("name", "adam")).lower(), _CLASSES, "optimizer")
     table = {"name": name, "lr": lr, **table}
-    if not 0 < table["lr"] < float("inf"):
-        raise ConfigError(f"learning rate of optimizer {name!r} must be > 0, not {table['lr']!r}")
-    build([torch.zeros(1, requires_grad=True)], table)
+    rate = f"learning rate of optimizer {name!r}"
+    if not 0 < number(rate, table["lr"]) < float("inf"):
+        raise ConfigError(f"{rate} must be > 0, not {table['lr']!r}")
+    _try(table)
     return table
+
+
+def _try(table: Mapping[str, Any]) -> None:
+    """One step of one number: some options are wrong only there."""
+    probe = torch.zeros(1, requires_grad=True)
+    probe.grad = torch.zeros(1)
+    optimizer = build([probe], table)
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise ConfigError(f"optimizer {table['name']!r}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """An error of torch's in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -45,8 +65,8 @@ def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim
     options = {**_fastest(_CLASSES[table["name"]], parameters), **options}
     try:
         return _CLASSES[table["name"]](parameters, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {table['name']!r}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"optimizer {table['name']!r}: {_reason(error)}") from error
 
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:

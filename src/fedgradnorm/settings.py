@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from fedgradnorm import optimizers
-from fedgradnorm.data.batches import number
+from fedgradnorm.checks import flag, names, number, one_of, plain, shown, whole
+from fedgradnorm.data import batches
 from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm.server import Aggregate, Order
@@ -20,6 +23,8 @@ EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Participation = float | list[str] | list[list[str]]
+Check = Callable[[str, object], Any]
+MOST_EPOCHS = 1e12
 
 
 @dataclass(frozen=True)
@@ -60,21 +65,14 @@ class Settings:
     record_conflict: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            choose(getattr(self, name), get_args(kind), name)
-        for name, least in _LEAST.items():
-            _at_least(name, getattr(self, name), least)
-        for name in ("proximal", "ditto"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ConfigError(f"epochs must be > 0, not {self.epochs!r}")
-        if isinstance(self.participation, (int, float)) and not 0 < self.participation <= 1:
-            raise ConfigError(f"participation must be in (0, 1], not {self.participation!r}")
+        self.local()
+        optimizers.resolve(self.server_optimizer, self.lr)
 
     def local(self) -> LocalSettings:
         """What concerns a client, with optimisers resolved."""
@@ -114,7 +112,7 @@ class Settings:
         count = max(1, round(self.participation * len(names)))
         if count == len(names):
             return list(names)
-        generator = np.random.default_rng(number(self.seed, "participation", round_number))
+        generator = np.random.default_rng(batches.number(self.seed, "participation", round_number))
         chosen = generator.choice(len(names), size=count, replace=False)
         return [names[i] for i in sorted(chosen)]
 
@@ -123,13 +121,11 @@ _LEAST = {
     "final_head_steps": 0,
     "head_steps": 0,
     "shared_steps": 1,
-    "rounds": 1,
-    "batch_size": 1,
+    "seed": 0,
     "log_every": 1,
-    "eval_every": 0,
-    "checkpoint_every": 1,
     "record_conflict": 0,
 }
+_LEAST_IF_GIVEN = {"rounds": 1, "batch_size": 1, "eval_every": 0, "checkpoint_every": 1}
 _CHOICES = {
     "first_loss": FirstLoss,
     "update": Update,
@@ -144,9 +140,66 @@ _CHOICES = {
 }
 
 
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or value < least or value != int(value)):
-        raise ConfigError(f"{name} must be a whole number >= {least}, not {value!r}")
+def _of_kind(kind: Any, name: str, value: object) -> str:
+    return one_of(name, value, get_args(kind))
+
+
+def _at_least(least: int, name: str, value: object) -> int:
+    return whole(name, value, least)
+
+
+def _if_given(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _not_negative(name: str, value: object) -> float:
+    if not 0 <= (given := number(name, value)) < math.inf:
+        raise ConfigError(f"{name} must be >= 0, not {shown(value)}")
+    return given
+
+
+def _epochs(name: str, value: object) -> float:
+    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
+        raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
+    return given
+
+
+def _participation(name: str, value: object) -> Participation:
+    if not isinstance(value, list | tuple):
+        if not 0 < (given := number(name, value)) <= 1:
+            raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
+        return given
+    if not value or not all(value):
+        raise ConfigError(f"no client in {name}: {shown(value)}; name at least one")
+    if isinstance(value[0], list | tuple):
+        return [names(name, turn) for turn in value]
+    return names(name, value)
+
+
+def _gauge(name: str, value: object) -> str | list[str]:
+    return value if isinstance(value, str) else names(name, value)
+
+
+def _device(name: str, value: object) -> str:
+    if not isinstance(value, str | torch.device):
+        raise ConfigError(f"{name} must be a text such as 'cpu' or 'cuda:0', not {shown(value)}")
+    return str(value)
+
+
+_CHECKS: dict[str, Check] = {
+    **{name: partial(_of_kind, kind) for name, kind in _CHOICES.items()},
+    **{name: partial(_at_least, least) for name, least in _LEAST.items()},
+    **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
+    **dict.fromkeys(("average_heads", "compile"), flag),
+    **dict.fromkeys(("proximal", "ditto"), _not_negative),
+    **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
+    "lr": number,
+    "epochs": _if_given(_epochs),
+    "participation": _participation,
+    "gauge": _if_given(_gauge),
+    "device": _device,
+}
+"""What each setting must be. A check gives the value back, as Python's own kind of it."""
 
 
 def _listed(

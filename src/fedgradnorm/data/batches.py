@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgradnorm.errors import ConfigError
+
 
 def number(*parts: object) -> int:
     """64 bits from any description, stable across processes, machines and versions.
@@ -47,6 +49,7 @@ class Batches:
     """
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
+    MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
 
     def __init__(
@@ -56,6 +59,12 @@ class Batches:
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
         self.base = {n: number(seed, "batches", n) for n in sizes}
         per_round = steps * sum(self.batch.values())
+        most = max(self.MOST, sum(sizes.values()))
+        if per_round > most:
+            raise ConfigError(
+                f"a round would read {per_round:,} rows in {steps:,} steps, and at most {most:,} "
+                "fit in memory; lower head_steps, shared_steps or batch_size"
+            )
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
         self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
         self._first = -1

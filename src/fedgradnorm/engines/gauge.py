@@ -24,6 +24,9 @@ class GaugeTap:
             owner, _, parameter = name.rpartition(".")
             self.layers.setdefault(owner, []).append(parameter)
         self.modules = {owner: network.get_submodule(owner) for owner in self.layers}
+        own = {network.get_parameter(name) for name in gauge}
+        users = [p for m in network.modules() for p in m.parameters(recurse=False) if p in own]
+        self.tied = len(users) > len(own)
         self.seen: list[tuple[str, Tensor, Tensor]] = []
         for owner, module in self.modules.items():
             module.register_forward_hook(self._hook(owner))
@@ -37,6 +40,8 @@ class GaugeTap:
 
     def problem(self) -> str | None:
         """Why the layers seen in the last forward pass cannot be measured, if they cannot."""
+        if self.tied:
+            return "a parameter of the gauge belongs to several layers"
         owners = [owner for owner, _, _ in self.seen]
         if sorted(owners) != sorted(self.layers):
             return "a gauge layer is not called exactly once in a forward pass"

@@ -25,6 +25,7 @@ from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.run import ABOUT, Run, read_about, write_about, write_models
 from fedgradnorm.experiments.table import Table
+from fedgradnorm.experiments.writing import writing
 from fedgradnorm.settings import Settings
 
 CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
@@ -110,14 +111,18 @@ class RunFolder:
 
     def save_checkpoint(self) -> None:
         """Put everything needed to go on into one file, atomically."""
-        sizes = {_size_of(name): table.sync() for name, table in self.trainer.tables.items()}
-        checkpoint.save({"trainer": self.trainer.state_dict(), **sizes}, self.path / CHECKPOINT)
+        state = self.trainer.state_dict()  # under torchrun all ranks take part in this
+        with writing(self.path):
+            sizes = {_size_of(name): table.sync() for name, table in self.trainer.tables.items()}
+            checkpoint.save({"trainer": state, **sizes}, self.path / CHECKPOINT)
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
-        write_models(run, self.path)
-        self.about["finished"] = True
-        self._keep_time()
+        with writing(self.path):
+            write_models(run, self.path)
+            self.about = run.about
+            self.about["finished"] = True
+            self._keep_time()
 
     def _keep_time(self) -> None:
         """Write how long the run has taken, the parts before an interruption included."""
@@ -134,17 +139,25 @@ class RunFolder:
         for table in self.trainer.tables.values():
             table.close()
         logging.getLogger("fedgradnorm").removeHandler(self._handler)
-        self._handler.close()
+        with suppress(OSError):  # what it still holds cannot be written
+            self._handler.close()
         self._lock.close()
 
     def _start_log(self) -> logging.Handler:
-        handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+        handler = _Log(self.path / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fedgradnorm")
         logger.addHandler(handler)
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
         return handler
+
+
+class _Log(logging.FileHandler):
+    """A log file; where it cannot be written the run goes on, and says nothing on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the run's tables and checkpoints meet the same disk, and say so."""
 
 
 def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from fedgradnorm.experiments.folder import CHECKPOINT, RunFolder
 from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.table import Row
 from fedgradnorm.experiments.trainer import Trainer
+from fedgradnorm.experiments.writing import CHOOSE, writing
 
 
 class Keeper(Protocol):
@@ -65,12 +66,14 @@ def open_folder(
 ) -> Keeper:
     """Open the run's folder on rank 0; what it holds, or what is wrong with it, goes to all."""
     if world.size == 1:
-        return RunFolder(path, trainer, about, resume)
+        with writing(path, CHOOSE):
+            return RunFolder(path, trainer, about, resume)
     keeper: RunFolder | None = None
     news: dict[str, Any] = {}
     if world.leads:
         try:
-            keeper = RunFolder(path, trainer, about, resume)
+            with writing(path, CHOOSE):
+                keeper = RunFolder(path, trainer, about, resume)
             news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
             if resume and (path / CHECKPOINT).exists():
                 news["state"] = checkpoint.load(path / CHECKPOINT)["trainer"]

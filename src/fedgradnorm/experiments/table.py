@@ -6,10 +6,12 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.writing import writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,18 +33,20 @@ class Table:
         self.rows: list[Row] = []
         self._told = 0
         self._file: Any = None
+        self._folder = Path()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows, to the file too if there is one."""
         new = list(rows)
         self.rows += new
         if self._file is not None:
-            self._file.write(self._text(new))
-            self._file.flush()
+            with writing(self._folder):
+                self._file.write(self._text(new))
+                self._file.flush()
 
     def attach(self, path: Path) -> None:
         """Write everything to ``path`` from now on, starting with what is here already."""
-        self._file = path.open("w", newline="", encoding="utf-8")
+        self._file, self._folder = path.open("w", newline="", encoding="utf-8"), path.parent
         self._file.write(self.text())
         self._file.flush()
 
@@ -50,7 +54,7 @@ class Table:
         """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
         if not path.exists() or path.stat().st_size < size:
             raise RunFolderError(f"{path} is shorter than its checkpoint says: it was damaged")
-        self._file = path.open("r+", newline="", encoding="utf-8")
+        self._file, self._folder = path.open("r+", newline="", encoding="utf-8"), path.parent
         self._file.truncate(size)
         self.rows = read_rows(path)
         self._told = len(self.rows)
@@ -72,7 +76,8 @@ class Table:
     def close(self) -> None:
         """Let go of the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # what was refused when it was written is refused here again
+                self._file.close()
             self._file = None
 
     def frame(self) -> pd.DataFrame:

@@ -16,10 +16,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedgradnorm.checks import flag
 from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.data.batches import number
 from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
+from fedgradnorm.experiments.due import Checkpoints
+from fedgradnorm.experiments.inputs import (
+    check_network,
+    check_progress,
+    checked_clients,
+    checked_folder,
+    checked_weighting,
+)
 from fedgradnorm.experiments.interrupt import held_back
 from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
@@ -29,7 +38,7 @@ from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.numerics import numerics
 from fedgradnorm.server import Aggregate, Order
 from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
-from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -117,7 +126,9 @@ def train(
             the start, so it pays in long runs; numbers change by rounding only.
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
-        eval_every, checkpoint_every: in rounds; once an epoch by default; 0 evaluates at the end.
+        eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
+        checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
+            checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
             so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
@@ -129,15 +140,18 @@ def train(
     """
     given = locals()
     settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
-    weighting = GradNorm() if weighting is None else weighting
+    weighting, clients = checked_weighting(weighting), checked_clients(clients)
+    check_network(network)
+    check_progress(progress)
+    resume, place = flag("resume", resume), checked_folder(folder)
     world = meet(settings.engine)
     found = usable_device(settings)
     network = world.same_network(network)
     trainer = Trainer(network, clients, weighting, settings, found)
     about = _about(trainer, network, weighting)
     keeper: Keeper | None = None
-    if folder is not None:
-        keeper = open_folder(Path(folder), trainer, about, resume, world)
+    if place is not None:
+        keeper = open_folder(place, trainer, about, resume, world)
         about = keeper.about
     display = _display(progress if world.leads else False, trainer)
     try:
@@ -165,31 +179,29 @@ def _fit(
     """All remaining rounds, with evaluations and checkpoints on the way."""
     started = time.perf_counter()
     evaluate = trainer.every(trainer.settings.eval_every)
-    save = trainer.every(trainer.settings.checkpoint_every)
+    checkpoints = Checkpoints(keeper, trainer, world)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
-    trainer.announce_conflict()
+    trainer.announce()
     with held_back() as held:
         let_through = agreed(world, held)
         if not trainer.history.rows:
             trainer.evaluate()
         while not trainer.done:
             try:
-                event = trainer.advance(_until_next(trainer.round, evaluate, save))
+                event = trainer.advance(_until_next(trainer.round, evaluate, checkpoints.every))
             except TrainingError as error:
-                if keeper is not None and not isinstance(error, RankLost):
-                    keeper.save_checkpoint()
+                if not isinstance(error, RankLost):
+                    checkpoints.write()
                 raise
             if trainer.done or (evaluate and trainer.round % evaluate == 0):
                 trainer.evaluate()
-            if keeper is not None and (trainer.done or trainer.round % save == 0):
-                keeper.save_checkpoint()
+            checkpoints.after_round()
             try:
                 if show is not None:
                     show(replace(event, rows=trainer.history.news()))
                 let_through()
             except KeyboardInterrupt:
-                if keeper is not None:
-                    keeper.save_checkpoint()
+                checkpoints.write()
                 raise
     log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
 

@@ -17,6 +17,7 @@ from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
 from fedgradnorm.experiments.run import CONFLICT, METRICS, Run, TrainedClient
 from fedgradnorm.experiments.table import Table
+from fedgradnorm.experiments.watch import Watch
 from fedgradnorm.federation import Federation, Outcome
 from fedgradnorm.federations import federations
 from fedgradnorm.settings import Settings
@@ -61,8 +62,7 @@ class Trainer:
         self.rounds = settings.total_rounds(sizes)
         self.round = 0
         self.taken = dict.fromkeys(self.names, 0)
-        self.failures = dict.fromkeys(self.names, 0)
-        self._held: set[str] = set()
+        self.watch = Watch(self.names, settings)
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
         self._samples = {name: settings.local().steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
@@ -105,6 +105,7 @@ class Trainer:
         for together in zip(*outcomes, strict=True):
             rows = self._record(list(together))
         if self.done:
+            self.watch.sum_up()
             for federation in self.federations:
                 federation.finish(self.round)
         return Progress(
@@ -119,17 +120,19 @@ class Trainer:
         """Count a round and write down what became of it."""
         active = [name for outcome in outcomes for name in outcome.active]
         failed = [name for outcome in outcomes for name in outcome.failed]
-        self._note(failed)
+        self.watch.fail(self.round + 1, active, failed)
         if len(failed) == len(active):
             raise TrainingError(
-                f"round {self.round + 1}: the loss or gradient of every active client is not "
-                f"finite ({', '.join(failed)}); lower the learning rate (lr) or look at the data"
+                f"round {self.round + 1}: training diverges: the loss or gradient of every active "
+                f"client is not finite ({', '.join(failed)}); "
+                f"lower {self.watch.divergence.rates} or look at the data"
             )
         self.round += 1
         rows: list[Row] = []
         for federation, outcome in zip(self.federations, outcomes, strict=True):
             rows += self._rows(federation, outcome)
             self.conflict.append(pair_rows(self.round, self.epoch, outcome.conflict))
+        self.watch.hold(self.round, rows)
         if self.round % self.settings.log_every == 0 or self.done:
             self.history.append(rows)
         return rows
@@ -148,7 +151,6 @@ class Trainer:
                 row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
             row["held"] = int(outcome.columns["held"][i])
             rows.append({**row, **self._meters(federation, name)})
-        self._note_held({row["client"] for row in rows if row["held"]}, wanted)
         return rows
 
     def _meters(self, federation: Federation, name: str) -> Row:
@@ -157,28 +159,9 @@ class Trainer:
         taken = self.taken[name]
         return {"samples": taken * self._samples[name], "bytes": taken * traffic}
 
-    def _note(self, failed: Sequence[str]) -> None:
-        for name in failed:
-            self.failures[name] += 1
-            log.warning(
-                "round %d: client %r left out: its loss or gradient is not finite "
-                "(%d times so far); its head was put back",
-                self.round + 1,
-                name,
-                self.failures[name],
-            )
-
-    def _note_held(self, held: set[str], seen: set[str]) -> None:
-        for name in sorted(held - self._held):
-            log.warning(
-                "round %d: client %r has a vanishing gradient; its weight is held",
-                self.round,
-                name,
-            )
-        self._held = (self._held - seen) | held
-
-    def announce_conflict(self) -> None:
-        """Say how the conflict between clients is measured, where it costs more than a look."""
+    def announce(self) -> None:
+        """Say where gradients are measured, and how their conflict is, where that costs more."""
+        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = obstacle(engine)
         if every and reason and len(self.federations[0].names) > 1:
@@ -218,6 +201,7 @@ class Trainer:
                     client.labels,
                 )
         shared = self.federations[0].shared_network() if one else None
+        about = {**about, "finished": self.done, **self.watch.counts()}
         return Run(trained, about, self.history, shared, self.done, self.conflict)
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,15 +209,16 @@ class Trainer:
         return {
             "round": self.round,
             "taken": self.taken,
-            "failures": self.failures,
-            "held": sorted(self._held),
+            "watch": self.watch.state_dict(),
             "federations": [federation.state_dict() for federation in self.federations],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.round = state["round"]
-        self.taken, self.failures = dict(state["taken"]), dict(state["failures"])
-        self._held = set(state["held"])
+        self.round, self.taken = state["round"], dict(state["taken"])
+        if "watch" in state:
+            self.watch.load_state_dict(state["watch"])
+        else:
+            self.watch.load_old(state)
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)

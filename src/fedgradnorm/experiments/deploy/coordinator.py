@@ -24,6 +24,7 @@ from fedgradnorm.engines.flower.messages import (
 )
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.deploy.agreement import Agreement
+from fedgradnorm.experiments.deploy.notices import Notices
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
 from fedgradnorm.experiments.run import CONFLICT, METRICS
 from fedgradnorm.experiments.table import Table
@@ -73,6 +74,7 @@ class Coordinator:
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes = dict.fromkeys(names, 0)
+        self.notices = Notices(names, agreement.settings)
         self.history = History([])
         self.conflict = conflict_table()
 
@@ -119,19 +121,22 @@ class Coordinator:
     def _collect(self, orders: Mapping[str, Order]) -> dict[str, Answer]:
         """The answers that can be used; all others are logged and counted."""
         good: dict[str, Answer] = {}
+        silent: dict[str, str] = {}
+        refused: dict[str, str] = {}
         found = self.exchange.ask(orders, self.patience.deadline)
         for name, order in orders.items():
             content = found.get(name, "no answer")
             if isinstance(content, str):
                 self.missed[name] += 1
-                log.warning("round %d: client %r left out: %s", self.round + 1, name, content)
+                silent[name] = content
                 continue
             self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
             try:
                 good[name] = self._checked(content, order)
             except Refused as error:
                 self.refused[name] += 1
-                log.warning("round %d: answer of %r refused: %s", self.round + 1, name, error)
+                refused[name] = str(error)
+        self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
 
     def _checked(self, content: RecordDict, order: Order) -> Answer:
@@ -158,6 +163,7 @@ class Coordinator:
             known = good[name].scalars if name in good else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
+        self.notices.watch.hold(self.round, rows)
         if recorded:
             self.conflict.append(
                 pair_rows(self.round, float(self.round), pairs(reports, self.names))
@@ -202,12 +208,14 @@ class Coordinator:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
-        return {"run": self.run, "round": self.round, "server": self.server.state_dict(), **tables}
+        own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
+        return {"run": self.run, "round": self.round, **own, **tables}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
+        self.notices.load_state_dict(state.get("notices", {}))
         for key in _TABLES:
             setattr(self, key, {name: state[key][name] for name in self.names})
 

@@ -38,12 +38,14 @@ class Participant:
         self.network = copy.deepcopy(network)
         head = make_head(self.network, client, settings.seed)
         probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
+        gauge = find_gauge(self.network, probe, settings.gauge)
+        log.info("gauge: %s", ", ".join(gauge))
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
             [client],
             {client.name: head},
-            gauge=find_gauge(self.network, probe, settings.gauge),
+            gauge=gauge,
             how=settings.local(),
             batch_size=settings.batch_size,
             seed=settings.seed,

@@ -74,9 +74,11 @@ def serve(
             operator.start()
             _meet(operator, terms, waiting)
             _rounds(coordinator, keeper, show)
+            coordinator.notices.sum_up()
             log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
             network_now = _trained(network, coordinator)
-            keeper.finish(Run({}, keeper.about, coordinator.history, network_now))
+            about = {**keeper.about, "held": coordinator.notices.watch.holding.totals}
+            keeper.finish(Run({}, about, coordinator.history, network_now))
             return coordinator
         finally:
             operator.stop()

@@ -1,0 +1,82 @@
+"""The server's log names a client's trouble when it begins and when it ends, and counts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+from flwr.app import Array, ArrayRecord
+
+import toys
+from engines.flower.direct import Together
+
+LAST_BAD = 5
+
+
+def poisoned(name, order, content):
+    if name == "place" and order.round < LAST_BAD:
+        content["update"] = ArrayRecord({"update": Array(np.full(101, np.nan))})
+    return content
+
+
+def silent(name, order, content):
+    return "no answer" if name == "place" and order.round < LAST_BAD else content
+
+
+def lines(caplog, words):
+    return [r.getMessage() for r in caplog.records if words in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "counter", "begins", "ends"),
+    [
+        (
+            poisoned,
+            "refused",
+            "round 1: answer of 'place' refused: update: holds numbers that are not finite",
+            "round 6: client 'place' sends good answers again; refused in 5 of the last 5 rounds",
+        ),
+        (
+            silent,
+            "missed",
+            "round 1: client 'place' left out: no answer",
+            "round 6: client 'place' answers again; left out in 5 of the last 5 rounds",
+        ),
+    ],
+    ids=["refused", "silent"],
+)
+def test_a_trouble_of_five_rounds_is_two_lines(
+    tamper, counter, begins, ends, tmp_path: Path, caplog
+):
+    together = Together(tmp_path)
+    together.exchange.tamper = tamper
+    together.run()
+    assert getattr(together.server, counter)["place"] == LAST_BAD
+    assert lines(caplog, "'place'") == [begins, ends]
+
+
+def test_a_restarted_server_goes_on_with_its_log(tmp_path: Path, caplog):
+    together = Together(tmp_path)
+    together.exchange.tamper = silent
+    together.run(3)
+    state = together.server.state_dict()
+    after = Together(tmp_path)
+    after.exchange.tamper = silent
+    after.server.load_state_dict(state)
+    after.run()
+    assert len(lines(caplog, "'place' left out")) == 1
+    assert lines(caplog, "left out in 5 of the last 5 rounds")
+
+
+def test_a_state_from_before_there_were_notices_still_loads(tmp_path: Path):
+    whole, before = Together(tmp_path / "whole"), Together(tmp_path / "run")
+    before.run(2)
+    state = before.server.state_dict()
+    del state["notices"]
+    after = Together(tmp_path / "run")
+    after.server.load_state_dict(state)
+    assert toys.same(after.run(), whole.run())

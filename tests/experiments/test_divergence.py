@@ -1,0 +1,85 @@
+"""Divergence is called by its name: the client, how far, and the rate to lower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.experiments.divergence import rates
+from fedgradnorm.settings import Settings
+
+STEEP = {"head_optimizer": "sgd", "server_optimizer": "sgd", "eval_every": 0, "batch_size": 8}
+
+
+def diverging(rounds: int, folder: Path | None = None, **more: Any) -> fgn.Run:
+    """A regression whose steps are far too long, beside a task that is merely shaken."""
+    network = torch.nn.Linear(toys.FEATURES, 4).double()
+    how = {"lr": 1.5, "rounds": rounds, "folder": folder, **STEEP, **more}
+    return fgn.train(network, [toys.client("place")], **how)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "diverges" in r.getMessage()]
+
+
+def test_a_loss_ten_thousand_times_the_first_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = diverging(3)
+    ratios = run.history.loss_ratio.dropna()
+    assert ratios.iloc[-1] > 1e4
+    first = run.history[run.history.loss_ratio > 1e4].iloc[0]
+    (line,) = warnings(caplog)
+    assert line == (
+        f"client 'place' diverges: its loss is {first.loss_ratio:.2g} times its first one at round "
+        f"{first['round']:.0f}; lower lr (now 1.5)"
+    )
+
+
+def test_when_nobody_is_finite_the_error_says_divergence_client_and_rate() -> None:
+    with pytest.raises(
+        fgn.TrainingError, match=r"diverges: .* \(place\); lower lr \(now 1.5\)"
+    ) as error:
+        diverging(500)
+    assert "\n" not in str(error.value)
+
+
+def test_a_resumed_run_does_not_warn_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(event: Any) -> None:
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fgn.Interrupted):
+        diverging(3, tmp_path / "run", progress=stop)
+    diverging(3, tmp_path / "run", resume=True)
+    assert len(warnings(caplog)) == 1
+
+
+def test_sound_training_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    fgn.train(toys.network(), toys.clients(), rounds=20, lr=0.01)
+    assert not warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 0.5}, "lr (now 0.5)"),
+        (
+            {"lr": 0.5, "server_optimizer": {"name": "sgd", "lr": 1.0}},
+            "lr of head_optimizer (now 0.5), server_optimizer (now 1)",
+        ),
+        (
+            {"shared_steps": 3, "lr": 0.5, "local_optimizer": {"name": "sgd", "lr": 2.0}},
+            "lr of head_optimizer (now 0.5), server_optimizer (now 0.5), local_optimizer (now 2)",
+        ),
+    ],
+)
+def test_the_rates_named_are_those_that_step(options: dict[str, Any], words: str) -> None:
+    assert rates(Settings(**options)) == words
