@@ -159,7 +159,7 @@ def _load(
     loaded = client_from_arrays(name, task, arrays["train"], **held)
     dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in splits.values()}
     names = known.names if known else None
-    client = replace(_single_precision(loaded.client), labels=names)
+    client = replace(_single_precision(loaded.client), labels=names, columns=splits["train"].inputs)
     kept = {file: rows for file, rows in dropped.items() if rows}
     return Loaded(client, loaded.scaling, names, kept)
 

@@ -216,6 +216,7 @@ class Trainer:
                     None if one and owner in self.federations else owner.shared_network(),
                     client.scaling,
                     client.labels,
+                    client.columns,
                 )
         shared = self.federations[0].shared_network() if one else None
         return Run(trained, about, self.history, shared, self.done, self.conflict)
