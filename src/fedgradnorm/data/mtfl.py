@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.allocate import Allocation, sizes_of
-from fedgradnorm.data.bad_rows import BadRows, OnBad, log_dropped
+from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data.cache import cached, fingerprint
 from fedgradnorm.data.face_clients import face_clients
 from fedgradnorm.data.mtfl_annotations import CLASSES, parse_annotations, parse_boxes
@@ -136,7 +136,7 @@ def prepare(
             folder=cache,
         )  # fmt: skip
     info = prepared.info
-    log_dropped(info["bad"], path)
+    tell_dropped(info["bad"], path)
     for split, counts in info["rows"].items():
         logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
     # Kept once, in [0, 1]: the same cache serves both units.

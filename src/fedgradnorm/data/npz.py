@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm.data.rows import BadRows, FileRows, missing_name, usable
+from fedgradnorm.data.rows import BadRows, FileRows, is_missing, missing_name, no_label, usable
 from fedgradnorm.errors import DataError
 
 if TYPE_CHECKING:
@@ -86,6 +86,6 @@ def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows) -> list[str]:
         y = np.char.decode(y, "utf-8", "replace")
     labels = [str(label).strip() for label in y.tolist()]
     for i, label in enumerate(labels):
-        if not label:
-            bad.add(i + 1, f"array {key!r} has no label")
+        if is_missing(label):
+            bad.add(i + 1, no_label(f"array {key!r}", label))
     return labels

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.bad_rows import OnBad, log_dropped
+from fedgradnorm.data.bad_rows import OnBad, tell_dropped
 from fedgradnorm.data.radcom_file import read, read_rows
 from fedgradnorm.data.radcom_generate import check_draw, generate
 from fedgradnorm.data.radcom_set import (
@@ -92,7 +92,7 @@ def prepare(
         return arrays, {"synthetic": data.synthetic, "dropped": dropped}
 
     kept = cached("radcom", key, build, folder=folder)
-    log_dropped(list(kept.info["dropped"]), path)
+    tell_dropped(list(kept.info["dropped"]), path)
     if kept.info["synthetic"] and not kept.fresh:
         logger.info("radcom: %d SYNTHETIC radio signals from the cache", len(kept.arrays["iq"]))
     return RadCom(**kept.arrays, synthetic=bool(kept.info["synthetic"]))

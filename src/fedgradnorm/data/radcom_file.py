@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm.data.bad_rows import BadRows, OnBad, log_dropped
+from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data.radcom_key import LONGEST, Key, parse_key
 from fedgradnorm.data.radcom_set import MODULATIONS, SIGNALS, WAVEFORMS, WINDOW, Progress, RadCom
 from fedgradnorm.errors import DataError
@@ -35,7 +35,7 @@ def read(path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None
     log. :func:`fedgradnorm.data.radcom.prepare` reads once and keeps the result.
     """
     data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
-    log_dropped(dropped, path)
+    tell_dropped(dropped, path)
     return data
 
 
