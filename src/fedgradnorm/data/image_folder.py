@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.rows import BadRows, FileRows, shown
 from fedgradnorm.data.tables import read_table, table_targets
 from fedgradnorm.errors import ConfigError, DataError, choose
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Color = Literal["grey", "rgb"]
+
+PIXEL_BYTES = 5  # of memory: as it was read, and in single precision
 
 
 def rows_from_images(
@@ -43,6 +47,8 @@ def rows_from_images(
     table = read_table(path, [path_column, *targets], bad)
     y = table_targets(table, targets, labels, bad)
     shape = (1 if color == "grey" else 3, size, size)
+    pixels = len(table.rows) * math.prod(shape)
+    check_memory(PIXEL_BYTES * pixels, f"{path}: {len(table.rows)} images of {size=}", DataError)
     x = np.zeros((len(table.rows), *shape), dtype=np.uint8)
     rows = FileRows(x, y, table.rows, table.lines, bad)
     root = folder.resolve()

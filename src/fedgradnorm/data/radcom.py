@@ -18,8 +18,9 @@ import torch
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.bad_rows import OnBad, tell_dropped
+from fedgradnorm.data.memory import check_draw
 from fedgradnorm.data.radcom_file import read, read_rows
-from fedgradnorm.data.radcom_generate import check_draw, generate
+from fedgradnorm.data.radcom_generate import ROW_BYTES, generate
 from fedgradnorm.data.radcom_set import (
     MODULATIONS,
     ORIGINAL_SAMPLES,
@@ -73,7 +74,7 @@ def prepare(
     """
     from fedgradnorm.data.cache import cached, fingerprint
 
-    check_draw(samples, seed)
+    check_draw("radcom", {"samples": samples}, seed)
     key: dict[str, object]
     if path is None:
         key = {"version": _VERSION, "samples": samples, "seed": seed}
@@ -122,7 +123,8 @@ def clients(
     """
     scales = dict(loss_scale or {})
     _check(tasks, test_share, validation_share, anomaly_below, scales)
-    check_draw(samples, seed)
+    # Every client gets a copy of its rows; of a file's rows there are no more than it has.
+    check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
     choose(allocation, ("disjoint", "shared"), "allocation")
     if source is None and not cache:
         data = generate(samples, seed, progress=progress)

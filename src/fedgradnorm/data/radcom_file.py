@@ -111,6 +111,10 @@ def _read_row(file: Any, name: bytes, is_here: bool, out: NDArray[np.float32]) -
         raise DataError("a link, not a dataset of this file")
     try:
         dataset = h5py.h5d.open(file.id, name)
+        stored = dataset.get_create_plist()
+        # Asked before the shape: to tell it, HDF5 may open the files that a virtual one is made of.
+        if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
+            raise DataError("its numbers are in another file; copy them into this one")
         shape = dataset.shape
         if shape not in SHAPES:
             raise DataError(f"shape {shape}, expected {2 * WINDOW} numbers")

@@ -107,7 +107,7 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     """
     result = dict(options)
     if name == "files":
-        base = Path(result.get("base", ".")).expanduser()
+        base = _folder(result.get("base", "."))
         result["base"] = os.path.abspath(folder / base)  # noqa: PTH100 (keeps symlinks as given)
         return result
     for key in SOURCES[name].paths if name in SOURCES else ():
@@ -117,6 +117,12 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
             found = next((place for place in places if place.exists()), None)
             result[key] = value if found is None else os.path.abspath(found)  # noqa: PTH100
     return result
+
+
+def _folder(base: object) -> Path:
+    if not isinstance(base, str | Path):
+        raise ConfigError(f"data.base must be the path of a folder, not {base!r}")
+    return Path(base).expanduser()
 
 
 def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> list[Client]:

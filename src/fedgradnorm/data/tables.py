@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.rows import (
     BadRows,
     FileRows,
@@ -28,6 +29,7 @@ from fedgradnorm.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to it, and as a float
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
 
@@ -190,7 +192,11 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
 
 def _parquet_table(path: Path, columns: Sequence[str] | None) -> Table:
     import pandas as pd
+    from pyarrow import parquet
 
+    about = parquet.read_metadata(path)
+    needed = about.num_rows * about.num_columns * CELL_BYTES
+    check_memory(needed, f"{path}: unpacked, it", DataError)
     frame = pd.read_parquet(path)
     places = _places(str(path), [str(name).strip() for name in frame.columns], columns)
     cells = {}
