@@ -17,6 +17,7 @@ from fedgradnorm.data.dropped import log_dropped
 from fedgradnorm.data.image_folder import Color, rows_from_images
 from fedgradnorm.data.labels import LabelMap
 from fedgradnorm.data.npz import rows_from_npz
+from fedgradnorm.data.paths import is_file, user_path
 from fedgradnorm.data.rows import BadRows, FileRows, OnBad, shown
 from fedgradnorm.data.tables import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.errors import ConfigError, DataError, choose
@@ -69,7 +70,7 @@ def client_from_files(
     counts as wrong. Everything else as in :func:`client_from_arrays`.
     """
     source = FileSource(
-        images=None if images is None else _path(base, images),
+        images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
         labels=choose(task, ("classification", "regression"), "task") == "classification",
@@ -82,7 +83,7 @@ def client_from_files(
     files = {"train": train, "validation": validation, "test": test}
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
-    paths = {split: _path(base, file) for split, file in files.items() if file is not None}
+    paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
     return _load(name, source, paths, classes, options)
 
 
@@ -105,7 +106,7 @@ class FileSource:
 
     def read(self, path: Path) -> FileRows:
         """The rows of one file, in the format its ending says."""
-        if not path.is_file():
+        if not is_file(path):
             raise DataError(f"{path}: no such file; check the path")
         bad = BadRows(str(path), self.on_bad)
         suffix = path.suffix.lower()
@@ -145,8 +146,8 @@ def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-def _path(base: FilePath | None, path: FilePath) -> Path:
-    return Path(base or ".") / Path(path).expanduser()
+def _path(base: FilePath | None, path: FilePath, what: str) -> Path:
+    return user_path("." if base is None else base, "base") / user_path(path, what)
 
 
 def _load(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedgradnorm.data.memory import check_memory
+from fedgradnorm.data.paths import there
 from fedgradnorm.data.rows import BadRows, FileRows, shown
 from fedgradnorm.data.tables import read_table, table_targets
 from fedgradnorm.errors import ConfigError, DataError, choose
@@ -42,7 +43,7 @@ def rows_from_images(
     choose(color, ("grey", "rgb"), "color")
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
         raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
-    if not folder.is_dir():
+    if not (there(folder) and folder.is_dir()):
         raise DataError(f"{folder}: no such folder of images; check the path")
     table = read_table(path, [path_column, *targets], bad)
     y = table_targets(table, targets, labels, bad)

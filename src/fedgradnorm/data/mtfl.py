@@ -32,6 +32,7 @@ from fedgradnorm.data.mtfl_source import (
     find_source,
     open_source,
 )
+from fedgradnorm.data.paths import user_path
 from fedgradnorm.errors import DataError, choose
 
 __all__ = [
@@ -120,7 +121,7 @@ def prepare(
     choose(crop, ("boxes", "whole"), "crop")
     choose(landmarks, ("pixels", "unit"), "landmarks")
     choose(on_bad, ("error", "drop"), "on_bad")
-    path = Path(source).expanduser() if source is not None else find_source().source
+    path = user_path(source, "mtfl: source") if source is not None else find_source().source
     box_file = _box_file(path, boxes) if crop == "boxes" else None
     with open_source(path) as files:
         key = {
@@ -181,7 +182,7 @@ def clients(
 
 
 def _box_file(source: Path, boxes: str | Path | None) -> Path:
-    found = Path(boxes).expanduser() if boxes is not None else find_boxes(source)
+    found = user_path(boxes, "mtfl: boxes") if boxes is not None else find_boxes(source)
     if found is None:
         raise DataError(
             f"{source}: no mtfl_boxes.csv beside it (nor a boxes= file given), which crop='boxes' "

@@ -19,6 +19,7 @@ import torch
 from fedgradnorm.client import Client
 from fedgradnorm.data.bad_rows import OnBad, tell_dropped
 from fedgradnorm.data.memory import check_draw
+from fedgradnorm.data.paths import is_file, user_path
 from fedgradnorm.data.radcom_file import read, read_rows
 from fedgradnorm.data.radcom_generate import ROW_BYTES, generate
 from fedgradnorm.data.radcom_set import (
@@ -211,11 +212,11 @@ def _task(name: str, loss_scale: float) -> Task:
 
 def _located(path: str | Path) -> Path:
     """The file itself, here or in the user's data folder; DataError where it is in neither."""
-    path = Path(path).expanduser()
+    path = user_path(path, "radcom: source")
     folder = os.environ.get(ENV)
     places = [path] if path.is_absolute() or not folder else [path, Path(folder) / path]
     for place in places:
-        if place.is_file():
+        if is_file(place):
             return place
     looked = " or ".join(str(place) for place in places)
     raise DataError(f"{looked}: no such file; give the path of RadComDynamic's HDF5 file")

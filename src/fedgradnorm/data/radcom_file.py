@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data.paths import is_file
 from fedgradnorm.data.radcom_key import LONGEST, Key, parse_key
 from fedgradnorm.data.radcom_set import MODULATIONS, SIGNALS, WAVEFORMS, WINDOW, Progress, RadCom
 from fedgradnorm.errors import DataError
@@ -68,7 +69,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever HDF5 stumbles over becomes a DataError."""
     import h5py
 
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"{path}: no such file; give the path of RadComDynamic's HDF5 file")
     try:
         file = h5py.File(path, "r")
