@@ -172,3 +172,21 @@ def test_the_summary_says_which_split_its_metrics_are_of() -> None:
     for name, split in summary.split.items():
         rows = history[(history.client == name) & (history.split == split)]
         assert summary.loc[name, "mae"] == rows.mae.iloc[-1]
+
+
+def test_the_same_columns_in_another_order_are_named_in_the_log(caplog: Any) -> None:
+    def logged(*orders: list[str], **options: Any) -> list[str]:
+        caplog.clear()
+        clients = [
+            fgn.Client(name, fgn.regression(1), (FRAME[order], TARGET))
+            for name, order in zip("ab", orders, strict=True)
+        ]
+        network = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
+        fgn.train(network, clients, rounds=1, **options)
+        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+    names, other = list(NAMES), list(reversed(NAMES))
+    (line,) = logged(names, other)
+    assert "client 'b' has the columns of client 'a' in another order" in line
+    assert not logged(names, names)
+    assert not logged(names, other, share="none")

@@ -117,7 +117,10 @@ class Run:
         return answer if isinstance(x, Tensor) else answer.numpy()
 
     def summary(self) -> pd.DataFrame:
-        """A row per client: first and last training loss, last metrics and weight."""
+        """A row per client: training loss first and last, weight, and the metrics of its ``split``.
+
+        That is the test split; a client without one is shown on its validation or training rows.
+        """
         import pandas as pd
 
         frame = self.history
