@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm.columns import check_names, is_frame, names_of, picked
 from fedgradnorm.errors import DataError
 from fedgradnorm.tasks import Task
 
@@ -44,8 +45,9 @@ class Client:
     ``0 .. classes - 1`` for classification, one row of ``outputs`` numbers for regression.
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
-    and ``labels`` the classes' names. The data is checked here, once, so that training never meets
-    a bad row.
+    ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
+    training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
+    The data is checked here, once, so that training never meets a bad row.
 
     >>> import numpy as np
     >>> from fedgradnorm import Client, classification
@@ -62,14 +64,23 @@ class Client:
     head: nn.Module | None = None
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
+        if not isinstance(self.task, Task):
+            raise DataError(
+                f"client {self.name!r}: task must be classification(...) or regression(...), "
+                f"not {self.task!r}"
+            )
+        if self.columns is None:
+            object.__setattr__(self, "columns", _training_columns(self))
         for split in SPLITS:
             pair = getattr(self, split)
-            if pair is not None:
+            if pair is not None or split == "train":
                 object.__setattr__(self, split, _checked(self, split, pair))
+        _check_rows(self)
         if self.task.kind == "classification" and self.size < self.task.outputs:
             raise DataError(
                 f"client {self.name!r}: {self.task.outputs} classes but only {self.size} training "
@@ -101,12 +112,35 @@ class Client:
         return digest.hexdigest()
 
 
+def _training_columns(client: Client) -> tuple[str, ...] | None:
+    pair = client.train
+    if not isinstance(pair, (tuple, list)) or not pair or not is_frame(pair[0]):
+        return None
+    return names_of(pair[0], f"client {client.name!r}, train data")
+
+
+def _check_rows(client: Client) -> None:
+    """A DataError unless the rows of all splits look alike, and ``columns`` names their parts."""
+    expected = tuple(client.train[0].shape[1:])
+    if client.columns is not None:
+        names = check_names(client.columns, expected, f"client {client.name!r}")
+        object.__setattr__(client, "columns", names)
+    for split in SPLITS[1:]:
+        pair = getattr(client, split)
+        if pair is not None and tuple(pair[0].shape[1:]) != expected:
+            raise DataError(
+                f"client {client.name!r}: a row of {split} x has shape "
+                f"{tuple(pair[0].shape[1:])}, a training row {expected}; they must be equal"
+            )
+
+
 def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
     """The split as tensors, or a DataError that names the client, the split and the value."""
     where = f"client {client.name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
-    x, y = (_tensor(where, part, name) for part, name in zip(pair, "xy", strict=True))
+    x, y = picked(pair[0], client.columns, where), pair[1]
+    x, y = (as_tensor(where, part, name) for part, name in zip((x, y), "xy", strict=True))
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{where}: x is empty; a client needs at least one row")
     if y.ndim == 0 or len(x) != len(y):
@@ -116,7 +150,8 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
     return x, _target(where, client.task, y)
 
 
-def _tensor(where: str, values: Any, name: str) -> Tensor:
+def as_tensor(where: str, values: Any, name: str) -> Tensor:
+    """``values`` as a tensor on the CPU, or a DataError unless they are numbers of one shape."""
     if isinstance(values, Tensor):
         tensor = values.detach().cpu()
     else:

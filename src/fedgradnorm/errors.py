@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 class FedGradNormError(Exception):
     """Base of all errors the library raises on purpose."""
 
+    def __str__(self) -> str:
+        """One line, also where a name in it has several."""
+        return " ".join(super().__str__().splitlines())
+
 
 class ConfigError(FedGradNormError):
     """A setting is unknown, out of range, or in conflict with another."""

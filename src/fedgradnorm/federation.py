@@ -18,7 +18,9 @@ from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
 from fedgradnorm.engines.distributed import local_engine
 from fedgradnorm.engines.joint import JointReports
+from fedgradnorm.errors import ConfigError
 from fedgradnorm.heads import average_heads, check_alike, tune_heads
+from fedgradnorm.local import predict
 from fedgradnorm.models import (
     FlatNetwork,
     as_input,
@@ -242,4 +244,20 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
             torch.manual_seed(number(seed, "head", client.name) % 2**63)
             head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
     check_head(head, features, client.task.outputs, client.name, like)
+    if client.task.has_own_loss:
+        _try_loss(network, client, head)
     return head
+
+
+def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
+    """A ConfigError unless the client's own loss can be used, found out on its first rows."""
+    task = client.task
+    rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
+    x, y = (torch.as_tensor(part[:rows]) for part in client.train)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        output = predict(network, head, as_input(x, network, "cpu"))
+        try:
+            task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
+        except ConfigError as error:
+            where = f"client {client.name!r}, task {client.task_name!r}"
+            raise ConfigError(f"{where}: {error}") from error

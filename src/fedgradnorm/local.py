@@ -226,10 +226,7 @@ def evaluate(
     task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Tensor
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use."""
-    output = predict(network, head, x)
-    values = {"loss": task.loss(output, y)}
-    values.update({name: metric(output, y) for name, metric in task.metrics.items()})
-    return {name: float(value) for name, value in values.items()}
+    return task.measure(predict(network, head, x), y)
 
 
 @torch.no_grad()

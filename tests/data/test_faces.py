@@ -97,8 +97,8 @@ def test_progress_and_settings():
     steps = []
     faces.clients(samples=600, test_samples=10, progress=lambda *step: steps.append(step))
     assert steps == [(500, 610), (600, 610), (610, 610)]
-    for wrong in ({"samples": 0}, {"seed": -1}):
-        with pytest.raises(ConfigError, match="samples must be at least 1"):
+    for wrong, least in (({"samples": 0}, 1), ({"seed": -1}, 0)):
+        with pytest.raises(ConfigError, match=f"{[*wrong][0]} must be a whole number from {least}"):
             faces.generate(**wrong)
 
 

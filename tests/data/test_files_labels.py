@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from torch import nn
 
-from data.small_tables import kinds, labelled, one_line
+import fedgradnorm as fgn
+from data.small_tables import kinds, labelled, one_line, write
 from fedgradnorm.data.files import client_from_files
 from fedgradnorm.errors import DataError
 
@@ -22,7 +27,7 @@ def test_text_labels_become_sorted_classes(houses):
         (("0", "2", "0", "2"), 4, ("0", "1", "2", "3"), [0, 2, 0, 2]),
         (("1", "2", "3", "1"), 3, ("1", "2", "3"), [0, 1, 2, 0]),
         (("0.5", "1", "1e3", "1"), None, ("0.5", "1", "1000"), [0, 1, 2, 1]),
-        (("None", "NA", "x", "x"), None, ("NA", "None", "x"), [1, 0, 2, 2]),
+        (("no", "N", "x", "x"), None, ("N", "no", "x"), [1, 0, 2, 2]),
     ],
 )
 def test_label_rules(tmp_path, labels, classes, names, codes):
@@ -38,9 +43,50 @@ def test_labels_of_other_splits_must_be_known(tmp_path):
     with pytest.raises(DataError, match=r"t\.csv, data row 2 \(line 3\): label 'c'") as caught:
         client_from_files("a", **settings)
     assert "on_bad='drop'" in one_line(caught)
-    loaded = client_from_files("a", **settings, on_bad="drop")
-    assert loaded.client.test[1].tolist() == [1]
-    assert loaded.dropped == {str(test): (2,)}
+
+
+@pytest.mark.parametrize(
+    ("trained", "others", "names", "codes"),
+    [
+        (("b", "d"), ("d", "c", "a", "c"), ("b", "d", "a", "c"), [1, 3, 2, 3]),
+        (("1", "10"), ("10.0", "2.0", "x", "2"), ("1", "10", "2", "x"), [1, 2, 3, 2]),
+    ],
+)
+def test_a_row_whose_label_was_never_trained_stays_and_counts_as_wrong(
+    tmp_path, caplog, trained, others, names, codes
+):
+    train, test = labelled(tmp_path, *trained * 5), labelled(tmp_path, *others, name="t.csv")
+    settings = {"task": "classification", "train": train, "targets": "y", "on_bad": "drop"}
+    for split in ("test", "validation"):
+        caplog.clear()
+        loaded = client_from_files("north", **settings, **{split: test})
+        client = loaded.client
+        assert loaded.label_names == client.labels == names
+        assert client.task.outputs == len(names)
+        assert getattr(client, split)[1].tolist() == codes
+        assert loaded.dropped == {}
+        (record,) = caplog.records
+        unseen = ", ".join(map(repr, names[2:]))
+        assert f"client 'north': no training rows for label {unseen}; the 3 held-out rows" in (
+            record.getMessage()
+        )
+    torch.manual_seed(0)
+    run = fgn.train(nn.Sequential(nn.Linear(1, 4), nn.Tanh()), [client], rounds=300, lr=0.05)
+    scored = run.history[run.history.split == "validation"]
+    assert scored.accuracy.iloc[-1] <= 1 / 4
+    assert (run.predict("north", client.validation[0]) < 2).all()
+
+
+def test_a_label_beyond_the_classes_asked_for_is_an_error_in_every_mode(tmp_path):
+    train, test = labelled(tmp_path, "a", "b"), labelled(tmp_path, "b", "c", name="t.csv")
+    for on_bad in ("error", "drop"):
+        with pytest.raises(
+            DataError, match=r"t\.csv, data row 2 .*label 'c'.*leave classes = 2 out"
+        ):
+            client_from_files(
+                "a", task="classification", train=train, test=test, targets="y", classes=2,
+                on_bad=on_bad,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -63,3 +109,31 @@ def test_an_empty_label_is_a_bad_row(tmp_path):
     path = labelled(tmp_path, "a", "", "b")
     with pytest.raises(DataError, match=r"data row 2 .* column 'y' has no label"):
         client_from_files("a", task="classification", train=path, targets="y")
+
+
+MISSING = ("", " ", "NA", "na", "N/A", "NaN", "null", "NULL", "None", " none ")
+
+
+@pytest.mark.parametrize("text", MISSING)
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+def test_what_is_missing_among_numbers_is_missing_among_labels(tmp_path, text, kind):
+    labels = ["a", text, "b", "a", "b"]
+    path, columns = tmp_path / f"a.{kind}", {"targets": "y"}
+    if kind == "npz":
+        np.savez(path, x=np.arange(5.0), y=np.array(labels))
+        columns = {}
+    else:
+        frame = pd.DataFrame({"x": range(5), "y": labels})
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    settings = {"task": "classification", "train": path, **columns}
+    with pytest.raises(DataError, match=r"data row 2.* has no label") as caught:
+        client_from_files("a", **settings)
+    assert ("rename it if it is a class" in one_line(caught)) == bool(text.strip())
+    loaded = client_from_files("a", **settings, on_bad="drop")
+    assert loaded.label_names == ("a", "b")
+    assert loaded.dropped == {str(path): (2,)}
+    if kind == "csv":
+        swapped = {**settings, "targets": "x", "inputs": "y", "task": "regression"}
+        write(path, f"x,y\n1,1\n2,{text}\n3,3\n")
+        with pytest.raises(DataError, match=r"data row 2 .*column 'y' is empty or NaN"):
+            client_from_files("a", **swapped)

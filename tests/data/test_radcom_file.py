@@ -124,6 +124,17 @@ def test_bad_row(name, tmp_path, caplog):
     assert key in caplog.text
 
 
+def test_many_bad_rows_are_one_line_in_the_log(tmp_path, caplog):
+    rows = [(f"('ask', 'short-range', 0, {i})", np.full(256, np.nan)) for i in range(1, 30)]
+    path = write(tmp_path / "f.h5", [(GOOD, np.ones(256)), *rows, ("notes", np.ones(256))])
+    with caplog.at_level(logging.WARNING):
+        read(path, on_bad="drop")
+    (record,) = caplog.records
+    assert "30 bad rows left out: 29 like" in record.getMessage()
+    assert "value 0 is nan" in record.getMessage()
+    assert "key notes" in record.getMessage()
+
+
 def test_groups_and_links(tmp_path):
     write(tmp_path / "other.h5", [(GOOD, np.ones(256))])
     with h5py.File(tmp_path / "f.h5", "w") as file:

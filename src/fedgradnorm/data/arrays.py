@@ -67,7 +67,6 @@ def client_from_arrays(
     inputs, targets = _sides(name, task, standardize)
     client = Client(name, task, train, test, validation)
     client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
-    _same_columns(client)
     if not (inputs or targets):
         return Loaded(client)
     try:
@@ -152,14 +151,3 @@ def _held_out_rows(client: Client, split: str, share: float) -> int:
     if count == 0:
         raise DataError(f"{where} {share} of {client.size} rows is no row; raise it or set it to 0")
     return count
-
-
-def _same_columns(client: Client) -> None:
-    expected = tuple(client.train[0].shape[1:])
-    for split in ("validation", "test"):
-        pair = getattr(client, split)
-        if pair is not None and tuple(pair[0].shape[1:]) != expected:
-            raise DataError(
-                f"client {client.name!r}: a row of {split} x has shape "
-                f"{tuple(pair[0].shape[1:])}, a training row {expected}; they must be equal"
-            )

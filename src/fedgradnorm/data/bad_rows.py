@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
+from fedgradnorm.data.dropped import log_dropped
 from fedgradnorm.errors import DataError, choose
 
 OnBad = Literal["error", "drop"]
-
-logger = logging.getLogger(__name__)
-
-_SHOWN = 10
 
 
 class BadRows:
@@ -35,15 +31,9 @@ class BadRows:
         self.messages.append(message)
 
 
-def log_dropped(messages: list[str], source: object) -> None:
-    """Warn about rows left out: how many, and the first few by name."""
-    if not messages:
-        return
-    logger.warning("%s: %d bad rows left out", source, len(messages))
-    for message in messages[:_SHOWN]:
-        logger.warning("left out: %s", message)
-    if len(messages) > _SHOWN:
-        logger.warning("... and %d more", len(messages) - _SHOWN)
+def tell_dropped(messages: list[str], source: object) -> None:
+    """Warn about rows left out of ``source``, in one line."""
+    log_dropped(f"{source}: {len(messages)} bad rows left out", messages)
 
 
 def short(value: object) -> str:

@@ -19,8 +19,8 @@ from fedgradnorm.client import Client
 from fedgradnorm.data.allocate import Allocation, sizes_of
 from fedgradnorm.data.face_clients import face_clients
 from fedgradnorm.data.face_drawing import SIZE, draw, project
+from fedgradnorm.data.memory import check_draw
 from fedgradnorm.data.mtfl_annotations import CLASSES as MTFL_CLASSES
-from fedgradnorm.errors import ConfigError
 
 __all__ = ["CLASSES", "SIZE", "TASKS", "Faces", "clients", "generate"]
 
@@ -44,6 +44,7 @@ SHARES: dict[str, tuple[float, ...]] = {
 
 Progress = Callable[[int, int], None]
 
+ROW_BYTES = SIZE**2 + 4 * 10 + 8 * len(CLASSES)  # of memory: pixels, landmarks and labels
 _BATCH = 500  # faces drawn at once: the temporary arrays stay in the processor's cache
 
 
@@ -92,6 +93,9 @@ def clients(
     ``allocation`` is "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by
     task or in the order of ``tasks``. Training rows are disjoint; test faces are drawn separately.
     """
+    # Pixels become single precision numbers when they are dealt to the clients.
+    counts = {"samples": samples, "test_samples": test_samples}
+    check_draw("faces", counts, seed, ROW_BYTES + 4 * SIZE**2)
     by_order = not isinstance(allocation, str | Mapping)
     sizes = sizes_of(allocation, tasks if by_order else TASKS, rows=samples)
     total = samples + test_samples
@@ -108,10 +112,7 @@ def clients(
 
 
 def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) -> Faces:
-    if samples < 1 or stream[0] < 0:
-        raise ConfigError(
-            f"samples must be at least 1 and seed at least 0, not {samples!r} and {stream[0]!r}"
-        )
+    check_draw("faces", {"samples": samples}, stream[0], ROW_BYTES)
     logger.info("drawing %d synthetic faces (seed %d); these are not real data", samples, stream[0])
     images = np.empty((samples, 1, SIZE, SIZE), np.uint8)
     landmarks = np.empty((samples, 10), np.float32)

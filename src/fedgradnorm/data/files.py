@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,9 +13,11 @@ import numpy as np
 
 from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.data.arrays import Loaded, Standardize, client_from_arrays, with_splits
+from fedgradnorm.data.dropped import log_dropped
 from fedgradnorm.data.image_folder import Color, rows_from_images
 from fedgradnorm.data.labels import LabelMap
 from fedgradnorm.data.npz import rows_from_npz
+from fedgradnorm.data.paths import is_file, user_path
 from fedgradnorm.data.rows import BadRows, FileRows, OnBad, shown
 from fedgradnorm.data.tables import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.errors import ConfigError, DataError, choose
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 
     FilePath = str | Path
     Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+log = logging.getLogger(__name__)
+
+SHOWN = 10  # labels that a line of the log names
 
 
 def client_from_files(
@@ -57,11 +65,12 @@ def client_from_files(
     - Archives (.npz): arrays ``x_key`` and ``y_key``.
 
     Labels may be text: sorted distinct training labels become classes 0, 1, ... and the result's
-    ``label_names`` keeps them. ``on_bad="drop"`` leaves out rows that cannot be used and lists
-    them in the log and in ``dropped``. Everything else as in :func:`client_from_arrays`.
+    ``label_names`` keeps them. ``on_bad="drop"`` leaves out rows that cannot be read, sums them up
+    in the log and lists them in ``dropped``; a test row whose label has no training rows stays and
+    counts as wrong. Everything else as in :func:`client_from_arrays`.
     """
     source = FileSource(
-        images=None if images is None else _path(base, images),
+        images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
         labels=choose(task, ("classification", "regression"), "task") == "classification",
@@ -74,7 +83,7 @@ def client_from_files(
     files = {"train": train, "validation": validation, "test": test}
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
-    paths = {split: _path(base, file) for split, file in files.items() if file is not None}
+    paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
     return _load(name, source, paths, classes, options)
 
 
@@ -97,7 +106,7 @@ class FileSource:
 
     def read(self, path: Path) -> FileRows:
         """The rows of one file, in the format its ending says."""
-        if not path.is_file():
+        if not is_file(path):
             raise DataError(f"{path}: no such file; check the path")
         bad = BadRows(str(path), self.on_bad)
         suffix = path.suffix.lower()
@@ -137,8 +146,8 @@ def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-def _path(base: FilePath | None, path: FilePath) -> Path:
-    return Path(base or ".") / Path(path).expanduser()
+def _path(base: FilePath | None, path: FilePath, what: str) -> Path:
+    return user_path("." if base is None else base, "base") / user_path(path, what)
 
 
 def _load(
@@ -152,14 +161,16 @@ def _load(
     if classes is not None and not source.labels:
         raise ConfigError(f"client {name!r}: classes is for a classification; leave it out")
     splits = _read(source, files)
-    known = _label_map(splits["train"], classes) if source.labels else None
+    known = _labels(splits, classes) if source.labels else None
     arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
+    _tell_dropped(name, splits.values())
     task = classification(len(known.names)) if known else regression(arrays["train"][1].shape[1])
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
+    names, columns = known.names if known else None, splits["train"].inputs
+    client = replace(_single_precision(loaded.client), labels=names, columns=columns)
+    _tell_untrained(client)
     dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in splits.values()}
-    names = known.names if known else None
-    client = replace(_single_precision(loaded.client), labels=names)
     kept = {file: rows for file, rows in dropped.items() if rows}
     return Loaded(client, loaded.scaling, names, kept)
 
@@ -174,30 +185,72 @@ def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     return splits
 
 
-def _label_map(train: FileRows, classes: int | None) -> LabelMap:
-    labels = [train.y[i] for i in train.good()]
-    if not labels:
+def _labels(splits: Mapping[str, FileRows], classes: int | None) -> LabelMap:
+    """The classes: the training labels, and after them those that only other splits have.
+
+    Under ``on_bad="drop"`` a label without training rows is a class too. Its rows could be read,
+    and a score that left them out would be too good.
+    """
+    train = splits["train"]
+    if len(train.good()) == 0:
         raise _no_rows(train)
-    return LabelMap.fit([str(label) for label in labels], classes, train.bad.source)
+    known = LabelMap.fit([str(train.y[i]) for i in train.good()], classes, train.bad.source)
+    for rows in splits.values():
+        labels = [str(label) for label in rows.y]
+        codes = known.codes(labels)
+        unseen = [int(i) for i in rows.good() if codes[i] is None]
+        if unseen and (rows.bad.on_bad == "error" or classes is not None):
+            raise _unseen(rows, unseen[0], classes)
+        known = known.extended([labels[i] for i in unseen])
+    return known
+
+
+def _unseen(rows: FileRows, index: int, classes: int | None) -> DataError:
+    way_out = "set on_bad='drop' to keep such rows, which then count as wrong"
+    if classes is not None:
+        way_out = f"leave classes = {classes} out"
+    return DataError(
+        f"{rows.where(index)}: label {shown(rows.y[index])} does not occur in the training data; "
+        f"correct it, or {way_out}"
+    )
 
 
 def _usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
     """The rows without the bad ones, labels as class numbers."""
-    y = np.asarray(rows.y) if known is None else _codes(rows, known)
     good = rows.good()
-    rows.bad.tell(len(rows.rows))
     if len(good) == 0:
         raise _no_rows(rows)
-    return rows.x[good], y[good]
+    if known is None:
+        return rows.x[good], np.asarray(rows.y)[good]
+    return rows.x[good], np.array(known.codes([str(rows.y[i]) for i in good]), dtype=np.int64)
 
 
-def _codes(rows: FileRows, known: LabelMap) -> NDArray[Any]:
-    labels = [str(label) for label in rows.y]
-    codes = known.codes(labels)
-    for i in rows.good():
-        if codes[i] is None:
-            rows.report(int(i), f"label {shown(labels[i])} does not occur in the training data")
-    return np.array([code or 0 for code in codes], dtype=np.int64)
+def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
+    """One line in the log about all rows that were left out of the client's files."""
+    reasons = [
+        f"{rows.bad.reasons[row]} [{Path(rows.bad.source).name}]"
+        for rows in splits
+        for row in sorted(rows.bad.reasons)
+    ]
+    total = sum(len(rows.rows) for rows in splits)
+    what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
+    log_dropped(what, reasons, ", and by number in Loaded.dropped")
+
+
+def _tell_untrained(client: Client) -> None:
+    """Name the classes that are to be predicted, but have no training rows."""
+    if client.labels is None:
+        return
+    pairs = [pair for split in SPLITS[1:] if (pair := getattr(client, split)) is not None]
+    held = Counter(code for pair in pairs for code in pair[1].tolist())
+    unseen = sorted(set(held) - set(client.train[1].tolist()))
+    if unseen:
+        log.warning(
+            "client %r: no training rows for label %s%s; the %d held-out rows with it count as "
+            "wrong",
+            *(client.name, ", ".join(shown(client.labels[code]) for code in unseen[:SHOWN])),
+            *(", ..." if len(unseen) > SHOWN else "", sum(held[code] for code in unseen)),
+        )
 
 
 def _no_rows(rows: FileRows) -> DataError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedgradnorm.data.memory import check_memory
+from fedgradnorm.data.paths import there
 from fedgradnorm.data.rows import BadRows, FileRows, shown
 from fedgradnorm.data.tables import read_table, table_targets
 from fedgradnorm.errors import ConfigError, DataError, choose
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Color = Literal["grey", "rgb"]
+
+PIXEL_BYTES = 5  # of memory: as it was read, and in single precision
 
 
 def rows_from_images(
@@ -38,11 +43,13 @@ def rows_from_images(
     choose(color, ("grey", "rgb"), "color")
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
         raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
-    if not folder.is_dir():
+    if not (there(folder) and folder.is_dir()):
         raise DataError(f"{folder}: no such folder of images; check the path")
     table = read_table(path, [path_column, *targets], bad)
     y = table_targets(table, targets, labels, bad)
     shape = (1 if color == "grey" else 3, size, size)
+    pixels = len(table.rows) * math.prod(shape)
+    check_memory(PIXEL_BYTES * pixels, f"{path}: {len(table.rows)} images of {size=}", DataError)
     x = np.zeros((len(table.rows), *shape), dtype=np.uint8)
     rows = FileRows(x, y, table.rows, table.lines, bad)
     root = folder.resolve()

@@ -24,6 +24,7 @@ def decode_grey(content: bytes) -> Image:
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            _check_pixels(picture)
             # A JPEG stores luma as such: taking it directly is faster and differs by rounding only.
             # Draft's smaller sizes are not used: they alias (differences of up to 91 grey levels).
             picture.draft("L", picture.size)
@@ -69,6 +70,15 @@ def all_inside(points: NDArray[np.float64], box: Box) -> bool:
 def unit_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Grey levels 0 .. 255 as float32 in [0, 1]."""
     return np.asarray(images, dtype=np.float32) / np.float32(255)
+
+
+def _check_pixels(picture: Image) -> None:
+    """Refuse what may be an attack on memory; Pillow warns of it, and refuses twice the size."""
+    from PIL import Image
+
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and picture.width * picture.height > most:
+        raise ValueError(f"{picture.width}x{picture.height} pixels, more than {most}")
 
 
 def _check_inside(size: tuple[int, int], box: Box) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedgradnorm.errors import ConfigError, DataError
 
@@ -28,7 +28,8 @@ class LabelMap:
 
         With ``classes``, labels that already are 0 .. classes - 1 keep their numbers.
         """
-        if classes is not None and (isinstance(classes, bool) or classes < 2):
+        whole = isinstance(classes, int) and not isinstance(classes, bool)
+        if classes is not None and not (whole and classes >= 2):
             raise ConfigError(f"classes must be at least 2, not {classes!r}")
         distinct = set(labels)
         values = {_value(label) for label in distinct}
@@ -55,10 +56,17 @@ class LabelMap:
     def codes(self, labels: Sequence[str]) -> list[int | None]:
         """The class number of each label, None where it is unknown."""
         numbers = {name: i for i, name in enumerate(self.names)}
-        if not self.numeric:
-            return [numbers.get(label) for label in labels]
-        values = (_value(label) for label in labels)
-        return [None if value is None else numbers.get(_name(value)) for value in values]
+        return [numbers.get(self._key(label)) for label in labels]
+
+    def extended(self, labels: Sequence[str]) -> LabelMap:
+        """The same classes, and after them one for each label that was unknown."""
+        unknown = {self._key(label) for label in labels} - set(self.names)
+        return replace(self, names=(*self.names, *sorted(unknown)))
+
+    def _key(self, label: str) -> str:
+        """How a label is written in ``names``."""
+        value = _value(label) if self.numeric else None
+        return label if value is None else _name(value)
 
 
 def _value(label: str) -> float | None:

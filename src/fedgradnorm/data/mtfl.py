@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.allocate import Allocation, sizes_of
-from fedgradnorm.data.bad_rows import BadRows, OnBad, log_dropped
+from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data.cache import cached, fingerprint
 from fedgradnorm.data.face_clients import face_clients
 from fedgradnorm.data.mtfl_annotations import CLASSES, parse_annotations, parse_boxes
@@ -32,6 +32,7 @@ from fedgradnorm.data.mtfl_source import (
     find_source,
     open_source,
 )
+from fedgradnorm.data.paths import user_path
 from fedgradnorm.errors import DataError, choose
 
 __all__ = [
@@ -120,7 +121,7 @@ def prepare(
     choose(crop, ("boxes", "whole"), "crop")
     choose(landmarks, ("pixels", "unit"), "landmarks")
     choose(on_bad, ("error", "drop"), "on_bad")
-    path = Path(source).expanduser() if source is not None else find_source().source
+    path = user_path(source, "mtfl: source") if source is not None else find_source().source
     box_file = _box_file(path, boxes) if crop == "boxes" else None
     with open_source(path) as files:
         key = {
@@ -136,7 +137,7 @@ def prepare(
             folder=cache,
         )  # fmt: skip
     info = prepared.info
-    log_dropped(info["bad"], path)
+    tell_dropped(info["bad"], path)
     for split, counts in info["rows"].items():
         logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
     # Kept once, in [0, 1]: the same cache serves both units.
@@ -181,7 +182,7 @@ def clients(
 
 
 def _box_file(source: Path, boxes: str | Path | None) -> Path:
-    found = Path(boxes).expanduser() if boxes is not None else find_boxes(source)
+    found = user_path(boxes, "mtfl: boxes") if boxes is not None else find_boxes(source)
     if found is None:
         raise DataError(
             f"{source}: no mtfl_boxes.csv beside it (nor a boxes= file given), which crop='boxes' "

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from fedgradnorm.data.cache import fingerprint
 from fedgradnorm.data.mtfl_annotations import member_path
+from fedgradnorm.data.paths import there
 from fedgradnorm.errors import DataError
 
 ENV = "FEDGRADNORM_DATA"
@@ -64,6 +65,8 @@ def find_boxes(source: Path) -> Path | None:
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
     """Open an archive, an unpacked folder, or a folder that holds either."""
+    if not there(path):
+        raise DataError(f"{path}: no such file; give MTFL.zip or its unpacked folder")
     if path.is_dir():
         if (path / ANNOTATIONS["train"]).is_file():
             yield _Folder(path)
@@ -74,8 +77,6 @@ def open_source(path: Path) -> Iterator[Source]:
         with open_source(inner) as source:
             yield source
         return
-    if not path.exists():
-        raise DataError(f"{path}: no such file; give MTFL.zip or its unpacked folder")
     try:
         archive = zipfile.ZipFile(path)
     except Exception as error:  # zipfile raises many kinds of error on damaged bytes

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
-from fedgradnorm.data.rows import BadRows, FileRows, missing_name, usable
+from fedgradnorm.data.memory import check_memory
+from fedgradnorm.data.rows import BadRows, FileRows, is_missing, missing_name, no_label, usable
 from fedgradnorm.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+COPIES = 2  # in memory at a time: the array as it is in the file, and its rows as floats
 
 
 def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows) -> FileRows:
@@ -39,11 +44,12 @@ def _arrays(path: Path, x_key: str, y_key: str) -> tuple[NDArray[Any], NDArray[A
         # Opened here, because NumPy leaves the file open when it is no archive.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+            if not isinstance(archive, NpzFile):
                 raise DataError(f"{path}: a single array, not an .npz archive; use numpy.savez")
             for key in (x_key, y_key):
                 if key not in archive.files:
                     raise missing_name(str(path), "array", key, archive.files)
+            _check_unpacked(path, archive, {x_key, y_key})
             return np.asarray(archive[x_key]), np.asarray(archive[y_key])
     except DataError:
         raise
@@ -54,6 +60,16 @@ def _arrays(path: Path, x_key: str, y_key: str) -> tuple[NDArray[Any], NDArray[A
             f"{path}: not a readable .npz file of plain arrays ({reason}); save it again with "
             "numpy.savez"
         ) from error
+
+
+def _check_unpacked(path: Path, archive: NpzFile, keys: Collection[str]) -> None:
+    """Refuse arrays that would not fit in memory, by the sizes in the archive's directory.
+
+    No more than these sizes is ever unpacked, so a small file cannot fill the memory.
+    """
+    members = archive.zip.infolist() if archive.zip else []
+    sizes = {info.filename.removesuffix(".npy"): info.file_size for info in members}
+    check_memory(COPIES * sum(sizes[key] for key in keys), f"{path}: unpacked, it", DataError)
 
 
 def _floats(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -86,6 +102,6 @@ def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows) -> list[str]:
         y = np.char.decode(y, "utf-8", "replace")
     labels = [str(label).strip() for label in y.tolist()]
     for i, label in enumerate(labels):
-        if not label:
-            bad.add(i + 1, f"array {key!r} has no label")
+        if is_missing(label):
+            bad.add(i + 1, no_label(f"array {key!r}", label))
     return labels

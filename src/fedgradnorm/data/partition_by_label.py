@@ -45,11 +45,12 @@ class Dirichlet(Partitioner):
     def __post_init__(self) -> None:
         whole("parts", self.parts)
         whole("min_size", self.min_size)
-        if not isinstance(self.alpha, (int, float)):
-            object.__setattr__(self, "alpha", tuple(self.alpha))
-        values = self._alphas()
-        if len(values) != self.parts:
-            raise ConfigError(f"alpha has {len(values)} values for {self.parts} parts")
+        values: tuple[float, ...] = (self.alpha,) if isinstance(self.alpha, (int, float)) else ()
+        if not values:
+            values = tuple(self.alpha)  # type: ignore[arg-type]
+            object.__setattr__(self, "alpha", values)
+            if len(values) != self.parts:
+                raise ConfigError(f"alpha has {len(values)} values for {self.parts} parts")
         for value in values:
             # Below 1e-6 the proportions underflow to all zero; above 1e6 they are even anyway.
             if isinstance(value, bool) or not 1e-6 <= value <= 1e6:
@@ -126,6 +127,10 @@ class Pathological(Partitioner):
             raise DataError(
                 f"Pathological: {self.classes_per_part} classes per part asked for, the data has "
                 f"{len(classes)}; lower classes_per_part"
+            )
+        if self.parts > len(labels):
+            raise DataError(
+                f"Pathological: {len(labels)} rows cannot fill {self.parts} parts; lower parts"
             )
         rng = random_generator(seed)
         for _ in range(1 if self.assignment == "deterministic" else TRIES):

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.bad_rows import OnBad, log_dropped
+from fedgradnorm.data.bad_rows import OnBad, tell_dropped
+from fedgradnorm.data.memory import check_draw
+from fedgradnorm.data.paths import is_file, user_path
 from fedgradnorm.data.radcom_file import read, read_rows
-from fedgradnorm.data.radcom_generate import check_draw, generate
+from fedgradnorm.data.radcom_generate import ROW_BYTES, generate
 from fedgradnorm.data.radcom_set import (
     MODULATIONS,
     ORIGINAL_SAMPLES,
@@ -73,7 +75,7 @@ def prepare(
     """
     from fedgradnorm.data.cache import cached, fingerprint
 
-    check_draw(samples, seed)
+    check_draw("radcom", {"samples": samples}, seed)
     key: dict[str, object]
     if path is None:
         key = {"version": _VERSION, "samples": samples, "seed": seed}
@@ -92,7 +94,7 @@ def prepare(
         return arrays, {"synthetic": data.synthetic, "dropped": dropped}
 
     kept = cached("radcom", key, build, folder=folder)
-    log_dropped(list(kept.info["dropped"]), path)
+    tell_dropped(list(kept.info["dropped"]), path)
     if kept.info["synthetic"] and not kept.fresh:
         logger.info("radcom: %d SYNTHETIC radio signals from the cache", len(kept.arrays["iq"]))
     return RadCom(**kept.arrays, synthetic=bool(kept.info["synthetic"]))
@@ -122,7 +124,8 @@ def clients(
     """
     scales = dict(loss_scale or {})
     _check(tasks, test_share, validation_share, anomaly_below, scales)
-    check_draw(samples, seed)
+    # Every client gets a copy of its rows; of a file's rows there are no more than it has.
+    check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
     choose(allocation, ("disjoint", "shared"), "allocation")
     if source is None and not cache:
         data = generate(samples, seed, progress=progress)
@@ -209,11 +212,11 @@ def _task(name: str, loss_scale: float) -> Task:
 
 def _located(path: str | Path) -> Path:
     """The file itself, here or in the user's data folder; DataError where it is in neither."""
-    path = Path(path).expanduser()
+    path = user_path(path, "radcom: source")
     folder = os.environ.get(ENV)
     places = [path] if path.is_absolute() or not folder else [path, Path(folder) / path]
     for place in places:
-        if place.is_file():
+        if is_file(place):
             return place
     looked = " or ".join(str(place) for place in places)
     raise DataError(f"{looked}: no such file; give the path of RadComDynamic's HDF5 file")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm.data.bad_rows import BadRows, OnBad, log_dropped
+from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data.paths import is_file
 from fedgradnorm.data.radcom_key import LONGEST, Key, parse_key
 from fedgradnorm.data.radcom_set import MODULATIONS, SIGNALS, WAVEFORMS, WINDOW, Progress, RadCom
 from fedgradnorm.errors import DataError
@@ -35,7 +36,7 @@ def read(path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None
     log. :func:`fedgradnorm.data.radcom.prepare` reads once and keeps the result.
     """
     data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
-    log_dropped(dropped, path)
+    tell_dropped(dropped, path)
     return data
 
 
@@ -68,7 +69,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever HDF5 stumbles over becomes a DataError."""
     import h5py
 
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"{path}: no such file; give the path of RadComDynamic's HDF5 file")
     try:
         file = h5py.File(path, "r")
@@ -111,6 +112,10 @@ def _read_row(file: Any, name: bytes, is_here: bool, out: NDArray[np.float32]) -
         raise DataError("a link, not a dataset of this file")
     try:
         dataset = h5py.h5d.open(file.id, name)
+        stored = dataset.get_create_plist()
+        # Asked before the shape: to tell it, HDF5 may open the files that a virtual one is made of.
+        if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
+            raise DataError("its numbers are in another file; copy them into this one")
         shape = dataset.shape
         if shape not in SHAPES:
             raise DataError(f"shape {shape}, expected {2 * WINDOW} numbers")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgradnorm.data.memory import check_draw
 from fedgradnorm.data.radcom_channel import SAMPLES_NEEDED, apply_channel, power, white_noise
 from fedgradnorm.data.radcom_set import (
     MODULATIONS,
@@ -19,7 +20,6 @@ from fedgradnorm.data.radcom_set import (
     RadCom,
 )
 from fedgradnorm.data.radcom_signals import MAKERS
-from fedgradnorm.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ROW_BYTES = 4 * 2 * WINDOW + 64  # of memory: the signal in single precision, and its labels
 CHUNK = 1024  # rows at a time: the work stays in a few tens of MB whatever the number of rows
 SHARES = {pair: 14_000 if pair[0] in ("pulsed", "amdsb", "amssb") else 13_787 for pair in WAVEFORMS}
 """Rows of each waveform in the original. Its pulsed (44.7%) and AM rows (22.3%) are the nominal
@@ -51,7 +52,7 @@ def generate(
     >>> data.iq.shape, data.synthetic
     ((360, 256), True)
     """
-    check_draw(samples, seed)
+    check_draw("radcom", {"samples": samples}, seed, ROW_BYTES)
     rng = np.random.default_rng(seed)
     counts = cell_counts(int(samples), rng)
     place = rng.permutation(int(samples))
@@ -77,16 +78,6 @@ def generate(
     modulation = np.array([MODULATIONS.index(name) for name, _ in WAVEFORMS], dtype=np.int64)
     signal = np.array([SIGNALS.index(name) for _, name in WAVEFORMS], dtype=np.int64)
     return RadCom(iq, modulation[kind], signal[kind], snr, synthetic=True)
-
-
-def check_draw(samples: int, seed: int) -> None:
-    """ConfigError unless both are whole numbers in range."""
-    for name, value, least in (("samples", samples, 1), ("seed", seed, 0)):
-        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not whole or value < least:
-            raise ConfigError(
-                f"radcom: {name} must be a whole number from {least} on, not {value!r}"
-            )
 
 
 def cell_counts(samples: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,12 @@ from fedgradnorm.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-log = logging.getLogger(__name__)
-
 OnBad = Literal["error", "drop"]
 LARGEST = float(np.finfo(np.float32).max)
 """Training is in single precision, so a larger number is as bad as an infinite one."""
 
-LISTED = 20
-"""Dropped rows that the log spells out; the rest is counted there and listed in ``Loaded``."""
+MISSING = ("", "na", "n/a", "nan", "null", "none")
+"""Texts that stand for no value, in labels as in numbers, in small or capital letters."""
 
 
 @dataclass
@@ -36,25 +33,12 @@ class BadRows:
 
     def add(self, row: int, why: str, line: int | None = None) -> None:
         """Report data row ``row`` (from 1, header not counted)."""
-        place = f"data row {row}" if line is None else f"data row {row} (line {line})"
         if self.on_bad == "error":
             raise DataError(
-                f"{self.source}, {place}: {why}; correct it, or set on_bad='drop' to leave such "
-                "rows out"
+                f"{self.source}, {_place(row, line)}: {why}; correct it, or set on_bad='drop' to "
+                "leave such rows out"
             )
-        self.reasons.setdefault(row, f"{place}: {why}")
-
-    def tell(self, total: int) -> None:
-        """Log how many of ``total`` rows were dropped, and which."""
-        if not self.reasons:
-            return
-        listed = [self.reasons[row] for row in sorted(self.reasons)[:LISTED]]
-        more = len(self.reasons) - len(listed)
-        log.warning(
-            "%s: dropped %d of %d rows: %s%s",
-            *(self.source, len(self.reasons), total, "; ".join(listed)),
-            f"; and {more} more" if more else "",
-        )
+        self.reasons.setdefault(row, f"{_place(row, line)}: {why}")
 
 
 @dataclass(frozen=True)
@@ -74,8 +58,14 @@ class FileRows:
 
     def report(self, index: int, why: str) -> None:
         """Report the row at position ``index``."""
-        line = None if self.lines is None else self.lines[index]
-        self.bad.add(self.rows[index], why, line)
+        self.bad.add(self.rows[index], why, self._line(index))
+
+    def where(self, index: int) -> str:
+        """The file and row at position ``index``, for a message."""
+        return f"{self.bad.source}, {_place(self.rows[index], self._line(index))}"
+
+    def _line(self, index: int) -> int | None:
+        return None if self.lines is None else self.lines[index]
 
     def good(self) -> NDArray[np.int64]:
         """Positions of the rows that can be used."""
@@ -83,11 +73,23 @@ class FileRows:
         return np.array([i for i, row in enumerate(self.rows) if row not in bad], dtype=np.int64)
 
 
+def is_missing(cell: object) -> bool:
+    """Whether a cell holds no value: the one rule for labels and for numbers."""
+    return cell is None or str(cell).strip().lower() in MISSING
+
+
 def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Which numbers are finite and fit single precision."""
     with np.errstate(invalid="ignore"):
         result: NDArray[np.bool_] = np.abs(values) <= LARGEST
     return result
+
+
+def no_label(what: str, cell: object) -> str:
+    """The complaint about a label that is missing, or that reads as if it were."""
+    given = "" if cell is None else str(cell).strip()
+    hint = f" ({shown(given)} stands for none; rename it if it is a class)" if given else ""
+    return f"{what} has no label{hint}"
 
 
 def shown(value: object) -> str:
@@ -101,3 +103,7 @@ def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> Dat
     hint = f"; did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(repr(each) for each in names[:10]) + (", ..." if len(names) > 10 else "")
     return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
+
+
+def _place(row: int, line: int | None) -> str:
+    return f"data row {row}" if line is None else f"data row {row} (line {line})"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm.client import Client
+from fedgradnorm.data.paths import there, user_path
 from fedgradnorm.errors import ConfigError, DataError, choose
 from fedgradnorm.options import check_options, options_of
 
@@ -63,6 +64,8 @@ def load_clients(
     """
     given = {"seed": seed, **options}
     plans = given.pop("partition", {})
+    if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
+        raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
     return _partitioned(_loaded(name, given, progress), plans, given["seed"])
 
 
@@ -75,17 +78,17 @@ def _loaded(name: str, given: dict[str, Any], progress: DataProgress | None) -> 
     check_options(what, given, options_of(function, without=("progress",), renamed=_RENAMED))
     for key in source.paths:
         if isinstance(given.get(key), str):
-            given[key] = Path(given[key]).expanduser()
+            given[key] = user_path(given[key], f"data.{key}")
     if "path" in given:
         given["source"] = given.pop("path")
     clients: list[Client] = _call(what, partial(function, **given, progress=progress))
     return clients
 
 
-def _partitioned(clients: list[Client], plans: Any, seed: int) -> list[Client]:
+def _partitioned(
+    clients: list[Client], plans: Mapping[str, Mapping[str, Any]], seed: int
+) -> list[Client]:
     """The clients, with those that ``plans`` names shared out to several."""
-    if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
-        raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
     for name in plans:
         choose(name, [client.name for client in clients], "client in data.partition")
     made: list[Client] = []
@@ -107,14 +110,14 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     """
     result = dict(options)
     if name == "files":
-        base = Path(result.get("base", ".")).expanduser()
+        base = user_path(result.get("base", "."), "data.base")
         result["base"] = os.path.abspath(folder / base)  # noqa: PTH100 (keeps symlinks as given)
         return result
     for key in SOURCES[name].paths if name in SOURCES else ():
         value = result.get(key)
         if isinstance(value, str):
-            places = (folder / value, Path(value).expanduser())
-            found = next((place for place in places if place.exists()), None)
+            places = (folder / value, user_path(value, f"data.{key}"))
+            found = next((place for place in places if there(place)), None)
             result[key] = value if found is None else os.path.abspath(found)  # noqa: PTH100
     return result
 
@@ -140,6 +143,6 @@ def _call(what: str, function: Callable[[], Any]) -> Any:
     """Call a reader; a value of the wrong kind deep inside an option is a ConfigError too."""
     try:
         return function()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{what}: an option has a value of the wrong kind ({reason})") from error

@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm.data.rows import BadRows, FileRows, missing_name, shown, usable
+from fedgradnorm.data.memory import check_memory
+from fedgradnorm.data.rows import (
+    BadRows,
+    FileRows,
+    is_missing,
+    missing_name,
+    no_label,
+    shown,
+    usable,
+)
 from fedgradnorm.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to it, and as a float
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
-MISSING = {"", "na", "n/a", "nan", "null", "none"}
 
 
 @dataclass(frozen=True)
@@ -77,12 +86,12 @@ def numbers(table: Table, column: str, bad: BadRows) -> NDArray[np.float64]:
 
 
 def texts(table: Table, column: str, bad: BadRows) -> list[str]:
-    """A column as label texts; empty cells are reported as bad."""
-    labels = ["" if cell is None else str(cell).strip() for cell in table.columns[column]]
-    for i, label in enumerate(labels):
-        if not label or label.lower() == "nan":
-            _report(table, i, f"column {column!r} has no label", bad)
-    return labels
+    """A column as label texts; cells that are missing are reported as bad."""
+    cells = table.columns[column]
+    for i, cell in enumerate(cells):
+        if is_missing(cell):
+            _report(table, i, no_label(f"column {column!r}", cell), bad)
+    return [str(cell).strip() for cell in cells]
 
 
 def _number(cell: object) -> float:
@@ -93,7 +102,7 @@ def _number(cell: object) -> float:
 
 
 def _complaint(cell: object) -> str:
-    if cell is None or str(cell).strip().lower() in MISSING:
+    if is_missing(cell):
         return "is empty or NaN"
     is_number = not np.isnan(_number(cell))
     return f"is {shown(cell)}, {'too large' if is_number else 'not a number'}"
@@ -183,7 +192,11 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
 
 def _parquet_table(path: Path, columns: Sequence[str] | None) -> Table:
     import pandas as pd
+    from pyarrow import parquet
 
+    about = parquet.read_metadata(path)
+    needed = about.num_rows * about.num_columns * CELL_BYTES
+    check_memory(needed, f"{path}: unpacked, it", DataError)
     frame = pd.read_parquet(path)
     places = _places(str(path), [str(name).strip() for name in frame.columns], columns)
     cells = {}

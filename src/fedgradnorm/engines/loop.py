@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedgradnorm.client import Client
 from fedgradnorm.data.batches import Batches, number
 from fedgradnorm.engines.base import row_mask
+from fedgradnorm.errors import ConfigError
 from fedgradnorm.local import ClientState, LocalSettings, Report, evaluate, local_round
 from fedgradnorm.models import as_input, working_copy
 from fedgradnorm.reports import Reports, StackedReports
@@ -119,7 +120,10 @@ class LoopEngine:
             if self.network.has_buffers:
                 self.network.load_buffers(state.buffers)
             x, y = self.data[name][split]
-            results[name] = evaluate(client.task, self.network.module, state.head, x, y)
+            try:
+                results[name] = evaluate(client.task, self.network.module, state.head, x, y)
+            except ConfigError as error:
+                raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
 
     def heads(self) -> dict[str, nn.Module]:

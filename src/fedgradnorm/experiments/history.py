@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedgradnorm.conflict import Pair
+from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.table import Row as Row
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.table import read_rows as read_rows
@@ -24,6 +25,9 @@ class History(Table):
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
+        taken = next((name for name in metrics if name in (*KEYS, *SIGNALS)), None)
+        if taken is not None:
+            raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
         super().__init__((*KEYS, *SIGNALS, *metrics))
 
 

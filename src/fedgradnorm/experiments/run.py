@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedgradnorm.blueprint import Blueprint, describe, rebuild
 from fedgradnorm.errors import ConfigError, ModelError, RunFolderError, choose
 from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.history import History, conflict_table, read_history, read_rows
+from fedgradnorm.experiments.prediction_inputs import network_inputs, refused
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.local import predict
-from fedgradnorm.models import as_input
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +39,7 @@ class TrainedClient:
     network: nn.Module | None = None
     scaling: Any = None
     labels: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -95,18 +94,20 @@ class Run:
     def predict(self, client: str, x: Any, *, outputs: bool = False) -> Any:
         """The client's predictions for raw inputs ``x``: classes, or values.
 
-        ``outputs=True`` gives the head's own outputs (logits). Arrays in, arrays out; tensors in,
-        tensors out.
+        A DataFrame's columns are picked by the names the client was trained with; others are left
+        out. ``outputs=True`` gives the head's own outputs (logits). Tensors in, tensors out;
+        arrays and DataFrames in, arrays out. A value that is not finite is a DataError.
         """
         choose(client, self.clients, "client")
         one, network = self.clients[client], self.networks[client]
-        values = x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-        if one.scaling is not None:
-            values = one.scaling.scale_inputs(values)
+        row = self.about.get("clients", {}).get(client, {}).get("inputs")
+        values = network_inputs(client, x, network, one.columns, one.scaling, row)
         own = {name: b.clone() for name, b in network.named_buffers()}
         _set_buffers(network, one.buffers)
         try:
-            answer = predict(network, one.head, as_input(values, network, "cpu"))
+            answer = predict(network, one.head, values)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise refused(client, values, error) from error
         finally:
             _set_buffers(network, own)
         if one.kind == "classification" and not outputs:
@@ -116,7 +117,10 @@ class Run:
         return answer if isinstance(x, Tensor) else answer.numpy()
 
     def summary(self) -> pd.DataFrame:
-        """A row per client: first and last training loss, last metrics and weight."""
+        """A row per client: training loss first and last, weight, and the metrics of its ``split``.
+
+        That is the test split; a client without one is shown on its validation or training rows.
+        """
         import pandas as pd
 
         frame = self.history
@@ -223,10 +227,10 @@ def load(
         if _part(tensors, "network"):
             own = _module(network, plans["network"], "network")
             _fill(own, _part(tensors, "network"), f"network of client {name!r}")
-        labels = tuple(info["labels"]) if info.get("labels") else None
         scaling = _scaling(_part(tensors, "scaling"))
+        named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
         clients[name] = TrainedClient(
-            head, info["kind"], _part(tensors, "buffers"), own, scaling, labels
+            head, info["kind"], _part(tensors, "buffers"), own, scaling, **named
         )
     if (folder / NETWORK).exists():
         _fill(shared, checkpoint.read_tensors(folder / NETWORK)[0], "network")

@@ -303,6 +303,7 @@ def _client_info(client: Client) -> dict[str, Any]:
         "loss_scale": client.task.loss_scale,
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
+        "columns": list(client.columns) if client.columns else None,
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),

@@ -68,6 +68,8 @@ class Trainer:
         metrics = {key for client in clients for key in client.task.metrics}
         self.history = History(sorted(metrics))
         self.conflict = conflict_table()
+        if settings.share == "all":
+            _warn_of_order(clients)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -199,6 +201,7 @@ class Trainer:
                     None if one and owner in self.federations else owner.shared_network(),
                     client.scaling,
                     client.labels,
+                    client.columns,
                 )
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.done, **self.watch.counts()}
@@ -222,3 +225,17 @@ class Trainer:
             self.watch.load_old(state)
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
+
+
+def _warn_of_order(clients: Sequence[Client]) -> None:
+    """Name clients with the same columns in different orders: the network goes by their places."""
+    first: dict[tuple[str, ...], Client] = {}
+    for client in clients:
+        if client.columns is None:
+            continue
+        other = first.setdefault(tuple(sorted(client.columns)), client)
+        if other.columns != client.columns:
+            log.warning(
+                "client %r has the columns of client %r in another order, but they share a "
+                "network; give both the same inputs=[...]", client.name, other.name,
+            )  # fmt: skip

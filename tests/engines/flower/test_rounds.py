@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm.experiments.deploy.agreement import sent_scalars
 from fedgradnorm.experiments.deploy.coordinator import Patience
+from fedgradnorm.experiments.deploy.participant import Participant
 from fedgradnorm.weighting import MGDA, InverseFirstLoss
 
 CASES = {
@@ -59,6 +62,28 @@ def test_finish_gives_each_client_a_run_that_loads(tmp_path):
         assert torch.equal(toys.parameters(run.heads[name]), toys.parameters(reference.heads[name]))
         x = toys.rows(name, 5)[0]
         assert (run.predict(name, x) == reference.predict(name, x)).all()
+
+
+class Named(Together):
+    """A federation whose clients know the names of their input columns."""
+
+    columns = tuple("abcdef")
+
+    def participant(self, name):
+        client = next(c for c in toys.clients() if c.name == name)
+        named = replace(client, columns=self.columns)
+        return Participant(self.make(), named, self.agreement, self.folder / name)
+
+
+def test_a_clients_result_predicts_by_column_name(tmp_path):
+    together = Named(tmp_path)
+    together.run()
+    together.server.finish()
+    for name in toys.NAMES:
+        run = fgn.load(tmp_path / name / together.server.run / "result")
+        x = toys.rows(name, 5)[0]
+        mixed = pd.DataFrame(x, columns=Named.columns)[[*reversed(Named.columns)]]
+        assert (run.predict(name, mixed) == run.predict(name, x)).all()
 
 
 def test_a_client_that_starts_anew_goes_on_from_its_files(tmp_path):

@@ -116,6 +116,7 @@ class Participant:
             {key: value.cpu() for key, value in state.buffers.items()},
             scaling=client.scaling,
             labels=client.labels,
+            columns=client.columns,
         )
         history = History(sorted(client.task.metrics))
         for split in SPLITS:
@@ -127,7 +128,17 @@ class Participant:
             "format": FORMAT,
             "settings": {"seed": self.agreement.settings.seed},
             "weighting": {"name": "federation"},
-            "clients": {name: {"kind": client.task.kind, "labels": client.labels}},
+            "clients": {name: self._info()},
             "blueprints": blueprints(self.network, {name: head}),
         }
         return Run({name: trained}, about, history, shared)
+
+    def _info(self) -> dict[str, Any]:
+        """What a loaded run must know about this client to predict."""
+        client = self.client
+        return {
+            "kind": client.task.kind,
+            "labels": client.labels,
+            "columns": client.columns,
+            "inputs": list(client.train[0].shape[1:]),
+        }

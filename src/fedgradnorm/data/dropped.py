@@ -1,0 +1,40 @@
+"""Rows left out of a data set, summed up in one line of the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+KINDS = 5  # reasons of different kinds that the line spells out
+
+_VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S*\d\S*")
+
+
+def summed_up(reasons: Sequence[str]) -> str:
+    """The reasons by kind: of each kind how many there are, and the first.
+
+    >>> summed_up(["row 2: x is 'a', no number", "row 7: x is 'b', no number", "row 9: short"])
+    "2 like row 2: x is 'a', no number; row 9: short"
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(_VALUE.sub("_", reason), []).append(reason)
+    texts = [
+        each[0] if len(each) == 1 else f"{len(each)} like {each[0]}" for each in kinds.values()
+    ]
+    more = sum(len(each) for each in list(kinds.values())[KINDS:])
+    return "; ".join(texts[:KINDS]) + (f"; and {more} of other kinds" if more else "")
+
+
+def log_dropped(what: str, reasons: Sequence[str], where_listed: str = "") -> None:
+    """Warn of rows left out: ``what`` was left out, why, and where every row is listed."""
+    if not reasons:
+        return
+    logger.warning(
+        "%s: %s (all in the log at level DEBUG%s)", what, summed_up(reasons), where_listed
+    )
+    for reason in reasons:
+        logger.debug("left out: %s", reason)

@@ -1,0 +1,115 @@
+"""Losses, metrics and splits that cannot be used are refused before the first round, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm.experiments.history import KEYS, SIGNALS
+
+X, PLACES = toys.rows("place", 24)
+CORNERS = toys.rows("corner", 24)
+
+
+def trained(client: fgn.Client, **options: Any) -> fgn.Run:
+    return fgn.train(toys.network(), [client, toys.client("side", 30)], rounds=2, **options)
+
+
+def regression(**options: Any) -> fgn.Client:
+    return fgn.Client("place", fgn.regression(2, name="pose", **options), train=(X, PLACES))
+
+
+LOSSES = {
+    "one number": (F.mse_loss, "returns a single number for 3 rows"),
+    "a plain number": (lambda *_: 1.0, "returns float for 3 rows"),
+    "nothing": (lambda *_: None, "returns NoneType for 3 rows"),
+    "a row of numbers": (lambda o, t: (o - t).square(), r"returns shape \(3, 2\) for 3 rows"),
+    "one a column": (lambda o, t: (o - t).square().mean(dim=0), r"returns shape \(2,\) for 3 rows"),
+    "all against all": (lambda o, t: o[:, 0] - t[:, :1], r"returns shape \(3, 3\) for 3 rows"),
+    "an exception": (lambda o, t: o @ t, "its loss fails: mat1 and mat2"),
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "auto"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_is_not_one_number_a_row_is_named(name: str, engine: str, tmp_path) -> None:
+    loss, said = LOSSES[name]
+    with pytest.raises(fgn.ConfigError, match=said) as caught:
+        trained(regression(loss=loss), engine=engine, folder=tmp_path / "run")
+    assert "client 'place', task 'pose'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if "fails" not in said:
+        assert 'reduction="none"' in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", [fgn.classification, fgn.regression])
+@pytest.mark.parametrize(
+    "metrics", [["f1"], ["accuracy"], "f1", {"f1": "f1"}, {"f1": None}, 3, {("a",): max}, {"": max}]
+)
+def test_metrics_are_functions_by_name(task: Any, metrics: Any) -> None:
+    with pytest.raises(fgn.ConfigError, match="metric") as caught:
+        task(2, metrics=metrics)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_metrics_is_told_which_are_always_there() -> None:
+    with pytest.raises(fgn.ConfigError, match=r"\['f1'\]; accuracy .* mae and r2"):
+        fgn.classification(2, metrics=["f1"])
+
+
+METRICS = {
+    "a vector": (lambda o, t: (o - t).mean(dim=0), r"returns shape \(2,\); it must return one"),
+    "nothing": (lambda *_: None, "returns NoneType"),
+    "an exception": (lambda o, t: o @ t, "fails: mat1 and mat2"),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_that_fails_is_named_before_training(name: str) -> None:
+    metric, said = METRICS[name]
+    with pytest.raises(fgn.ConfigError, match=rf"client 'place', train data: metric 'own' {said}"):
+        trained(regression(metrics={"own": metric}))
+
+
+@pytest.mark.parametrize("name", [*KEYS, *SIGNALS])
+def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
+    with pytest.raises(fgn.ConfigError, match=f"metric '{name}' has the name of another column"):
+        trained(regression(metrics={name: lambda *_: torch.zeros(())}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "mse"}, "loss must be a function"),
+        ({"loss": 0}, "loss must be a function"),
+        ({"loss_scale": "much"}, "loss_scale must be a positive number"),
+        ({"loss_scale": None}, "loss_scale must be a positive number"),
+        ({"name": 3}, "name must be a text"),
+        ({"outputs": True}, "at least 1 outputs, not True"),
+        ({"outputs": "2"}, "at least 1 outputs"),
+    ],
+)
+def test_a_tasks_options_are_checked(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(fgn.ConfigError, match=said):
+        fgn.regression(**options)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize("x", [X[:, :3], X[:, 0], X[:, :, None]])
+def test_the_rows_of_every_split_have_the_training_rows_shape(split: str, x: np.ndarray) -> None:
+    with pytest.raises(fgn.DataError, match=rf"client 'corner': a row of {split} x has shape"):
+        fgn.Client("corner", toys.task("corner"), CORNERS, **{split: (x, CORNERS[1])})
+
+
+def test_a_client_needs_training_data_and_a_task() -> None:
+    with pytest.raises(fgn.DataError, match="train data: expected a pair"):
+        fgn.Client("a", toys.task("corner"), None)
+    with pytest.raises(fgn.DataError, match=r"task must be classification\(\.\.\.\)"):
+        fgn.Client("a", "classification", CORNERS)
