@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from fedgradnorm.engines import ranks
 from fedgradnorm.engines.ranks import World
 from fedgradnorm.errors import ConfigError, FedGradNormError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.folder import CHECKPOINT, RunFolder
+from fedgradnorm.experiments.folder import CHECKPOINT, Place, RunFolder
+from fedgradnorm.experiments.reading import present
 from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.table import Row
 from fedgradnorm.experiments.trainer import Trainer
@@ -61,19 +61,23 @@ def meet(engine: str) -> World:
 
 
 def open_folder(
-    path: Path, trainer: Trainer, about: Mapping[str, Any], resume: bool, world: World
+    place: Place,
+    trainer: Trainer,
+    about: Mapping[str, Any],
+    resume: bool,
+    world: World,
 ) -> Keeper:
     """Open the run's folder on rank 0; what it holds, or what is wrong with it, goes to all."""
     if world.size == 1:
-        return RunFolder(path, trainer, about, resume)
+        return RunFolder(place, trainer, about, resume)
     keeper: RunFolder | None = None
     news: dict[str, Any] = {}
     if world.leads:
         try:
-            keeper = RunFolder(path, trainer, about, resume)
+            keeper = RunFolder(place, trainer, about, resume)
             news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
-            if resume and (path / CHECKPOINT).exists():
-                news["state"] = checkpoint.load(path / CHECKPOINT)["trainer"]
+            if resume and present(keeper.path / CHECKPOINT):
+                news["state"] = checkpoint.load(keeper.path / CHECKPOINT)["trainer"]
         except FedGradNormError as error:
             news = {"trouble": error}
     news = world.leaders(news)

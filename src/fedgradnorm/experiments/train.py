@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import sys
 import time
@@ -69,7 +70,7 @@ def train(
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
-    folder: str | Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
 ) -> Run:
@@ -134,7 +135,7 @@ def train(
     about = _about(trainer, network, weighting)
     keeper: Keeper | None = None
     if folder is not None:
-        keeper = open_folder(Path(folder), trainer, about, resume, world)
+        keeper = open_folder(folder, trainer, about, resume, world)
         about = keeper.about
     display = _display(progress if world.leads else False, trainer)
     try:
