@@ -232,8 +232,18 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.round = state["round"]
-        self.taken, self.failures = dict(state["taken"]), dict(state["failures"])
+        self.round = _whole(state["round"], "round", self.rounds)
+        self.taken, self.failures = (
+            {name: _whole(state[key][name], f"{key}.{name}") for name in self.names}
+            for key in ("taken", "failures")
+        )
         self._held = set(state["held"])
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
+
+
+def _whole(value: Any, what: str, most: float = float("inf")) -> int:
+    """A counter out of a checkpoint; a ValueError if it cannot be one."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{what} is {value!r:.40}")
+    return value
