@@ -14,7 +14,8 @@ from fedgradnorm.errors import (
     RunFolderError,
     TrainingError,
 )
-from fedgradnorm.experiments.run import Run, load
+from fedgradnorm.experiments.loading import load
+from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.train import train
 from fedgradnorm.tasks import Task, classification, regression
 from fedgradnorm.version import __version__

@@ -7,14 +7,19 @@ saved run is loaded with the module given again.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin as Lazy
 
 from fedgradnorm.errors import RunFolderError
 
 Blueprint = dict[str, Any]
+_LEFT_OUT = ("self", "device", "dtype", "num_layers", "num_encoder_layers", "num_decoder_layers")
+"""Arguments that are not written down. A number of layers is no attribute of any layer, and one
+that was made up would keep a reader busy for ever."""
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -35,28 +40,72 @@ def describe(module: nn.Module) -> Blueprint | None:
     return None if options is None else {"layer": name, "options": options}
 
 
-def rebuild(blueprint: Blueprint) -> nn.Module:
+def rebuild(blueprint: Blueprint | None) -> nn.Module:
     """The module that :func:`describe` wrote down, with fresh parameters."""
-    kind = getattr(nn, str(blueprint.get("layer")), None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise RunFolderError(f"unknown layer {blueprint.get('layer')!r} in a saved run")
+    try:
+        return _build(blueprint)
+    except RunFolderError:
+        raise
+    except Exception as error:  # torch's layers complain of bad options in many ways
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RunFolderError(f"a layer of a saved run cannot be built: {reason}") from error
+
+
+def sketch(blueprint: Blueprint | None) -> nn.Module:
+    """The module without its numbers: it has names and shapes, and takes no memory."""
+    with torch.device("meta"):
+        return rebuild(blueprint)
+
+
+def _build(blueprint: Any) -> nn.Module:
+    if not isinstance(blueprint, dict):
+        raise RunFolderError(f"a layer of a saved run must be a table, not {blueprint!r:.40}")
+    kind = _kind(blueprint.get("layer"))
     if kind is nn.Sequential:
         sequence = nn.Sequential()
-        for key, part in blueprint["parts"].items():
-            sequence.add_module(key, rebuild(part))
+        for key, part in _table(blueprint, "parts").items():
+            sequence.add_module(key, _build(part))
         return sequence
-    options = {k: tuple(v) if isinstance(v, list) else v for k, v in blueprint["options"].items()}
-    module = kind(**options)
-    assert isinstance(module, nn.Module)
-    return module
+    return _layer(kind, _table(blueprint, "options"))
+
+
+def _kind(name: Any) -> type[nn.Module]:
+    """The class of torch.nn; one that has no shapes before its first batch is never saved."""
+    kind = getattr(nn, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)) or issubclass(kind, Lazy):
+        raise RunFolderError(f"unknown layer {name!r:.40} in a saved run")
+    return kind
+
+
+def _table(blueprint: Blueprint, key: str) -> dict[str, Any]:
+    found = blueprint.get(key)
+    if not isinstance(found, dict):
+        raise RunFolderError(f"layer {blueprint['layer']} of a saved run has no table of {key}")
+    return found
+
+
+def _layer(kind: type[nn.Module], options: Mapping[str, Any]) -> nn.Module:
+    """One layer of torch.nn; only options that :func:`describe` could have written are passed."""
+    if unknown := sorted(set(options) - set(_known(kind))):
+        raise RunFolderError(
+            f"layer {kind.__name__} of a saved run has an unknown option {unknown[0]!r}"
+        )
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def _known(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """The constructor's arguments that can be written down."""
+    return {
+        name: parameter
+        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        if name not in _LEFT_OUT and parameter.kind not in _STARRED
+    }
 
 
 def _options(module: nn.Module) -> dict[str, Any] | None:
     """Constructor arguments read back from the layer's attributes; None if one is not to be had."""
     options: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(module).__init__).parameters.items():
-        if name in ("self", "device", "dtype") or parameter.kind in _STARRED:
-            continue
+    for name, parameter in _known(type(module)).items():
         if name == "bias":
             options[name] = getattr(module, "bias", None) is not None
             continue

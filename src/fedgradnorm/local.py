@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -81,11 +82,16 @@ class ClientState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
+        first, rounds, buffers = state["first_loss"], state["rounds"], dict(state["buffers"])
+        if not isinstance(first, (float, int, NoneType)) or not isinstance(rounds, int):
+            raise ValueError(f"first loss {first!r:.40} after {rounds!r:.40} rounds")
+        if {k: b.shape for k, b in buffers.items()} != {
+            k: b.shape for k, b in self.buffers.items()
+        }:
+            raise ValueError("running statistics have other names or shapes")
         self.head.load_state_dict(state["head"])
         optimizers.restore(self.optimizer, state["optimizer"])
-        self.buffers = dict(state["buffers"])
-        self.first_loss = state["first_loss"]
-        self.rounds = state["rounds"]
+        self.buffers, self.first_loss, self.rounds = buffers, first, rounds
 
 
 @dataclass(frozen=True)

@@ -135,3 +135,33 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Take over moments from a ``state_dict``, but not its options: those follow the device."""
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if moments := optimizer.state.get(parameter):
+                _check_moments(moments, _trial_moments(optimizer, parameter), parameter)
+
+
+def _check_moments(moments: Mapping[str, Any], trial: Mapping[str, Any], parameter: Tensor) -> None:
+    """A ValueError if these are not the moments that this optimiser keeps of this parameter."""
+    if set(moments) != set(trial):
+        raise ValueError(f"an optimizer keeps {sorted(trial)}, not {sorted(map(str, moments))}")
+    for name, one in trial.items():
+        found = moments[name]
+        if isinstance(one, Tensor) != isinstance(found, Tensor):
+            raise ValueError(f"{name} of an optimizer is {found!r:.40}")
+        if isinstance(one, Tensor) and one.shape == (2,) * parameter.ndim:
+            if found.shape != parameter.shape:
+                raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
+        elif isinstance(one, Tensor) and one.ndim != found.ndim:
+            raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
+
+
+def _trial_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str, Any]:
+    """What the optimiser keeps after a step on a tiny parameter with as many axes."""
+    tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
+    tiny.grad = torch.zeros_like(tiny)
+    kind = type(optimizer)
+    known = inspect.signature(kind.__init__).parameters
+    trial = kind([tiny], **{k: v for k, v in optimizer.defaults.items() if k in known})
+    trial.step()
+    return dict(trial.state[tiny])

@@ -54,6 +54,8 @@ class ServerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
+        if state["shared"].shape != self.shared.shape:
+            raise ValueError(f"a shared network of shape {tuple(state['shared'].shape)}")
         self.shared.data.copy_(state["shared"])
         optimizers.restore(self.optimizer, state["optimizer"])
         self.weighting.load_state_dict(state["weighting"])

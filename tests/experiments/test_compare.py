@@ -18,7 +18,8 @@ from fedgradnorm.experiments.averaged import averaged_weights
 from fedgradnorm.experiments.compare import compare
 from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.execute import execute, load_data, new_folder, resume_config
-from fedgradnorm.experiments.run import load, read_about
+from fedgradnorm.experiments.loading import load
+from fedgradnorm.experiments.run import read_about
 from fedgradnorm.experiments.summary import estimate, t_quantile
 from fedgradnorm.report.record import records_of
 from fedgradnorm.report.tables import loss, metric, task_rows

@@ -36,7 +36,7 @@ def test_killed_at_five_random_moments_it_ends_the_same(
 @pytest.mark.slow
 def test_killed_inside_its_writes_it_ends_the_same(tmp_path: Path, uninterrupted: Path) -> None:
     folder, first_head = tmp_path / "run", ROUNDS - 6 + 2
-    places = [("half", 1), ("half", 2), ("unnamed", 4), ("after", 3), ("half", first_head)]
+    places = [("half", 1), ("half", 2), ("unnamed", 5), ("after", 3), ("half", first_head)]
     rounds = []
     for where, at in places:
         with training(folder, where, str(at)) as process:

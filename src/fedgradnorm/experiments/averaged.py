@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedgradnorm.errors import RunFolderError
-from fedgradnorm.experiments.history import read_rows
+from fedgradnorm.experiments.history import read_history
 from fedgradnorm.experiments.run import METRICS, read_about
 from fedgradnorm.weighting import Static
 
@@ -17,9 +17,12 @@ def averaged_weights(folder: str | Path) -> dict[str, float]:
     if not about["finished"]:
         raise RunFolderError(f"{path} is not finished; resume it before its weights are averaged")
     seen: dict[str, list[float]] = {name: [] for name in about["clients"]}
-    for row in read_rows(path / METRICS):
-        if row["split"] == "batch" and row["active"]:
-            seen[row["client"]].append(row["weight"])
+    for row in read_history(path / METRICS).rows:
+        if row["split"] != "batch" or not row.get("active"):
+            continue
+        if row["client"] not in seen or "weight" not in row:
+            raise RunFolderError(f"{path / METRICS} is damaged: {row} is no row of this run")
+        seen[row["client"]].append(row["weight"])
     return {name: sum(weights) / len(weights) for name, weights in seen.items() if weights}
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from fedgradnorm.errors import RunFolderError
+from fedgradnorm.errors import FedGradNormError, RunFolderError
+from fedgradnorm.experiments.reading import check_file, opened, present
+
+CHECKSUM = "blake2b"
+"""What a file's metadata call its checksum."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -32,25 +38,72 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> None:
-    """Tensors by name, and a text beside them, as one safetensors file."""
+    """Tensors by name, a text beside them and a checksum of both, as one safetensors file."""
     from safetensors.torch import save
 
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_atomically(path, save(plain, metadata={"note": note}))
+    write_atomically(path, _sealed(save(plain), note))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """What :func:`write_tensors` wrote."""
-    from safetensors import SafetensorError, safe_open
+    """What :func:`write_tensors` wrote; files from before there were checksums are taken too."""
+    from safetensors import safe_open
 
+    if not present(path):
+        raise RunFolderError(f"{path}: no such file")
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            note = (file.metadata() or {}).get("note", "")
-            return {name: file.get_tensor(name) for name in file.keys()}, note  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise RunFolderError(f"{path}: no such file") from error
-    except (SafetensorError, OSError) as error:
-        raise RunFolderError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+            metadata = file.metadata() or {}
+            _verify(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FedGradNormError:
+        raise
+    except Exception as error:  # a foreign reader of a foreign file: it may say anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunFolderError(f"{path} is damaged: {reason}") from error
+    return tensors, metadata.get("note", "")
+
+
+def _sealed(data: bytes, note: str) -> bytes:
+    """A safetensors file with the note and the checksum in its header.
+
+    safetensors would write two entries in an order that changes from process to process.
+    """
+    header, body = _split(data)
+    metadata = {"note": note, CHECKSUM: _checksum(header, note, io.BytesIO(body))}
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
+    return b"".join((len(text).to_bytes(8, "little"), text, body))
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
+def _verify(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file whose content is not what its checksum was made of."""
+    if CHECKSUM not in metadata:
+        return
+    with opened(path) as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        found = _checksum(header, metadata.get("note", ""), file)
+    if found != metadata[CHECKSUM]:
+        raise RunFolderError(
+            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
+            "back, or start the run again in another folder"
+        )
+
+
+def _checksum(header: Mapping[str, Any], note: str, body: BinaryIO) -> str:
+    """Of names, shapes and kinds of the tensors, of the note, and of every byte of the tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([header, note], sort_keys=True).encode())
+    while chunk := body.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
@@ -65,9 +118,10 @@ def load(path: Path) -> dict[str, Any]:
     tensors, note = read_tensors(path)
     try:
         state = _fill(json.loads(note), tensors)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunFolderError(f"{path} is no checkpoint of this library: {error}") from error
-    assert isinstance(state, dict)
+    if not isinstance(state, dict):
+        raise RunFolderError(f"{path} is no checkpoint of this library: it holds no table")
     return state
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.engines.ranks import is_leader
-from fedgradnorm.errors import FedGradNormError, RunFolderError, TrainingError
-from fedgradnorm.experiments.checkpoint import write_atomically
+from fedgradnorm.errors import RunFolderError, TrainingError
+from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
-from fedgradnorm.experiments.folder import CHECKPOINT, LOG
+from fedgradnorm.experiments.folder import CHECKPOINT
+from fedgradnorm.experiments.folder import CONFIG as CONFIG
+from fedgradnorm.experiments.reading import check_file, present
 from fedgradnorm.experiments.run import ABOUT, Run
 from fedgradnorm.experiments.sinks import Show, tracked
 from fedgradnorm.experiments.train import train
-
-CONFIG = "config.toml"
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,21 @@ def execute(
         return train(
             network, clients, weighting=weighting, folder=folder, resume=resume, **asdict(settings)
         )
-    if not resume and any((folder / name).exists() for name in (CONFIG, ABOUT)):
-        raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
+    if not resume:
+        _refuse_taken(folder)  # before time is spent on data
     data = data or load_data(config, data_progress)
     network, clients, weighting, settings = build(config, data.clients)
-    with _folder(folder):
-        if not resume or not (folder / CONFIG).exists():
-            write_atomically(folder / CONFIG, config.text().encode())
-        with (folder / LOG).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in data.log)
+    with Claim(folder, config.text(), data.log) as claim:
+        if not resume:
+            _refuse_taken(folder)  # another process may have been faster
         try:
             with tracked(config.output.tracking, folder, config.table(), progress) as show:
                 return train(
                     network,
                     clients,
                     weighting=weighting,
-                    folder=folder,
-                    resume=resume and (folder / ABOUT).exists(),
+                    folder=claim,
+                    resume=resume and present(folder / ABOUT),
                     progress=show,
                     **asdict(settings),
                 )
@@ -81,15 +79,21 @@ def execute(
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
 
 
+def _refuse_taken(folder: Path) -> None:
+    if any(present(folder / name) for name in (CONFIG, ABOUT)):
+        raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
+
+
 def resume_config(folder: str | Path) -> Config:
     """The config that the run in ``folder`` was started with."""
     path = Path(folder) / CONFIG
-    if not path.is_file():
-        what = "was started from Python" if (Path(folder) / ABOUT).is_file() else "is no run folder"
+    if not present(path):
+        what = "was started from Python" if present(Path(folder) / ABOUT) else "is no run folder"
         raise RunFolderError(
             f"{folder} {what}: it has no {CONFIG}; runs made by fgn.train resume with "
             "fgn.train(..., folder=..., resume=True)"
         )
+    check_file(path)
     return load_config(path)
 
 
@@ -105,27 +109,6 @@ def free_folder(parent: Path, name: str) -> Path:
     """``parent/name``, or with -2, -3, ... the first that does not exist."""
     names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
     return next(parent / name for name in names if not (parent / name).exists())
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """Make the folder; on bad input take away whatever of it is new, unless a run began there."""
-    new = [p for p in (path, *path.parents) if not p.exists()]
-    before = set(path.iterdir()) if not new and path.is_dir() else set()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"{path}: cannot make this folder ({error.strerror})") from error
-    try:
-        yield
-    except FedGradNormError:
-        if not (path / ABOUT).exists():
-            for file in set(path.iterdir()) - before:
-                file.unlink()
-            with suppress(OSError):  # a parent may have been filled by somebody else meanwhile
-                for folder in new:
-                    folder.rmdir()
-        raise
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A run folder on disk: what the run is, how it goes, and where it can go on from.
 
-run.json                 settings, seed, clients, versions, command
+run.json                 settings, seed, clients, versions, command; whether there is a checkpoint
+config.toml              the resolved config, where the run was started from one
 metrics.csv              the history, append-only
 conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
@@ -11,24 +12,30 @@ clients/NAME.safetensors each client's head, once finished
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from fedgradnorm.errors import RunFolderError
+from fedgradnorm.errors import FedGradNormError, RunFolderError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.run import ABOUT, Run, read_about, write_about, write_models
+from fedgradnorm.experiments.about import ABOUT, read_about, write_about
+from fedgradnorm.experiments.claim import Claim
+from fedgradnorm.experiments.reading import check_file, present
+from fedgradnorm.experiments.run import CLIENTS, CONFLICT, METRICS, NETWORK, Run, write_models
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.writing import writing
 from fedgradnorm.settings import Settings
 
-CHECKPOINT, LOG, LOCK = "checkpoint.safetensors", "log.txt", ".lock"
+CHECKPOINT, LOG, CONFIG = "checkpoint.safetensors", "log.txt", "config.toml"
+Place = str | os.PathLike[str]
+"""Where a run is kept: a folder, or the claim on one that this process holds already."""
+
 SAME = {
     "settings": "settings",
     "weighting": "weighting",
@@ -52,69 +59,91 @@ class Kept(Protocol):
 
 
 class RunFolder:
-    """Keeps a trainer's progress on disk; one process at a time."""
+    """Keeps a trainer's progress on disk; one process at a time.
 
-    def __init__(self, path: Path, trainer: Kept, about: Mapping[str, Any], resume: bool):
-        if not resume and (path / ABOUT).exists():
-            raise RunFolderError(
-                f"{path} already holds a run; resume it, remove it, or choose another folder"
-            )
-        before = read_about(path) if resume else None
-        path.mkdir(parents=True, exist_ok=True)
-        self.path, self.trainer, self.about = path, trainer, dict(before or about)
-        self._began, self._before = time.perf_counter(), float(self.about.get("seconds", 0.0))
+    Everything is checked before anything is written: a refused run leaves the folder as it was.
+    """
+
+    def __init__(self, path: Place, trainer: Kept, about: Mapping[str, Any], resume: bool):
+        if resume:
+            read_about(Path(path))  # what is no run folder is not even locked
+        self._claim = path if isinstance(path, Claim) else Claim(path)
+        self.path, self.trainer = self._claim.path, trainer
+        self.about: dict[str, Any] = dict(about)
+        self._began, self._before = time.perf_counter(), 0.0
         self._kept = True
-        self._lock = _locked(path / LOCK)
-        self._handler = self._start_log()
+        self._handler: logging.Handler | None = None
         try:
-            self._start(before, about)
+            self._start(about, resume)
+        except OSError as error:
+            self.close()
+            raise RunFolderError(f"{self.path} cannot be written to: {error}") from error
         except BaseException:
             self.close()
             raise
         self._kept = bool(self.about.get("finished"))
 
-    def _start(self, before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-        for left_by_a_kill in self.path.rglob(".*.tmp"):
-            left_by_a_kill.unlink()
-        if before is not None:
-            self._restore(before, now)
-            return
-        self._attach()
-        write_about(self.path, self.about)
+    def _start(self, about: Mapping[str, Any], resume: bool) -> None:
+        if not resume and present(self.path / ABOUT):
+            raise RunFolderError(
+                f"{self.path} already holds a run; resume it, remove it, or choose another folder"
+            )
+        _check_kinds(self.path)
+        self._begin(self._resumed(about) if resume else None, resume)
 
-    def _attach(self) -> None:
-        for name, table in self.trainer.tables.items():
-            table.attach(self.path / name)
-
-    def _restore(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        now = json.loads(json.dumps(now))  # as it would be read back: tuples are lists
-        # A setting that came later than the run stands as it is when nobody asks for it.
-        given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
-        if difference := _other_clients(before["clients"], now["clients"]):
-            raise RunFolderError(f"{self.path}: cannot resume with other {difference}")
-        for key, what in SAME.items():
-            if given[key] != now[key]:
-                raise RunFolderError(
-                    f"{self.path}: cannot resume with other {what} than the run was started with"
-                )
-        if not (self.path / CHECKPOINT).exists():  # stopped before its first checkpoint: start over
-            self._attach()
-            return
+    def _resumed(self, now: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the checkpoint holds, taken over by the trainer; None where the run starts over."""
+        self.about = read_about(self.path)
+        self._before = float(self.about.get("seconds", 0.0))
+        _check_same(self.path, self.about, json.loads(json.dumps(now)))
+        if not present(self.path / CHECKPOINT):
+            _check_unbegun(self.path, self.about)
+            return None
         state = checkpoint.load(self.path / CHECKPOINT)
         try:
             self.trainer.load_state_dict(state["trainer"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            for name, table in self.trainer.tables.items():
+                table.recall(self.path / name, *_extent(state, name))
+        except FedGradNormError:
+            raise
+        except Exception as error:  # a state of another shape may fail anywhere, in any way
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise RunFolderError(f"{self.path}: its checkpoint does not fit: {reason}") from error
+        return state
+
+    def _begin(self, state: Mapping[str, Any] | None, resume: bool) -> None:
+        """Write to the folder for the first time: from here on it is this run's."""
+        self._claim.begun = True
+        for left_by_a_kill in filter(Path.is_file, self.path.rglob(".*.tmp")):
+            left_by_a_kill.unlink()
+        if self._claim.config and not present(self.path / CONFIG):
+            checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
+        self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
-            table.reattach(self.path / name, state[_size_of(name)])
+            if state is None:
+                table.attach(self.path / name)
+            else:
+                table.reattach(self.path / name, *_extent(state, name))
+        if not resume:
+            write_about(self.path, self.about)
+        elif state is not None:
+            self._mark()
 
     def save_checkpoint(self) -> None:
         """Put everything needed to go on into one file, atomically."""
         state = self.trainer.state_dict()  # under torchrun all ranks take part in this
+        tables = self.trainer.tables
         with writing(self.path):
-            sizes = {_size_of(name): table.sync() for name, table in self.trainer.tables.items()}
-            checkpoint.save({"trainer": state, **sizes}, self.path / CHECKPOINT)
+            sizes = {_size_of(name): table.sync() for name, table in tables.items()}
+            sums = {_sum_of(name): table.checksum for name, table in tables.items()}
+            checkpoint.save({"trainer": state, **sizes, **sums}, self.path / CHECKPOINT)
+            self._mark()
+
+    def _mark(self) -> None:
+        """Note in run.json that there is a checkpoint: one that is missing later was lost."""
+        if not self.about.get("checkpoint"):
+            self.about["checkpoint"] = True
+            write_about(self.path, self.about)
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
@@ -138,12 +167,15 @@ class RunFolder:
                 self._keep_time()
         for table in self.trainer.tables.values():
             table.close()
-        logging.getLogger("fedgradnorm").removeHandler(self._handler)
-        with suppress(OSError):  # what it still holds cannot be written
-            self._handler.close()
-        self._lock.close()
+        if self._handler is not None:
+            logging.getLogger("fedgradnorm").removeHandler(self._handler)
+            with suppress(OSError):  # what it still holds cannot be written
+                self._handler.close()
+        self._claim.release()
 
     def _start_log(self) -> logging.Handler:
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in self._claim.log)
         handler = _Log(self.path / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fedgradnorm")
@@ -158,6 +190,37 @@ class _Log(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Nothing: the run's tables and checkpoints meet the same disk, and say so."""
+
+
+def _check_kinds(path: Path) -> None:
+    """Refuse a folder in which something else stands where a file of the run is or will be."""
+    for name in (CONFIG, LOG, CHECKPOINT, METRICS, CONFLICT, NETWORK):
+        if present(path / name):
+            check_file(path / name)
+    if present(path / CLIENTS) and not (path / CLIENTS).is_dir():
+        raise RunFolderError(f"{path / CLIENTS} is no folder; remove it")
+
+
+def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with anything but the run that was started."""
+    # A setting that came later than the run stands as it is when nobody asks for it.
+    given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
+    if difference := _other_clients(before["clients"], now["clients"]):
+        raise RunFolderError(f"{path}: cannot resume with other {difference}")
+    for key, what in SAME.items():
+        if given.get(key) != now[key]:
+            raise RunFolderError(
+                f"{path}: cannot resume with other {what} than the run was started with"
+            )
+
+
+def _check_unbegun(path: Path, about: Mapping[str, Any]) -> None:
+    """A run without a checkpoint starts over, but only if it never had one."""
+    if about.get("checkpoint") or about["finished"] or present(path / CLIENTS):
+        raise RunFolderError(
+            f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; put a copy of the file "
+            "back, or start the run again in another folder"
+        )
 
 
 def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -177,16 +240,19 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ""
 
 
+def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str | None]:
+    """The size that a table had at the checkpoint, and its checksum; older ones have none."""
+    size, checksum = state[_size_of(name)], state.get(_sum_of(name))
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(f"{_size_of(name)} is {size!r}")
+    return size, checksum
+
+
 def _size_of(name: str) -> str:
     """What a checkpoint calls the size that the table of this file had."""
     return f"{Path(name).stem}_size"
 
 
-def _locked(path: Path) -> IO[str]:
-    lock = path.open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise RunFolderError(f"{path.parent} is in use by another process") from error
-    return lock
+def _sum_of(name: str) -> str:
+    """What a checkpoint calls the checksum that the table of this file had."""
+    return f"{Path(name).stem}_sum"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedgradnorm.conflict import Pair
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.errors import ConfigError, RunFolderError
+from fedgradnorm.experiments.reading import opened
 from fedgradnorm.experiments.table import Row as Row
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.table import read_rows as read_rows
@@ -45,8 +46,10 @@ def pair_rows(round_number: int, epoch: float, pairs: Iterable[Pair]) -> list[Ro
 def read_history(path: Path) -> History:
     """A History with the columns and rows of a CSV table."""
     rows = read_rows(path)
-    with path.open(encoding="utf-8") as file:
-        columns = file.readline().strip().split(",")
+    if any("split" not in row for row in rows):
+        raise RunFolderError(f"{path} is damaged: a row has no split")
+    with opened(path) as file:
+        columns = file.readline().decode().strip().split(",")
     history = History([c for c in columns if c and c not in (*KEYS, *SIGNALS)])
     history.rows = rows
     return history

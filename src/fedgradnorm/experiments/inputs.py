@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from torch import nn
 
 from fedgradnorm.checks import shown
 from fedgradnorm.client import Client
 from fedgradnorm.errors import ConfigError, DataError, ModelError
+from fedgradnorm.experiments.folder import Place
 from fedgradnorm.weighting import GradNorm, Weighting
 
 
@@ -51,13 +52,13 @@ def checked_weighting(weighting: object) -> Weighting:
     )
 
 
-def checked_folder(folder: object) -> Path | None:
-    """The run's folder as a path, if one is given."""
+def checked_folder(folder: object) -> Place | None:
+    """The run's folder, if one is given; a ConfigError unless it is a path or a claim on one."""
     if folder is None:
         return None
-    if not isinstance(folder, str | Path) or not str(folder) or "\0" in str(folder):
+    if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
         raise ConfigError(f"folder must be the path of a folder, not {shown(folder)}")
-    return Path(folder)
+    return folder
 
 
 def check_progress(progress: object) -> None:

@@ -10,7 +10,8 @@ from fedgradnorm.engines import ranks
 from fedgradnorm.engines.ranks import World
 from fedgradnorm.errors import ConfigError, FedGradNormError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.folder import CHECKPOINT, RunFolder
+from fedgradnorm.experiments.folder import CHECKPOINT, Place, RunFolder
+from fedgradnorm.experiments.reading import present
 from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.table import Row
 from fedgradnorm.experiments.trainer import Trainer
@@ -62,21 +63,25 @@ def meet(engine: str) -> World:
 
 
 def open_folder(
-    path: Path, trainer: Trainer, about: Mapping[str, Any], resume: bool, world: World
+    place: Place,
+    trainer: Trainer,
+    about: Mapping[str, Any],
+    resume: bool,
+    world: World,
 ) -> Keeper:
     """Open the run's folder on rank 0; what it holds, or what is wrong with it, goes to all."""
     if world.size == 1:
-        with writing(path, CHOOSE):
-            return RunFolder(path, trainer, about, resume)
+        with writing(Path(place), CHOOSE):
+            return RunFolder(place, trainer, about, resume)
     keeper: RunFolder | None = None
     news: dict[str, Any] = {}
     if world.leads:
         try:
-            with writing(path, CHOOSE):
-                keeper = RunFolder(path, trainer, about, resume)
+            with writing(Path(place), CHOOSE):
+                keeper = RunFolder(place, trainer, about, resume)
             news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
-            if resume and (path / CHECKPOINT).exists():
-                news["state"] = checkpoint.load(path / CHECKPOINT)["trainer"]
+            if resume and present(keeper.path / CHECKPOINT):
+                news["state"] = checkpoint.load(keeper.path / CHECKPOINT)["trainer"]
         except FedGradNormError as error:
             news = {"trouble": error}
     news = world.leaders(news)

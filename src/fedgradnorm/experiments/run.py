@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,14 @@ from urllib.parse import quote
 
 from torch import Tensor, nn
 
-from fedgradnorm.blueprint import Blueprint, describe, rebuild
-from fedgradnorm.errors import ConfigError, ModelError, RunFolderError, choose
+from fedgradnorm.blueprint import describe
+from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.history import History, conflict_table, read_history, read_rows
+from fedgradnorm.experiments.about import ABOUT as ABOUT
+from fedgradnorm.experiments.about import FORMAT as FORMAT
+from fedgradnorm.experiments.about import read_about as read_about
+from fedgradnorm.experiments.about import write_about as write_about
+from fedgradnorm.experiments.history import History, conflict_table
 from fedgradnorm.experiments.prediction_inputs import network_inputs, refused
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.local import predict
@@ -23,8 +26,7 @@ from fedgradnorm.local import predict
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
-ABOUT, METRICS, CONFLICT = "run.json", "metrics.csv", "conflict.csv"
+METRICS, CONFLICT = "metrics.csv", "conflict.csv"
 NETWORK, CLIENTS = "network.safetensors", "clients"
 LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
 
@@ -151,26 +153,6 @@ class Run:
         return folder
 
 
-def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write run.json."""
-    text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-    checkpoint.write_atomically(folder / ABOUT, text.encode())
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """Read run.json; a RunFolderError if there is none or it is not ours."""
-    path = folder / ABOUT
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunFolderError(f"{folder} is no run folder: it has no {ABOUT}") from error
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is damaged: {error}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise RunFolderError(f"{path} has a format that this version cannot read")
-    return about
-
-
 def write_models(run: Run, folder: Path) -> None:
     """The shared network and each client's head as safetensors with plain state_dict names."""
     (folder / CLIENTS).mkdir(exist_ok=True)
@@ -201,82 +183,6 @@ def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, 
         "network": describe(network),
         "heads": {name: describe(head) for name, head in heads.items()},
     }
-
-
-def load(
-    path: str | Path,
-    network: nn.Module | None = None,
-    heads: Mapping[str, nn.Module] | None = None,
-) -> Run:
-    """A saved run, ready to predict.
-
-    Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
-    an instance of it as ``network`` (and ``heads`` by client), whose parameters are then filled.
-    """
-    folder = Path(path)
-    about = read_about(folder)
-    if not (folder / CLIENTS).exists():
-        raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
-    plans, clients = about["blueprints"], {}
-    shared = _module(network, plans["network"], "network")
-    for name, info in about["clients"].items():
-        tensors = checkpoint.read_tensors(client_file(folder, name))[0]
-        head = _module((heads or {}).get(name), plans["heads"][name], f"head of client {name!r}")
-        _fill(head, _part(tensors, "head"), f"head of client {name!r}")
-        own = None
-        if _part(tensors, "network"):
-            own = _module(network, plans["network"], "network")
-            _fill(own, _part(tensors, "network"), f"network of client {name!r}")
-        scaling = _scaling(_part(tensors, "scaling"))
-        named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
-        clients[name] = TrainedClient(
-            head, info["kind"], _part(tensors, "buffers"), own, scaling, **named
-        )
-    if (folder / NETWORK).exists():
-        _fill(shared, checkpoint.read_tensors(folder / NETWORK)[0], "network")
-    elif all(client.network is None for client in clients.values()):
-        raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
-    else:
-        shared = None  # type: ignore[assignment]
-    history = read_history(folder / METRICS)
-    pairs = conflict_table()
-    if (folder / CONFLICT).exists():
-        pairs.append(read_rows(folder / CONFLICT))
-    return Run(clients, about, history, shared, about.get("finished", False), pairs)
-
-
-def _module(given: nn.Module | None, plan: Blueprint | None, what: str) -> nn.Module:
-    import copy
-
-    if given is not None:
-        return copy.deepcopy(given)
-    if plan is None:
-        key = "network=..." if what == "network" else "heads={...}"
-        raise ModelError(f"the {what} is a class of its own: give an instance, load(path, {key})")
-    return rebuild(plan)
-
-
-def _fill(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-    module.to(dtype=dtype)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RunFolderError(f"the saved {what} does not fit: {reason}") from error
-
-
-def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    start = f"{part}."
-    return {key[len(start) :]: t for key, t in tensors.items() if key.startswith(start)}
-
-
-def _scaling(tensors: dict[str, Tensor]) -> Any:
-    if not tensors:
-        return None
-    from fedgradnorm.data.scaling import Scaling
-
-    return Scaling.from_state_dict(tensors)
 
 
 def _set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.reading import present, read_file
 from fedgradnorm.experiments.writing import writing
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _WHOLE = {"round", "active", "held", "samples", "bytes"}
 _TEXT = {"client", "other", "split"}
+_ALWAYS = ("round", "epoch", "client")
+"""Columns in which no row of any table has a gap."""
 
 Row = dict[str, Any]
 
@@ -34,6 +38,12 @@ class Table:
         self._told = 0
         self._file: Any = None
         self._folder = Path()
+        self._sum = _digest()
+
+    @property
+    def checksum(self) -> str:
+        """Of all that was written to the file so far."""
+        return self._sum.hexdigest()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows, to the file too if there is one."""
@@ -41,24 +51,40 @@ class Table:
         self.rows += new
         if self._file is not None:
             with writing(self._folder):
-                self._file.write(self._text(new))
-                self._file.flush()
+                self._write(self._text(new))
 
     def attach(self, path: Path) -> None:
         """Write everything to ``path`` from now on, starting with what is here already."""
         self._file, self._folder = path.open("w", newline="", encoding="utf-8"), path.parent
-        self._file.write(self.text())
-        self._file.flush()
+        self._sum = _digest()
+        self._write(self.text())
 
-    def reattach(self, path: Path, size: int) -> None:
-        """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
-        if not path.exists() or path.stat().st_size < size:
+    def recall(self, path: Path, size: int, checksum: str | None = None) -> None:
+        """Take the rows of the file's first ``size`` bytes; the file is only read."""
+        data = read_file(path) if present(path) else b""
+        if len(data) < size:
             raise RunFolderError(f"{path} is shorter than its checkpoint says: it was damaged")
+        data = data[:size]
+        self._sum = _digest(data)
+        if checksum is not None and self.checksum != checksum:
+            raise RunFolderError(
+                f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
+                "of the file back"
+            )
+        self.rows = _whole_rows(path, data)
+        self._told = len(self.rows)
+
+    def reattach(self, path: Path, size: int, checksum: str | None = None) -> None:
+        """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
+        self.recall(path, size, checksum)
         self._file, self._folder = path.open("r+", newline="", encoding="utf-8"), path.parent
         self._file.truncate(size)
-        self.rows = read_rows(path)
-        self._told = len(self.rows)
         self._file.seek(0, io.SEEK_END)
+
+    def _write(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+        self._sum.update(text.encode())
 
     def news(self) -> list[Row]:
         """The rows that came since the last call, or since the run was resumed."""
@@ -106,18 +132,25 @@ def _cell(value: Any) -> str:
 
 def read_rows(path: Path) -> list[Row]:
     """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out."""
-    rows, damage = salvage_rows(path)
-    if damage:
-        raise RunFolderError(damage)
-    return rows
+    return _whole_rows(path, read_file(path))
 
 
 def salvage_rows(path: Path) -> tuple[list[Row], str]:
     """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{path}: {error.strerror}") from error
+    return _salvaged(path, read_file(path))
+
+
+def _whole_rows(path: Path, data: bytes) -> list[Row]:
+    rows, damage = _salvaged(path, data)
+    if damage:
+        raise RunFolderError(damage)
+    for number, row in enumerate(rows, start=1):
+        if missing := [key for key in _ALWAYS if key not in row]:
+            raise RunFolderError(f"{path} is damaged: row {number} has no {missing[0]}")
+    return rows
+
+
+def _salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
     damage = ""
     try:
         whole = data[: data.rfind(b"\n") + 1].decode()
@@ -132,6 +165,10 @@ def salvage_rows(path: Path) -> tuple[list[Row], str]:
     except (ValueError, TypeError, csv.Error) as error:
         damage = f"{path}, line {reader.line_num} is damaged: {error}"
     return rows, damage
+
+
+def _digest(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
 
 
 def _value(key: str, cell: str) -> Any:

@@ -23,7 +23,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError("no such file") from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a null byte in the path is a ValueError too
         raise ConfigError(f"not TOML: {error}") from None
 
 

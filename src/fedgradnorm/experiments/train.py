@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import sys
 import time
@@ -80,7 +81,7 @@ def train(
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
-    folder: str | Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
 ) -> Run:

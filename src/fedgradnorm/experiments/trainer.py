@@ -218,7 +218,8 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.round, self.taken = state["round"], dict(state["taken"])
+        self.round = _whole(state["round"], "round", self.rounds)
+        self.taken = {name: _whole(state["taken"][name], f"taken.{name}") for name in self.names}
         if "watch" in state:
             self.watch.load_state_dict(state["watch"])
         else:
@@ -239,3 +240,10 @@ def _warn_of_order(clients: Sequence[Client]) -> None:
                 "client %r has the columns of client %r in another order, but they share a "
                 "network; give both the same inputs=[...]", client.name, other.name,
             )  # fmt: skip
+
+
+def _whole(value: Any, what: str, most: float = float("inf")) -> int:
+    """A counter out of a checkpoint; a ValueError if it cannot be one."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{what} is {value!r:.40}")
+    return value

@@ -10,6 +10,7 @@ from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.experiments.config import Config
 from fedgradnorm.experiments.entries import FROZEN_FROM, Entry
 from fedgradnorm.experiments.execute import CONFIG, resume_config
+from fedgradnorm.experiments.reading import present
 from fedgradnorm.experiments.run import ABOUT, read_about
 from fedgradnorm.experiments.sweep import Point, felt_by, file_name, point_name, points
 
@@ -73,14 +74,14 @@ def run_name(label: str, seed: int, point: Point) -> str:
 
 def is_finished(config: Config, folder: Path) -> bool:
     """Whether this run is there and done; a run of another config in its place is an error."""
-    if not (folder / CONFIG).exists():
+    if not present(folder / CONFIG):
         return False
     if _essence(resume_config(folder)) != _essence(config):
         raise RunFolderError(
             f"{folder} holds a run of another config; remove it, or choose another name or "
             "output.folder"
         )
-    return (folder / ABOUT).exists() and bool(read_about(folder)["finished"])
+    return present(folder / ABOUT) and bool(read_about(folder)["finished"])
 
 
 _NAMES = ("name", "output", "point", "own")

@@ -19,12 +19,12 @@ from fedgradnorm.engines.flower.keys import public_key_pem
 from fedgradnorm.engines.flower.operator import Operator
 from fedgradnorm.engines.flower.process import superlink
 from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
-from fedgradnorm.experiments.checkpoint import write_atomically
+from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
-from fedgradnorm.experiments.execute import CONFIG, free_folder
+from fedgradnorm.experiments.execute import free_folder
 from fedgradnorm.experiments.folder import RunFolder
 from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
 from fedgradnorm.experiments.train import describe_weighting
@@ -58,16 +58,14 @@ def serve(
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
-    folder.mkdir(parents=True, exist_ok=True)
     link = superlink(federation, terms.listen, terms.port, federation / DATABASE, folder / LINK_LOG)
-    with link as secret:
+    with Claim(folder, config.text()) as claim, link as secret:
         operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), secret)
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
         about = _about(network, weighting, agreement, terms)
-        keeper = RunFolder(folder, coordinator, about, resume)
+        keeper = RunFolder(claim, coordinator, about, resume)
         try:
             if not resume:
-                write_atomically(folder / CONFIG, config.text().encode())
                 keeper.save_checkpoint()  # the run's name must be known before anybody hears it
             keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
             operator.register(keys)

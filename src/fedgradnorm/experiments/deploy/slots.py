@@ -35,11 +35,11 @@ class Slots:
         for path in self.paths:
             if path.exists():
                 try:
-                    state = checkpoint.load(path)
+                    state = _load(path)
                 except RunFolderError as error:
                     log.warning("%s; the other one is used", error)
                     continue
-                found[int(state["rounds"])] = state
+                found[state["rounds"]] = state
         return found
 
     def at(self, rounds: int, initial: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,6 +64,13 @@ class Slots:
 
     def _rounds(self, path: Path) -> int:
         try:
-            return int(checkpoint.load(path)["rounds"])
+            return int(_load(path)["rounds"])
         except RunFolderError:
             return -1
+
+
+def _load(path: Path) -> dict[str, Any]:
+    state = checkpoint.load(path)
+    if not isinstance(state.get("rounds"), int):
+        raise RunFolderError(f"{path} is damaged: it does not say after how many rounds it is")
+    return state

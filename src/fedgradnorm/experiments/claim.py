@@ -1,0 +1,112 @@
+"""A run folder held by one process: from before anything is written to it until the run lets go."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedgradnorm.errors import RunFolderError
+
+LOCK = ".lock"
+ATTEMPTS = 100
+"""How often a folder may vanish under our hands before that is an error."""
+
+
+class Claim:
+    """A folder made where there was none, and locked.
+
+    Until a run is begun in it, nothing else is written: ``release`` then takes away what is new.
+    ``config`` and ``log`` are what the run puts into the folder once it begins.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: str = "", log: Sequence[str] = ()
+    ) -> None:
+        self.path, self.config, self.log = Path(path), config, log
+        self.begun = False
+        self._made: list[Path] = []
+        self._lock, self._new = self._take()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go; where no run was begun, leave everything as it was found."""
+        if self._lock < 0:
+            return
+        if not self.begun:
+            self._remove()
+        os.close(self._lock)
+        self._lock = -1
+
+    def _take(self) -> tuple[int, bool]:
+        """The lock, held, and whether its file is new."""
+        for _ in range(ATTEMPTS):
+            try:
+                self._make_folder()
+                lock, new = _opened(self.path / LOCK)
+                if _held(lock, self.path):
+                    return lock, new
+            except FileNotFoundError:  # whoever made the folder was refused, and removed it
+                continue
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or error
+                raise RunFolderError(
+                    f"{self.path} cannot be used as a run folder ({reason})"
+                ) from error
+        raise RunFolderError(f"{self.path} is made and removed by other processes all the time")
+
+    def _make_folder(self) -> None:
+        new = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        self._made += [p for p in new if p not in self._made]
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _remove(self) -> None:
+        """Take away our lock file and the folders we made, unless somebody filled them."""
+        with suppress(OSError):
+            if self._new:
+                (self.path / LOCK).unlink()
+            for folder in self._made:
+                folder.rmdir()
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """The lock file, and whether it is new; it is never followed elsewhere, cut or waited for."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, flags), False
+
+
+def _held(lock: int, folder: Path) -> bool:
+    """Lock the open file; False, and closed, if its name stands for another file or none by now."""
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), (folder / LOCK).lstat()):
+            return True
+    except BlockingIOError as error:
+        os.close(lock)
+        raise RunFolderError(f"{folder} is in use by another process") from error
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return False
