@@ -34,7 +34,7 @@ from fedgradnorm.data.sources import DataProgress, anchored, load_clients
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.config_errors import explain
 from fedgradnorm.experiments.methods import Method, find_method
-from fedgradnorm.experiments.networks import build_network
+from fedgradnorm.experiments.networks import build_network, check_network
 from fedgradnorm.experiments.overrides import overridden, put
 from fedgradnorm.experiments.sinks import Tracking
 from fedgradnorm.experiments.toml_text import read_toml as read_toml
@@ -135,6 +135,12 @@ class Config(_Table):
     point: dict[str, Any] = {}
     own: dict[str, Any] = {}
     _origin: str = PrivateAttr("")
+    _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The modules that ``network.name`` may name, as whoever read the config allowed."""
+        return self._allow
 
     @property
     def settings(self) -> Settings:
@@ -179,11 +185,16 @@ class Config(_Table):
             table = {**for_method(self.table(), method), "seed": seed, **named}
             for key, value in {**(changes or {}), **named["own"]}.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
-            return make_config(table, self._origin)
+            return make_config(table, self._origin, self._allow)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data."""
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
+) -> Config:
+    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
+
+    ``allow`` names the modules whose programs ``network.name`` may call; none unless they are said.
+    """
     path = Path(path)
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     with _blaming(origin):
@@ -195,10 +206,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         data = changed.get("data")
         if isinstance(data, dict) and isinstance(data.get("source"), str):
             changed["data"] = anchored(data["source"], data, path.parent)
-        return make_config(changed, origin)
+        return make_config(changed, origin, allow)
 
 
-def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
+def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
     """A checked config from plain values; ``origin`` stands in front of errors found later."""
     try:
         config = Config.model_validate(dict(table))
@@ -213,7 +224,7 @@ def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
     to_toml(config.table())
     for name in config.compare.own:
         _check_own(config, name)
-    config._origin = origin
+    config._origin, config._allow = origin, tuple(allow)
     return config
 
 
@@ -241,12 +252,20 @@ def build(
         clients = clients_of(config, progress)
     options = config.network.model_extra or {}
     with _blaming(config._origin):
-        network = build_network(config.network.name, options, clients, config.seed)
+        name, allow = config.network.name, config.allowed
+        network = build_network(name, options, clients, config.seed, allow)
     return network, clients, find_method(config.method).build(config.weighting), config.settings
 
 
+def check(config: Config) -> None:
+    """Refuse a network that cannot be made, or may not, before any data is read or made."""
+    with _blaming(config._origin):
+        check_network(config.network.name, config.network.model_extra or {}, config.allowed)
+
+
 def clients_of(config: Config, progress: DataProgress | None = None) -> list[Client]:
-    """The clients that ``[data]`` describes."""
+    """The clients that ``[data]`` describes; a network that cannot be made is refused first."""
+    check(config)
     options = config.data.model_extra or {}
     with _blaming(config._origin):
         return load_clients(config.data.source, options, config.seed, progress)

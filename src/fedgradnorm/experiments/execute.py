@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -81,8 +81,8 @@ def execute(
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
 
 
-def resume_config(folder: str | Path) -> Config:
-    """The config that the run in ``folder`` was started with."""
+def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
+    """The config that the run in ``folder`` was started with; ``allow`` as for a config's file."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         what = "was started from Python" if (Path(folder) / ABOUT).is_file() else "is no run folder"
@@ -90,7 +90,7 @@ def resume_config(folder: str | Path) -> Config:
             f"{folder} {what}: it has no {CONFIG}; runs made by fgn.train resume with "
             "fgn.train(..., folder=..., resume=True)"
         )
-    return load_config(path)
+    return load_config(path, allow=allow)
 
 
 def new_folder(config: Config) -> Path:

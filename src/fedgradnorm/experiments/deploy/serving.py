@@ -20,7 +20,7 @@ from fedgradnorm.engines.flower.operator import Operator
 from fedgradnorm.engines.flower.process import superlink
 from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.checkpoint import write_atomically
-from fedgradnorm.experiments.config import Config, build
+from fedgradnorm.experiments.config import Config, build, check
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
@@ -197,6 +197,7 @@ def _about(
 def check_config(config: Config) -> None:
     """What can be known to be wrong before anything is started."""
     agree(config)
+    check(config)
     try:
         build(config, [])
     except ConfigError as error:
