@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,16 +28,40 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     and value not in _UNUSABLE
 }
 
+_WHERE = {"foreach", "fused", "capturable"}
+"""Options that say how a step is computed, which depends on the device."""
+
 
 def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     """The specification as a full table: name, lr, and the class's own options."""
     table: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = choose(str(table.pop("name", "adam")).lower(), _CLASSES, "optimizer")
     table = {"name": name, "lr": lr, **table}
-    if not 0 < table["lr"] < float("inf"):
+    if not _is_number(table["lr"]) or not 0 < table["lr"] < math.inf:
         raise ConfigError(f"learning rate of optimizer {name!r} must be > 0, not {table['lr']!r}")
-    build([torch.zeros(1, requires_grad=True)], table)
+    for option in _WHERE & table.keys():
+        if not isinstance(table[option], bool | None):
+            raise ConfigError(
+                f"option {option!r} of optimizer {name!r} must be true or false, "
+                f"not {table[option]!r}"
+            )
+    _try(table)
     return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _try(table: Mapping[str, Any]) -> None:
+    """One step of nothing: some options are not looked at before."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE})
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise _refusal(table, error) from error
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -45,8 +71,13 @@ def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim
     options = {**_fastest(_CLASSES[table["name"]], parameters), **options}
     try:
         return _CLASSES[table["name"]](parameters, **options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {table['name']!r}: {error}") from error
+    except Exception as error:  # torch checks some options, and stumbles over others
+        raise _refusal(table, error) from error
+
+
+def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ConfigError(f"optimizer {table['name']!r} cannot take its options {table}: {reason}")
 
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.errors import TrainingError
-from fedgradnorm.experiments.config import Config
+from fedgradnorm.experiments.config import Config, check
 from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments.execute import LoadedData, execute, load_data
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
@@ -56,6 +56,8 @@ def compare(
             continue
         trials = plan(config, wave, seeds, place)
         waiting = [trial for trial in trials if not trial.finished]
+        for trial in waiting:
+            check(trial.config)  # what is wrong with the last is said before the first begins
         if jobs > 1 and len(waiting) > 1:
             load_data(waiting[0].config, data_progress)  # fills the cache, or fails, just once
             failures += run_in_parallel(waiting, jobs, watch)
