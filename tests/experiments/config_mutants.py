@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.experiments.methods import METHODS
 from fedgradnorm.experiments.toml_text import to_toml
 from fedgradnorm.settings import Settings
 
@@ -44,12 +45,44 @@ KEYS = (
 )  # fmt: skip
 
 
+def options() -> list[str]:
+    """Dotted keys that mean something: settings, networks' and methods' options, tables of data."""
+    training = [f"training.{field.name}" for field in fields(Settings)]
+    weighting = {f"weighting.{key}" for method in METHODS.values() for key in method.options()}
+    network = ["network.name", "network.inputs", "network.widths", "network.activation"]
+    others = [
+        "name", "method", "seed", "output.folder", "output.tracking", "data.source", "data.base",
+        "data.partition", "data.partition.class", "data.clients", "data.seed", "data.standardize",
+        "data.on_bad", "compare", "compare.methods", "compare.seeds", "compare.own.fedrep",
+        "compare.own.fedrep.training", "sweep.training.lr", "sweep", "point", "own.x", "weighting",
+        "training", "network", "output",
+    ]  # fmt: skip
+    return [*training, *sorted(weighting), *network, *others]
+
+
+OPTIONS = options()
+
+
+def aimed(table: dict[str, Any], rng: random.Random) -> None:
+    """A strange value where a config has an option, now and then with another method."""
+    if rng.random() < 0.3:
+        table["method"] = rng.choice(sorted(METHODS))
+        table["weighting"] = {}
+    *parents, last = rng.choice(OPTIONS).split(".")
+    place = table
+    for part in parents:
+        if not isinstance(place.get(part), dict):
+            place[part] = {}
+        place = place[part]
+    place[last] = copy.deepcopy(rng.choice(STRANGE))
+
+
 def mutant(text: str, rng: random.Random) -> bytes:
     """A config's text, changed in a few places: mostly its values, sometimes its letters."""
     if rng.random() < 0.8:
         table = tomllib.loads(text)
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
-            change(table, rng)
+            rng.choice((aimed, change))(table, rng)
         text = to_toml(table)
     data = text.encode()
     while rng.random() < 0.2:
@@ -81,10 +114,10 @@ def places(value: Any) -> list[tuple[Any, Any]]:
         found.append((value, key))
         if isinstance(item, (dict, list)):
             found += places(item)
-    return found or [(value, rng_key(value))]
+    return found or [(value, new_key(value))]
 
 
-def rng_key(value: Any) -> Any:
+def new_key(value: Any) -> Any:
     """Where to put something into an empty container."""
     if isinstance(value, list):
         value.append(0)

@@ -276,7 +276,11 @@ def clients_of(config: Config, progress: DataProgress | None = None) -> list[Cli
     check(config)
     options = config.data.model_extra or {}
     with _blaming(config._origin):
-        return load_clients(config.data.source, options, config.seed, progress)
+        try:
+            return load_clients(config.data.source, options, config.seed, progress)
+        except (OSError, MemoryError, OverflowError) as error:
+            reason = shortened(str(error), 200) or type(error).__name__
+            raise ConfigError(f"data source {config.data.source!r}: {reason}") from error
 
 
 def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.sources import anchored, load_clients
+from fedgradnorm.data.sources import anchored
 from fedgradnorm.errors import ConfigError, choose
-from fedgradnorm.experiments.config import Config, load_config, make_config
+from fedgradnorm.experiments.config import Config, clients_of, load_config, make_config
 from fedgradnorm.experiments.toml_text import read_toml
 from fedgradnorm.options import check_options, options_of
 
@@ -79,8 +79,7 @@ class ClientFile:
 
     def load(self, config: Config) -> Client:
         """The one client of that name that [data] describes."""
-        options = dict(config.data.model_extra or {})
-        found = {c.name: c for c in load_clients(config.data.source, options, config.seed)}
+        found = {client.name: client for client in clients_of(config)}
         return found[choose(self.name, found, f"client in the [data] of {CLIENT}")]
 
 

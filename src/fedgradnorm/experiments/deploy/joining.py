@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedgradnorm.engines.flower import QUIET
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.config import build, check
+from fedgradnorm.experiments.config import build
 from fedgradnorm.experiments.deploy.agreement import agree
 from fedgradnorm.experiments.deploy.files import ClientFile, read_client
 from fedgradnorm.experiments.deploy.participant import Participant
@@ -65,7 +65,6 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config)
-    check(config)
     network, clients, _, _ = build(config, [given.load(config)])
     for name in ("ca", "key"):
         if not given.path(name).is_file():
