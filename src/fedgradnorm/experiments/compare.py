@@ -10,7 +10,7 @@ from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.config import Config, check
 from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
-from fedgradnorm.experiments.execute import LoadedData, execute, load_data
+from fedgradnorm.experiments.execute import LoadedData, execute, load_data, output_folder
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
 from fedgradnorm.experiments.sinks import Show
 from fedgradnorm.experiments.trials import Trial, plan
@@ -73,7 +73,7 @@ def compare(
 
 def compare_folder(config: Config) -> Path:
     """Where the runs of a comparison lie."""
-    return Path(config.output.folder).expanduser() / f"{config.name}-compare"
+    return output_folder(config) / f"{config.name}-compare"
 
 
 def _run_in_turn(

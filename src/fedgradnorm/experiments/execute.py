@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.engines.ranks import is_leader
-from fedgradnorm.errors import FedGradNormError, RunFolderError, TrainingError
+from fedgradnorm.errors import ConfigError, FedGradNormError, RunFolderError, TrainingError
 from fedgradnorm.experiments.checkpoint import write_atomically
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
 from fedgradnorm.experiments.folder import CHECKPOINT, LOG
@@ -96,9 +96,24 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
 def new_folder(config: Config) -> Path:
     """``<output>/<name>-<method>-seed<seed>``, with a number where that is taken."""
     return free_folder(
-        Path(config.output.folder).expanduser(),
+        output_folder(config),
         f"{config.name}-{config.method}-seed{config.seed}",
     )
+
+
+def output_folder(config: Config) -> Path:
+    """Where ``[output]`` wants its runs; a ConfigError if no folder can be there."""
+    named = config.output.folder
+    try:
+        folder = Path(named).expanduser()
+        places = (folder, *folder.absolute().parents)
+        there = next(place for place in places if place.is_symlink() or place.exists())
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"output.folder = {named!r}: {reason}") from None
+    if not there.is_dir():
+        raise ConfigError(f"output.folder = {named!r}: {there} is no folder; choose another")
+    return folder
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -24,7 +24,7 @@ from fedgradnorm.experiments.config import Config, build, check
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
-from fedgradnorm.experiments.execute import CONFIG, free_folder
+from fedgradnorm.experiments.execute import CONFIG, free_folder, output_folder
 from fedgradnorm.experiments.folder import RunFolder
 from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
 from fedgradnorm.experiments.train import describe_weighting
@@ -118,7 +118,7 @@ def _meet(
 
 def run_folder(config: Config, resume: bool) -> Path:
     """A new run folder, or with ``resume`` the newest one of this config."""
-    parent = Path(config.output.folder).expanduser()
+    parent = output_folder(config)
     name = f"{config.name}-{config.method}-seed{config.seed}"
     if not resume:
         return free_folder(parent, name)
