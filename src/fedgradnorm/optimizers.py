@@ -27,6 +27,9 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     and value not in _UNUSABLE
 }
 
+_WHERE = {"foreach", "fused", "capturable"}
+"""Options that say how a step is computed, which depends on the device."""
+
 
 def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     """The specification as a full table: name, lr, and the class's own options."""
@@ -38,24 +41,25 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     rate = f"learning rate of optimizer {name!r}"
     if not 0 < number(rate, table["lr"]) < float("inf"):
         raise ConfigError(f"{rate} must be > 0, not {table['lr']!r}")
+    for option in _WHERE & table.keys():
+        if not isinstance(table[option], bool | None):
+            raise ConfigError(
+                f"option {option!r} of optimizer {name!r} must be true or false, "
+                f"not {table[option]!r}"
+            )
     _try(table)
     return table
 
 
 def _try(table: Mapping[str, Any]) -> None:
-    """One step of one number: some options are wrong only there."""
-    probe = torch.zeros(1, requires_grad=True)
-    probe.grad = torch.zeros(1)
-    optimizer = build([probe], table)
+    """One step of nothing: some options are not looked at before."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE})
     try:
         optimizer.step()
     except Exception as error:
-        raise ConfigError(f"optimizer {table['name']!r}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """An error of torch's in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise _refusal(table, error) from error
 
 
 def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -65,8 +69,13 @@ def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim
     options = {**_fastest(_CLASSES[table["name"]], parameters), **options}
     try:
         return _CLASSES[table["name"]](parameters, **options)
-    except Exception as error:
-        raise ConfigError(f"optimizer {table['name']!r}: {_reason(error)}") from error
+    except Exception as error:  # torch checks some options, and stumbles over others
+        raise _refusal(table, error) from error
+
+
+def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ConfigError(f"optimizer {table['name']!r} cannot take its options {table}: {reason}")
 
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:

@@ -115,20 +115,6 @@ def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(f
     assert settings.seed == 3
 
 
-def test_a_network_of_ones_own(file, tmp_path, monkeypatch):
-    (tmp_path / "my_own_net.py").write_text(
-        "from torch import nn\ndef make(inputs, width=4):\n    return nn.Linear(inputs, width)\n"
-        "number = 3\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    file.write_text(TEXT.replace('"mlp"', '"my_own_net:make"').replace("widths = [8]", "width = 6"))
-    assert build(load_config(file))[0].out_features == 6
-    for name, word in [("my_own_net:mak", "did you mean 'make'"), ("nowhere:make", "imported"),
-                       ("my_own_net:number", "number"), (":x", "package.module")]:  # fmt: skip
-        with pytest.raises(ConfigError, match=word):
-            build(load_config(file, [f"network.name={name}"]))
-
-
 @pytest.mark.parametrize(
     ("word", "says"),
     [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgradnorm.cli.output import data_bar, resumable, say, tell
-from fedgradnorm.cli.training import Overrides, trial_display
+from fedgradnorm.cli.training import Allow, Overrides, trial_display
 from fedgradnorm.cli.watching import watching
 from fedgradnorm.errors import ConfigError, TrainingError
 
@@ -56,6 +56,7 @@ def compare(
         typer.Option("--from", help="Train nothing: compare the runs in this folder."),
     ] = None,
     baseline: Baseline = None,
+    allow: Allow = None,
 ) -> None:
     """Train several methods from several seeds and show them side by side.
 
@@ -83,7 +84,7 @@ def compare(
         return
     if config is None:
         raise ConfigError("no config to train; name a TOML file, or --from a folder of runs")
-    wanted = load_config(config, changed(overrides, device))
+    wanted = load_config(config, changed(overrides, device), allow=allow or ())
     names = None if methods is None else split_entries(methods)
     run_and_show(wanted, names, seeds, jobs, out, baseline)
 
@@ -104,6 +105,7 @@ def reproduce(
     device: Device = None,
     out: Out = None,
     baseline: Baseline = None,
+    allow: Allow = None,
 ) -> None:
     """Run an experiment of the paper, or one of ours, and show its table and figure.
 
@@ -121,7 +123,8 @@ def reproduce(
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
-    wanted = {name: load_experiment(name, changed(overrides, device)) for name in names}
+    words = changed(overrides, device)
+    wanted = {name: load_experiment(name, words, allow=allow or ()) for name in names}
     trouble: TrainingError | None = None
     for name, config in wanted.items():
         if len(wanted) > 1:

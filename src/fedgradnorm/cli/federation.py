@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fedgradnorm.cli.output import data_bar, err, say
-from fedgradnorm.cli.training import ConfigFile, Overrides
+from fedgradnorm.cli.training import Allow, ConfigFile, Overrides, allowing
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.deploy.coordinator import Coordinator
@@ -46,7 +46,7 @@ def init(
 
 
 @app.command("try")
-def try_(config: ConfigFile, overrides: Overrides = None) -> None:
+def try_(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None) -> None:
     """Run a config as a federation on this machine: every client a process, TLS and all.
 
     Example: `fedgradnorm federation try configs/demo.toml training.rounds=20`
@@ -60,7 +60,7 @@ def try_(config: ConfigFile, overrides: Overrides = None) -> None:
     from fedgradnorm.experiments.deploy.serving import run_folder
     from fedgradnorm.experiments.deploy.trying import try_federation
 
-    wanted = load_config(config, overrides or [])
+    wanted = load_config(config, overrides or [], allow=allow or ())
     agree(wanted)
     with data_bar("data") as bar:
         clients = clients_of(wanted, bar)
@@ -78,6 +78,7 @@ def serve(
         Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
     ],
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run.")] = False,
+    allow: Allow = None,
 ) -> None:
     """Serve a run to the clients of a federation, and keep it in an ordinary run folder.
 
@@ -91,10 +92,10 @@ def serve(
     check_installed()
     from fedgradnorm.experiments.deploy import serving
 
-    wanted = load_config(config, overrides or [])
+    wanted = load_config(config, overrides or [], allow=allow or ())
     serving.check_config(wanted)
     folder = serving.run_folder(wanted, resume)
-    again = f"fedgradnorm serve {config} --federation {federation} --resume"
+    again = f"fedgradnorm serve {config} --federation {federation} --resume{allowing(allow)}"
     try:
         with live_display(None, "federation", err) as show:
             done = serving.serve(
@@ -110,6 +111,8 @@ def serve(
 def join(
     client: Annotated[Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")],
     once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
+    *,
+    allow: Allow = None,
 ) -> None:
     """Take part in a federation as the client that CLIENT_CONFIG describes, until stopped.
 
@@ -123,9 +126,9 @@ def join(
 
     signal.signal(signal.SIGTERM, _interrupt)
     if once:
-        joining.join_once(client, say)
+        joining.join_once(client, say, allow or ())
     else:
-        joining.join(client)
+        joining.join(client, allow or ())
 
 
 def _interrupt(*_: Any) -> None:

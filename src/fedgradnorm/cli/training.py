@@ -26,9 +26,18 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-module",
+        metavar="MODULE",
+        help="Let the config's network be MODULE:factory, a program of yours. May be repeated.",
+        show_default=False,
+    ),
+]
 
 
-def run(config: ConfigFile, overrides: Overrides = None) -> None:
+def run(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None) -> None:
     """Train one config and keep everything in a run folder.
 
     The folder is OUTPUT/NAME-METHOD-seedSEED, with a number where that is taken. It holds the
@@ -45,15 +54,17 @@ def run(config: ConfigFile, overrides: Overrides = None) -> None:
     from fedgradnorm.experiments.config import load_config
     from fedgradnorm.experiments.execute import execute, new_folder
 
-    wanted = load_config(config, overrides or [])
+    wanted = load_config(config, overrides or [], allow=allow or ())
     folder = new_folder(wanted)
-    with resumable(f"fedgradnorm resume {folder}"), data_bar("data") as bar:
+    with resumable(f"fedgradnorm resume {folder}{allowing(allow)}"), data_bar("data") as bar:
         execute(wanted, folder, progress=True, data_progress=bar)
     show_run(folder)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")],
+    *,
+    allow: Allow = None,
 ) -> None:
     """Go on with a run that was stopped, from its last checkpoint.
 
@@ -63,13 +74,18 @@ def resume(
     from fedgradnorm.experiments.execute import execute, resume_config
     from fedgradnorm.experiments.run import ABOUT, read_about
 
-    config = resume_config(run)
+    config = resume_config(run, allow=allow or ())
     if (run / ABOUT).exists() and read_about(run)["finished"]:
         say(f"{run} is finished; nothing to do")
     else:
-        with resumable(f"fedgradnorm resume {run}"), data_bar("data") as bar:
+        with resumable(f"fedgradnorm resume {run}{allowing(allow)}"), data_bar("data") as bar:
             execute(config, run, resume=True, progress=True, data_progress=bar)
     show_run(run)
+
+
+def allowing(modules: list[str] | None) -> str:
+    """The words that allow the same modules again."""
+    return "".join(f" --allow-module {module}" for module in modules or ())
 
 
 @contextmanager

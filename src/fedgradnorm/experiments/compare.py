@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.errors import TrainingError
-from fedgradnorm.experiments.config import Config
+from fedgradnorm.experiments.config import Config, check
 from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
-from fedgradnorm.experiments.execute import LoadedData, execute, load_data
+from fedgradnorm.experiments.execute import LoadedData, execute, load_data, output_folder
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
 from fedgradnorm.experiments.sinks import Show
 from fedgradnorm.experiments.train import usable_device
@@ -57,6 +57,8 @@ def compare(
             continue
         trials = plan(config, wave, seeds, place)
         waiting = [trial for trial in trials if not trial.finished]
+        for trial in waiting:
+            check(trial.config)  # what is wrong with the last is said before the first begins
         if jobs > 1 and len(waiting) > 1:
             load_data(waiting[0].config, data_progress)  # fills the cache, or fails, just once
             failures += run_in_parallel(waiting, jobs, watch)
@@ -72,7 +74,7 @@ def compare(
 
 def compare_folder(config: Config) -> Path:
     """Where the runs of a comparison lie."""
-    return Path(config.output.folder).expanduser() / f"{config.name}-compare"
+    return output_folder(config) / f"{config.name}-compare"
 
 
 def _run_in_turn(

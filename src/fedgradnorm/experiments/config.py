@@ -34,8 +34,9 @@ from fedgradnorm.data.sources import DataProgress, anchored, load_clients
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.config_errors import explain
 from fedgradnorm.experiments.methods import Method, find_method
-from fedgradnorm.experiments.networks import build_network
+from fedgradnorm.experiments.networks import build_network, check_network
 from fedgradnorm.experiments.overrides import overridden, put
+from fedgradnorm.experiments.plain import check_plain, shortened
 from fedgradnorm.experiments.sinks import Tracking
 from fedgradnorm.experiments.toml_text import read_toml as read_toml
 from fedgradnorm.experiments.toml_text import to_toml
@@ -43,6 +44,9 @@ from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
 
 Parts = tuple[nn.Module, list[Client], Weighting, Settings]
+
+LONGEST_NAME = 80
+"""Characters, of up to four bytes, of 255 that the name of a run folder may have."""
 
 _HINTS = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings) if f.name != "seed"}
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
@@ -90,7 +94,7 @@ class NetworkTable(_Table, extra="allow"):
 class OutputTable(_Table):
     """``[output]``: where run folders go, and who else is told."""
 
-    folder: str = "runs"
+    folder: str = Field(default="runs", min_length=1)
     tracking: Tracking = "none"
 
 
@@ -122,7 +126,7 @@ class CompareTable(_Table):
 class Config(_Table):
     """One run, checked as far as it can be without its data."""
 
-    name: str = Field(pattern=r"^\w[\w.-]*$")
+    name: str = Field(pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME)
     method: str = "fedgradnorm"
     seed: int = Field(default=0, ge=0, lt=2**63)
     data: DataTable
@@ -135,6 +139,12 @@ class Config(_Table):
     point: dict[str, Any] = {}
     own: dict[str, Any] = {}
     _origin: str = PrivateAttr("")
+    _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The modules that ``network.name`` may name, as whoever read the config allowed."""
+        return self._allow
 
     @property
     def settings(self) -> Settings:
@@ -179,27 +189,33 @@ class Config(_Table):
             table = {**for_method(self.table(), method), "seed": seed, **named}
             for key, value in {**(changes or {}), **named["own"]}.items():
                 put(table, key, copy.deepcopy(value))  # of which a point may change a part
-            return make_config(table, self._origin)
+            return make_config(table, self._origin, self._allow)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data."""
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
+) -> Config:
+    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
+
+    ``allow`` names the modules whose programs ``network.name`` may call; none unless they are said.
+    """
     path = Path(path)
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     with _blaming(origin):
         raw = read_toml(path)
-        raw.setdefault("name", re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-") or "run")
+        stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
+        raw.setdefault("name", stem or "run")
         changed = overridden(raw, overrides)
         if changed.get("method", raw.get("method")) != raw.get("method"):
             changed = overridden(for_method(raw, changed["method"]), overrides)
-        data = changed.get("data")
-        if isinstance(data, dict) and isinstance(data.get("source"), str):
-            changed["data"] = anchored(data["source"], data, path.parent)
-        return make_config(changed, origin)
+        if isinstance(changed.get("data"), dict):
+            changed["data"] = _anchored(changed["data"], path.parent)
+        return make_config(changed, origin, allow)
 
 
-def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
+def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
     """A checked config from plain values; ``origin`` stands in front of errors found later."""
+    check_plain(table)
     try:
         config = Config.model_validate(dict(table))
     except ValidationError as error:
@@ -213,12 +229,15 @@ def make_config(table: Mapping[str, Any], origin: str = "") -> Config:
     to_toml(config.table())
     for name in config.compare.own:
         _check_own(config, name)
-    config._origin = origin
+    config._origin, config._allow = origin, tuple(allow)
     return config
 
 
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``table`` with another method: what that one does not take, or fixes itself, is left out."""
+    for key in ("weighting", "training"):
+        if not isinstance(table.get(key, {}), Mapping):
+            raise ConfigError(f"{key} = {table[key]!r} should be a table")
     before = find_method(table.get("method", Config.model_fields["method"].default))
     after = find_method(name)
     weighting, training = dict(table.get("weighting", {})), dict(table.get("training", {}))
@@ -241,15 +260,37 @@ def build(
         clients = clients_of(config, progress)
     options = config.network.model_extra or {}
     with _blaming(config._origin):
-        network = build_network(config.network.name, options, clients, config.seed)
+        name, allow = config.network.name, config.allowed
+        network = build_network(name, options, clients, config.seed, allow)
     return network, clients, find_method(config.method).build(config.weighting), config.settings
 
 
+def check(config: Config) -> None:
+    """Refuse a network that cannot be made, or may not, before any data is read or made."""
+    with _blaming(config._origin):
+        check_network(config.network.name, config.network.model_extra or {}, config.allowed)
+
+
 def clients_of(config: Config, progress: DataProgress | None = None) -> list[Client]:
-    """The clients that ``[data]`` describes."""
+    """The clients that ``[data]`` describes; a network that cannot be made is refused first."""
+    check(config)
     options = config.data.model_extra or {}
     with _blaming(config._origin):
-        return load_clients(config.data.source, options, config.seed, progress)
+        try:
+            return load_clients(config.data.source, options, config.seed, progress)
+        except (OSError, MemoryError, OverflowError) as error:
+            reason = shortened(str(error), 200) or type(error).__name__
+            raise ConfigError(f"data source {config.data.source!r}: {reason}") from error
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    source = data.get("source")
+    if not isinstance(source, str):
+        return data  # the config's own check says so
+    try:
+        return anchored(source, data, folder)
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"data: a path of source {source!r} cannot be one ({error})") from None
 
 
 def _check_fixed(config: Config, method: Method) -> None:
@@ -276,4 +317,5 @@ def _blaming(where: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}" if where else str(error)) from None
+        text = f"{where}: {error}" if where else str(error)
+        raise ConfigError(shortened(text)) from None

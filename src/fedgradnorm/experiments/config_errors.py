@@ -9,6 +9,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from fedgradnorm.experiments.plain import shortened
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """The first finding; alternatives for the same key are put together."""
@@ -24,7 +26,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     here = [f for f in findings if f["loc"][:2] == place]
     wishes = list(dict.fromkeys(_wish(finding) for finding in here))
     value = first["input"]
-    return f"{key} = {value!r} should be {' or '.join(wishes)}{_near(value, wishes)}"
+    near = _near(value, wishes)
+    return f"{key} = {shortened(repr(value), 200)} should be {' or '.join(wishes)}{near}"
 
 
 def _unknown(key: str, name: str, names: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.engines.ranks import is_leader
-from fedgradnorm.errors import RunFolderError, TrainingError
+from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
 from fedgradnorm.experiments.folder import CHECKPOINT
@@ -84,8 +84,8 @@ def _refuse_taken(folder: Path) -> None:
         raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
 
 
-def resume_config(folder: str | Path) -> Config:
-    """The config that the run in ``folder`` was started with."""
+def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
+    """The config that the run in ``folder`` was started with; ``allow`` as for a config's file."""
     path = Path(folder) / CONFIG
     if not present(path):
         what = "was started from Python" if present(Path(folder) / ABOUT) else "is no run folder"
@@ -94,15 +94,30 @@ def resume_config(folder: str | Path) -> Config:
             "fgn.train(..., folder=..., resume=True)"
         )
     check_file(path)
-    return load_config(path)
+    return load_config(path, allow=allow)
 
 
 def new_folder(config: Config) -> Path:
     """``<output>/<name>-<method>-seed<seed>``, with a number where that is taken."""
     return free_folder(
-        Path(config.output.folder).expanduser(),
+        output_folder(config),
         f"{config.name}-{config.method}-seed{config.seed}",
     )
+
+
+def output_folder(config: Config) -> Path:
+    """Where ``[output]`` wants its runs; a ConfigError if no folder can be there."""
+    named = config.output.folder
+    try:
+        folder = Path(named).expanduser()
+        places = (folder, *folder.absolute().parents)
+        there = next(place for place in places if place.is_symlink() or place.exists())
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"output.folder = {named!r}: {reason}") from None
+    if not there.is_dir():
+        raise ConfigError(f"output.folder = {named!r}: {there} is no folder; choose another")
+    return folder
 
 
 def free_folder(parent: Path, name: str) -> Path:

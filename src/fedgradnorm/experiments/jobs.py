@@ -27,6 +27,8 @@ log = logging.getLogger("fedgradnorm")
 EVERY = 0.5
 """Seconds between two looks at the processes, and at least between two messages of one."""
 
+_SAFE = "PYTHONSAFEPATH"
+
 
 @dataclass(frozen=True)
 class News:
@@ -44,6 +46,11 @@ Watch = Callable[[Sequence[News]], None]
 
 def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = None) -> list[str]:
     """Run the trials, ``jobs`` at a time, each in a process of its own; what failed, in words."""
+    with _no_modules_from_here():
+        return _in_processes(trials, jobs, watch)
+
+
+def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> list[str]:
     context = multiprocessing.get_context("spawn")
     stop, events = context.Event(), context.Queue()
     jobs = min(jobs, len(trials))
@@ -53,7 +60,8 @@ def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = No
         with _closing(pool, stop) as let_through:
             with _interrupts_ignored():  # the processes start here, and inherit it
                 for number, trial in enumerate(trials):
-                    job = pool.submit(_run, number, trial.config.table(), trial.folder)
+                    table, allow = trial.config.table(), trial.config.allowed
+                    job = pool.submit(_run, number, table, allow, trial.folder)
                     futures[job] = trial
             return _follow(futures, trials, events, watch, let_through)
     except KeyboardInterrupt:
@@ -136,7 +144,7 @@ def _begin(stop: Any, events: Any, threads: int) -> None:
     _shared.update(stop=stop, events=events)
 
 
-def _run(number: int, table: dict[str, Any], folder: Path) -> str:
+def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path) -> str:
     """One trial in a worker process; how training failed, if it did."""
     from fedgradnorm.experiments.config import make_config
 
@@ -153,7 +161,7 @@ def _run(number: int, table: dict[str, Any], folder: Path) -> str:
     if _shared["stop"].is_set():
         raise RuntimeError("stopped before it began")
     try:
-        execute(make_config(table), folder, resume=True, progress=tell)
+        execute(make_config(table, allow=allow), folder, resume=True, progress=tell)
     except TrainingError as error:
         return str(error)
     except Interrupted:
@@ -165,6 +173,20 @@ def _threads(jobs: int) -> int:
     """Cores for each of so many processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // jobs)
+
+
+@contextmanager
+def _no_modules_from_here() -> Iterator[None]:
+    """New processes import nothing from the working folder: it may be somebody else's runs."""
+    before = os.environ.get(_SAFE)
+    os.environ[_SAFE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE]
+        else:
+            os.environ[_SAFE] = before
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgradnorm.errors import ConfigError, FedGradNormError
 from fedgradnorm.options import check_options, options_of
 from fedgradnorm.weighting import Needs, Weighting
 
@@ -38,7 +39,13 @@ class Method:
         given = dict(options or {})
         what = f"the weighting of method {self.name!r}"
         check_options(what, given, self.options())
-        return self.weighting(**self.fixed, **given)
+        try:
+            return self.weighting(**self.fixed, **given)
+        except FedGradNormError:
+            raise
+        except Exception as error:  # a value of the wrong kind may fail anywhere in there
+            reason = str(error) or type(error).__name__
+            raise ConfigError(f"{what} cannot be made with {given}: {reason}") from error
 
     @property
     def needs(self) -> Needs:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +13,9 @@ from torch import nn
 from fedgradnorm import models
 from fedgradnorm.client import Client
 from fedgradnorm.data.batches import number
-from fedgradnorm.errors import ConfigError, ModelError, choose
+from fedgradnorm.errors import ConfigError, FedGradNormError, ModelError, choose
+from fedgradnorm.experiments.memory import machine_memory
+from fedgradnorm.experiments.own_networks import find_factory
 from fedgradnorm.options import check_options, options_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -27,11 +27,21 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
 }
 
+COPIES = 4
+"""Parameters, gradient and the optimiser's two moments: what training holds at the least."""
+
+DEEPEST = 1000
+"""Layers of an ``mlp``: each costs time to make, however small it is."""
+
 
 def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Linear layers of these ``widths``, each followed by the activation; inputs are flattened."""
-    if not widths or not all(isinstance(w, int) and w > 0 for w in (inputs, *widths)):
-        raise ConfigError(f"mlp: widths must be whole numbers > 0, not {list(widths)!r}")
+    if not widths or not all(type(w) is int and w > 0 for w in (inputs, *widths)):
+        raise ConfigError(
+            f"mlp: inputs and widths must be whole numbers > 0, not {inputs!r} and {list(widths)!r}"
+        )
+    if len(widths) > DEEPEST:
+        raise ConfigError(f"mlp: {len(widths)} widths are more than {DEEPEST}")
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise((inputs, *widths)):
         layers += [nn.Linear(before, after), activation()]
@@ -46,52 +56,69 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_network(
-    name: str, options: Mapping[str, Any], clients: Sequence[Client], seed: int
+    name: str,
+    options: Mapping[str, Any],
+    clients: Sequence[Client],
+    seed: int,
+    allow: Collection[str] = (),
 ) -> nn.Module:
     """The network of that name, or of ``package.module:factory``, started from the seed alone.
 
-    An option ``inputs`` that is not given is the size of the clients' input rows.
+    An option ``inputs`` that is not given is the size of the clients' input rows. ``allow`` names
+    the modules whose factories may be called.
     """
-    factory = _imported(name) if ":" in name else NETWORKS[choose(name, NETWORKS, "network")]
-    allowed = options_of(factory)
-    given = dict(options)
-    if "inputs" in allowed and "inputs" not in given and clients:
-        given["inputs"] = int(clients[0].train[0][0].numel())
-    check_options(f"network {name!r}", given, allowed)
-    if isinstance(given.get("activation"), str) and ":" not in name:
-        given["activation"] = ACTIVATIONS[choose(given["activation"], ACTIVATIONS, "activation")]
+    inputs = int(clients[0].train[0][0].numel()) if clients else None
+    make = _maker(name, options, inputs, allow)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "network") % 2**63)
-        return _made(name, factory, given)
+        return _made(name, make)
 
 
-def _made(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> nn.Module:
+def check_network(name: str, options: Mapping[str, Any], allow: Collection[str] = ()) -> None:
+    """Refuse what needs no data to be refused, before data is read or made."""
+    _maker(name, options, 1, allow)
+
+
+def _maker(
+    name: str, options: Mapping[str, Any], inputs: int | None, allow: Collection[str]
+) -> Callable[[], Any]:
+    """The factory with its options, checked; nothing large is made here."""
+    own = ":" in name
+    factory = find_factory(name, allow) if own else NETWORKS[choose(name, NETWORKS, "network")]
+    allowed = options_of(factory)
+    given = dict(options)
+    if "inputs" in allowed and "inputs" not in given and inputs is not None:
+        given["inputs"] = inputs
+    check_options(f"network {name!r}", given, allowed)
+    if isinstance(given.get("activation"), str) and not own:
+        given["activation"] = ACTIVATIONS[choose(given["activation"], ACTIVATIONS, "activation")]
+    make = partial(factory, **given)
+    if not own:
+        _check_size(name, make)
+    return make
+
+
+def _made(name: str, make: Callable[[], Any]) -> nn.Module:
     try:
-        network = factory(**options)
-    except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"network {name!r} with options {dict(options)}: {reason}") from error
+        network = make()
+    except FedGradNormError:
+        raise
+    except Exception as error:  # a factory of one's own may raise anything
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"network {name!r} cannot be made with its options: {reason}") from error
     if not isinstance(network, nn.Module):
         raise ModelError(f"network {name!r} gave a {type(network).__name__}, not an nn.Module")
     return network
 
 
-def _imported(name: str) -> Callable[..., Any]:
-    """The factory that ``package.module:factory`` names, looked for in the working folder too."""
-    module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"network {name!r} cannot be imported: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"network {name!r} is not package.module:factory") from error
-    finally:
-        sys.path.remove(here)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        public = [key for key, value in vars(module).items() if callable(value)]
-        choose(attribute, public, f"factory in module {module_name!r}")
-        raise ConfigError(f"network {name!r} is not callable")
-    return found  # type: ignore[no-any-return]
+def _check_size(name: str, make: Callable[[], nn.Module]) -> None:
+    """Refuse a network that cannot be trained in this machine's memory: counted, not tried."""
+    with torch.device("meta"):
+        network = _made(name, make)
+    size = sum(p.numel() * p.element_size() for p in network.parameters())
+    most = machine_memory() // COPIES
+    if size > most:
+        raise ConfigError(
+            f"network {name!r} would have {size / 2**30:.1f} GiB of parameters; training keeps "
+            f"{COPIES} copies, so this machine has room for {most / 2**30:.1f} GiB; make it smaller"
+        )

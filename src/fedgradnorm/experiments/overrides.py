@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.plain import DEEPEST, shortened
+from fedgradnorm.experiments.toml_text import parse_toml
 
 _EITHER = {"training.rounds": "epochs", "training.epochs": "rounds"}
 """Setting one of these leaves out the other, which the file may hold."""
@@ -24,6 +25,8 @@ def overridden(table: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]
         key, equals, text = word.partition("=")
         if not equals or not all(key.strip().split(".")):
             raise ConfigError(f"{word!r} is not key=value, for example training.epochs=3")
+        if key.count(".") > DEEPEST:
+            raise ConfigError(f"{shortened(word, 100)!r}: nested too deeply")
         try:
             put(result, key.strip(), parse_value(text.strip()))
         except ConfigError as error:
@@ -47,7 +50,7 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 def parse_value(text: str) -> Any:
     """A TOML value, or the text itself where it is none."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {text}")
+    except ValueError:
         return text
     return parsed["value"] if len(parsed) == 1 else text

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.experiments.plain import check_plain, shortened
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 100
 
+LARGEST = 4 << 20
+"""Bytes of a config: some ten thousand clients, each with files of its own."""
+
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The file's content; a ConfigError if it is missing or not TOML."""
+    """The file's content; a ConfigError if it is missing, no plain file, too large or no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(_text_of(path))
     except FileNotFoundError:
         raise ConfigError("no such file") from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # a null byte in the path is a ValueError too
-        raise ConfigError(f"not TOML: {error}") from None
+    except ValueError as error:  # of TOML, of UTF-8, or of a path with a null character
+        raise ConfigError(f"not TOML: {shortened(str(error), 300)}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as plain values; a ValueError if it is none."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError("nested too deeply") from None
+    check_plain(table)
+    return table
+
+
+def _text_of(path: Path) -> str:
+    """The text of an ordinary file; a pipe would be waited for, and a device has no end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ConfigError(f"cannot be read (it is {'a folder' if path.is_dir() else 'no file'})")
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ConfigError(f"larger than {LARGEST >> 20} MB; data belongs into files of its own")
+    return data.decode("utf-8")
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

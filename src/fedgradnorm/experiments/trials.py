@@ -10,9 +10,16 @@ from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.experiments.config import Config
 from fedgradnorm.experiments.entries import FROZEN_FROM, Entry
 from fedgradnorm.experiments.execute import CONFIG, resume_config
+from fedgradnorm.experiments.plain import shortened
 from fedgradnorm.experiments.reading import present
 from fedgradnorm.experiments.run import ABOUT, read_about
 from fedgradnorm.experiments.sweep import Point, felt_by, file_name, point_name, points
+
+MOST = 100_000
+"""Runs of one comparison."""
+
+LONGEST = 200
+"""Bytes of a run folder's name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,15 @@ class Trial:
 
 def plan(config: Config, entries: Sequence[Entry], seeds: int, folder: Path) -> list[Trial]:
     """Every run, seed by seed and point by point; what a method does not feel is run once."""
+    swept = points(config.sweep)
+    if seeds * len(swept) * len(entries) > MOST:
+        raise ConfigError(
+            f"{len(entries)} methods x {seeds} seeds x {len(swept)} points of the sweep are more "
+            f"than {MOST} runs; make several comparisons of it"
+        )
     trials: dict[Path, Trial] = {}
     for seed in range(config.seed, config.seed + seeds):
-        for point in points(config.sweep):
+        for point in swept:
             for entry in entries:
                 trial = _trial(config, entry, seed, point, folder)
                 _refuse_twin(trial, [t for t in trials.values() if t.config.seed == seed])
@@ -69,7 +82,13 @@ def _trial(config: Config, entry: Entry, seed: int, point: Point, parent: Path) 
 
 def run_name(label: str, seed: int, point: Point) -> str:
     """The folder's name of a run."""
-    return file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
+    name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
+    if len(name.encode()) > LONGEST:
+        raise ConfigError(
+            f"a folder cannot be called {shortened(name, 100)!r}: settings of its own and points "
+            f"of a sweep must be shorter than {LONGEST} bytes"
+        )
+    return name
 
 
 def is_finished(config: Config, folder: Path) -> bool:

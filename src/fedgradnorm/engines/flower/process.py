@@ -17,7 +17,7 @@ from fedgradnorm.engines.flower import QUIET, link
 def superlink(folder: Path, host: str, port: int, database: Path, output: Path) -> Iterator[str]:
     """A SuperLink with the certificates in ``folder``; gives the operator's secret."""
     secret = secrets.token_hex(32)
-    command = [sys.executable, "-m", "fedgradnorm.engines.flower.link"]
+    command = [sys.executable, "-P", "-m", "fedgradnorm.engines.flower.link"]
     command += ["--ssl-ca-certfile", str(folder / "ca.pem"), "--isolation", "process"]
     command += ["--ssl-certfile", str(folder / "server.pem")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.sources import anchored, load_clients
+from fedgradnorm.data.sources import anchored
 from fedgradnorm.errors import ConfigError, choose
-from fedgradnorm.experiments.config import Config, load_config
+from fedgradnorm.experiments.config import Config, clients_of, load_config, make_config
 from fedgradnorm.experiments.toml_text import read_toml
 from fedgradnorm.options import check_options, options_of
 
@@ -68,19 +68,18 @@ class ClientFile:
         """One of its paths, looked for beside the file."""
         return self.folder / Path(str(getattr(self, name))).expanduser()
 
-    def run_config(self) -> Config:
+    def run_config(self, allow: Sequence[str] = ()) -> Config:
         """The run that this client has agreed to, with its own data in it."""
-        config = load_config(self.path("config"))
+        config = load_config(self.path("config"), allow=allow)
         source = self.data.get("source")
         if not isinstance(source, str):
             raise ConfigError(f"{CLIENT}: [data] needs a source")
         table = {**config.table(), "data": anchored(source, self.data, self.folder)}
-        return Config.model_validate(table)
+        return make_config(table, str(self.path("config")), allow)
 
     def load(self, config: Config) -> Client:
         """The one client of that name that [data] describes."""
-        options = dict(config.data.model_extra or {})
-        found = {c.name: c for c in load_clients(config.data.source, options, config.seed)}
+        found = {client.name: client for client in clients_of(config)}
         return found[choose(self.name, found, f"client in the [data] of {CLIENT}")]
 
 

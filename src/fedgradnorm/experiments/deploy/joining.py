@@ -14,7 +14,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,10 +32,16 @@ BAD_INPUT = 2
 NODE = "node"  # the file that remembers which node this client was
 
 
-def join(path: Path) -> None:
+def join_command(path: Path, allow: Sequence[str]) -> list[str]:
+    """``join`` as a process of its own; a module in the working folder is not taken for ours."""
+    words = [word for module in allow for word in ("--allow-module", module)]
+    return [sys.executable, "-P", "-m", "fedgradnorm", "join", str(path), *words]
+
+
+def join(path: Path, allow: Sequence[str] = ()) -> None:
     """Keep a node running; only wrong input ends it."""
     read_client(path)
-    command = [sys.executable, "-m", "fedgradnorm", "join", str(path), "--once"]
+    command = [*join_command(path, allow), "--once"]
     pause = FIRST_PAUSE
     while True:
         began = time.monotonic()
@@ -54,10 +60,10 @@ def join(path: Path) -> None:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def join_once(path: Path, say: Callable[[str], None]) -> None:
+def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ()) -> None:
     """One node: load data, check the server's certificate, answer orders until the end."""
     given = read_client(path)
-    config = given.run_config()
+    config = given.run_config(allow)
     agreement = agree(config)
     network, clients, _, _ = build(config, [given.load(config)])
     for name in ("ca", "key"):

@@ -20,11 +20,11 @@ from fedgradnorm.engines.flower.operator import Operator
 from fedgradnorm.engines.flower.process import superlink
 from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
-from fedgradnorm.experiments.config import Config, build
+from fedgradnorm.experiments.config import Config, build, check
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
-from fedgradnorm.experiments.execute import free_folder
+from fedgradnorm.experiments.execute import free_folder, output_folder
 from fedgradnorm.experiments.folder import RunFolder
 from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
 from fedgradnorm.experiments.train import describe_weighting
@@ -118,7 +118,7 @@ def _meet(
 
 def run_folder(config: Config, resume: bool) -> Path:
     """A new run folder, or with ``resume`` the newest one of this config."""
-    parent = Path(config.output.folder).expanduser()
+    parent = output_folder(config)
     name = f"{config.name}-{config.method}-seed{config.seed}"
     if not resume:
         return free_folder(parent, name)
@@ -197,6 +197,7 @@ def _about(
 def check_config(config: Config) -> None:
     """What can be known to be wrong before anything is started."""
     agree(config)
+    check(config)
     try:
         build(config, [])
     except ConfigError as error:

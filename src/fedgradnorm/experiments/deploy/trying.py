@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedgradnorm.client import Client
 from fedgradnorm.experiments.config import Config, make_config
 from fedgradnorm.experiments.deploy.coordinator import Coordinator
+from fedgradnorm.experiments.deploy.joining import join_command
 from fedgradnorm.experiments.deploy.serving import Show, serve
 from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
 from fedgradnorm.experiments.networks import NETWORKS
@@ -36,18 +36,18 @@ def try_federation(
     homes = init_federation(federation, names, HERE, free_port(), listen="127.0.0.1")
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
-    with joined(homes):
+    with joined(homes, config.allowed):
         return serve(config, federation, folder, show=show, waiting=waiting)
 
 
 @contextmanager
-def joined(homes: list[Path]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A ``join`` process for each client's folder, its words in ``join.log`` there."""
     running: list[subprocess.Popen[bytes]] = []
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         for home in homes:
-            command = [sys.executable, "-m", "fedgradnorm", "join", str(home / "client.toml")]
+            command = join_command(home / "client.toml", allow)
             with (home / "join.log").open("ab") as file:
                 running.append(
                     subprocess.Popen(
@@ -70,7 +70,7 @@ def with_inputs(config: Config, clients: list[Client]) -> Config:
         return config
     table = config.table()
     table["network"] = {**table["network"], "inputs": int(clients[0].train[0][0].numel())}
-    return make_config(table)
+    return make_config(table, allow=config.allowed)
 
 
 def free_port() -> int:

@@ -28,15 +28,19 @@ def experiments(name: str) -> tuple[str, ...]:
     return _GROUPS.get(name, (name,))
 
 
-def load_experiment(name: str, overrides: Sequence[str] = ()) -> Config:
+def load_experiment(
+    name: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
+) -> Config:
     """The packaged config of that name, changed by ``key=value`` words."""
     choose(name, (*NAMES, *SIDE_BY_SIDE), "experiment")
     with as_file(files("fedgradnorm.experiments.reproduce") / f"{name}.toml") as path:
-        config = load_config(path, overrides)
+        config = load_config(path, overrides, allow=allow)
         if config.data.source != "radcom" or "path" in (config.data.model_extra or {}):
             return config
         real = real_signals()
-        return config if real is None else load_config(path, [f"data.path={real}", *overrides])
+        if real is None:
+            return config
+        return load_config(path, [f"data.path={real}", *overrides], allow=allow)
 
 
 def real_signals() -> Path | None:
