@@ -15,7 +15,7 @@ from fedgradnorm.engines.flower.messages import Refused
 from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
 from fedgradnorm.experiments.deploy.coordinator import Patience
 
-NOBODY, EVERYBODY = (lambda: []), (lambda: ["a", "b"])
+NOBODY, EVERYBODY = (list), (lambda: ["a", "b"])
 
 
 def asked_in(attendance: Attendance, rounds: int, online=EVERYBODY) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -16,10 +17,16 @@ import httpx
 from flwr.app import RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.protobuf.client import ProtobufRequestContext
 
+import fedgradnorm as fgn
 from fedgradnorm.engines.flower.connections import HEAD
 from fedgradnorm.engines.flower.limits import Limits
 from fedgradnorm.engines.flower.messages import Refused
+from fedgradnorm.engines.flower.operator import STARTING, Operator
+from fedgradnorm.engines.flower.process import superlink
+from fedgradnorm.experiments.deploy import joining
+from fedgradnorm.experiments.deploy.trying import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -213,9 +220,43 @@ def test_a_client_has_few_requests_at_a_time(live):
 def signed_head(wire: Wire, length: int) -> bytes:
     """The head of a request with the signature that the client's own requests have."""
     request = httpx.Request("POST", "https://localhost/v1/fleet/push-object")
-    context = type("Context", (), {"request": request})()
+    context = ProtobufRequestContext("", wire.node, request)
     wire.client._interceptors[1].intercept(context, lambda _: None)
     own = {k: v for k, v in request.headers.items() if k != "content-length"}
     lines = "".join(f"{key}: {value}\r\n" for key, value in own.items())
     words = f"POST /v1/fleet/push-object HTTP/1.1\r\n{lines}Content-Length: {length}\r\n\r\n"
     return words.encode()
+
+
+def test_a_wrong_clock_is_named(live, monkeypatch):
+    server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
+    joining.check_server(server, authority)
+    for shift, words in ((60, "60 s ahead of"), (-400, "400 s behind")):
+        monkeypatch.setattr(joining.time, "time", lambda shift=shift: real() + shift)
+        with pytest.raises(fgn.ConfigError) as error:
+            joining.check_server(server, authority)
+        near = re.sub(
+            r"(59|60|61) s", "60 s", re.sub(r"(399|400|401) s", "400 s", str(error.value))
+        )
+        assert words in near
+
+
+def test_a_taken_port_is_named(live, tmp_path):
+    with pytest.raises(fgn.ConfigError, match=f"127.0.0.1:{live.port}: something listens there"):
+        with superlink(live.federation, "127.0.0.1", live.port, tmp_path, tmp_path, 1):
+            pass
+
+
+def test_a_superlink_that_died_at_the_start_is_named(live, tmp_path):
+    """Not after a minute and a half of waiting: its last word is there at once."""
+    (tmp_path / "ca.pem").write_bytes(b"no certificate")
+    (tmp_path / "server.pem").write_bytes(b"no certificate")
+    (tmp_path / "server.key").write_bytes(b"no key")
+    port, authority = free_port(), (live.federation / "ca.pem").read_bytes()
+    began, files = time.monotonic(), (tmp_path / "db", tmp_path / "superlink.log")
+    with superlink(tmp_path, "127.0.0.1", port, *files, 1) as link:
+        operator = Operator(f"localhost:{port}", authority, link)
+        with pytest.raises(fgn.TrainingError, match="the SuperLink has ended"):
+            operator.register({})
+        operator.stop()
+    assert time.monotonic() - began < STARTING

@@ -28,6 +28,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -136,6 +138,14 @@ class Wire:
                 )
             )
 
+    def post(self, path: str, body: bytes) -> int:
+        """The status that any bytes are answered with, signed as the client's own requests."""
+        url = f"{self.client._base_url}{path}"
+        request = self.client._client.build_request("POST", url, content=body)
+        request.headers["content-type"] = PROTOBUF_MEDIA_TYPE
+        context = ProtobufRequestContext("", Node(), request)
+        return self.client._send(context).status_code
+
     def answering(self, reply: Callable[[Message], Any]) -> threading.Thread:
         """Answer one order, beside; ``reply`` sends it."""
 
@@ -184,5 +194,7 @@ def started(folder: Path) -> Iterator[Live]:
                 name: Wire(operator.address, home) for name, home in zip(NAMES, homes, strict=True)
             }
             yield Live(operator, wires, federation, port)
+            for wire in wires.values():
+                wire.client.close()
         finally:
             operator.stop()
