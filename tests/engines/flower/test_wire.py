@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
 import time
@@ -10,7 +9,17 @@ from contextlib import suppress
 
 import pytest
 
-from engines.flower.wire import SHARED, Live, Wire, honest, order, packed, started, with_root
+from engines.flower.wire import (
+    SHARED,
+    Live,
+    Wire,
+    honest,
+    order,
+    packed,
+    part_not_sent,
+    started,
+    with_root,
+)
 
 # isort: split
 import httpx
@@ -39,11 +48,6 @@ def live(tmp_path_factory):
 
 def asked(live: Live, seconds: float = 60.0) -> dict:
     return live.operator.ask(dict.fromkeys(live.wires, order()), seconds)
-
-
-def part_not_sent(pack):
-    """Its first part names the records; the list of parts does not."""
-    return with_root(pack, pack.parts[pack.tree.object_id], children=[])
 
 
 def not_a_message(pack):
@@ -231,20 +235,16 @@ def signed_head(wire: Wire, length: int) -> bytes:
 def test_a_wrong_clock_is_named(live, monkeypatch):
     server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
     joining.check_server(server, authority)
-    for shift, words in ((60, "60 s ahead of"), (-400, "400 s behind")):
+    for shift, words in ((60, r"(59|60|61) s ahead of"), (-400, r"(399|400|401) s behind")):
         monkeypatch.setattr(joining.time, "time", lambda shift=shift: real() + shift)
-        with pytest.raises(fgn.ConfigError) as error:
+        with pytest.raises(fgn.ConfigError, match=words):
             joining.check_server(server, authority)
-        near = re.sub(
-            r"(59|60|61) s", "60 s", re.sub(r"(399|400|401) s", "400 s", str(error.value))
-        )
-        assert words in near
 
 
 def test_a_taken_port_is_named(live, tmp_path):
+    link = superlink(live.federation, "127.0.0.1", live.port, tmp_path, tmp_path, 1)
     with pytest.raises(fgn.ConfigError, match=f"127.0.0.1:{live.port}: something listens there"):
-        with superlink(live.federation, "127.0.0.1", live.port, tmp_path, tmp_path, 1):
-            pass
+        link.__enter__()
 
 
 def test_a_superlink_that_died_at_the_start_is_named(live, tmp_path):

@@ -82,6 +82,11 @@ def with_root(pack: Packed, content: bytes, children: Any = None) -> Packed:
     return Packed(message, ObjectTree(object_id=root, children=below), {**kept, root: content})
 
 
+def part_not_sent(pack: Packed) -> Packed:
+    """The first part names the records; the list of parts does not."""
+    return with_root(pack, pack.parts[pack.tree.object_id], children=[])
+
+
 class Wire:
     """A registered client that may send whatever it likes."""
 
