@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ import torch
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -110,16 +110,16 @@ class Wire:
                 run = found.messages_list[0].metadata.run_id
                 tree = found.message_object_trees[0]
                 order = pull_and_inflate_object_from_tree(
-                    tree, partial(self.part, run), lambda _: None, return_type=Message
+                    tree,
+                    make_pull_object_fn_protobuf(self.client.PullObject, self.node, run),
+                    lambda _: None,
+                    return_type=Message,
+                    initial_backoff=0.1,
                 )
                 order.metadata.__dict__["_message_id"] = tree.object_id
                 return order
             time.sleep(0.05)
         return None
-
-    def part(self, run: int, name: str) -> bytes:
-        request = PullObjectRequest(node=self.node, run_id=run, object_id=name)
-        return self.client.PullObject(request).object_content
 
     def push(self, pack: Packed, but: int = 0) -> None:
         """Send a message, less its last ``but`` parts."""
