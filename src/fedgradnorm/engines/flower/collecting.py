@@ -104,5 +104,6 @@ def _said(one: Incoming, source: Source, limits: Limits) -> RecordDict | Refused
         return None
     source.forget(one.root)
     if message.has_error():
-        return " ".join(str(message.error.reason or "failed").split())[:200]
+        words = " ".join(str(message.error.reason or "failed").split())[:200]
+        return "".join(letter for letter in words if letter.isprintable())
     return message.content
