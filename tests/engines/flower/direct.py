@@ -43,6 +43,9 @@ class Direct:
         self.sent: list[tuple[str, RecordDict]] = []
         self.tamper: Tamper = lambda *message: message[-1]
 
+    def online(self):
+        return list(self.participants)
+
     def ask(self, orders, seconds):
         found: dict[str, Any] = {}
         for name, order in orders.items():

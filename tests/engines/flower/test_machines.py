@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from contextlib import ExitStack
@@ -27,6 +29,7 @@ from loopback import assert_alone, run_inside
 
 pytestmark = pytest.mark.slow
 FEDERATE = Path(__file__).with_name("federate.py")
+ATTACKER = Path(__file__).with_name("attacker.py")
 
 
 def alone(machines: Machines) -> fgn.Run:
@@ -130,6 +133,29 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(
             finished(server, 0)
     alone(machines)
     assert same_network(machines)
+
+
+def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(tmp_path):
+    machines = Machines(tmp_path, rounds=4, deadline=60.0, minimum=2, refusals=2)
+    bad, *good = machines.homes.values()
+    address, tests = f"localhost:{machines.port}", str(ATTACKER.parents[2])
+    environment = {**os.environ, "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, str(ATTACKER), address, str(bad)]
+    with ExitStack() as stack:
+        attacker = stack.enter_context(subprocess.Popen(command, env=environment))
+        stack.callback(attacker.kill)
+        stack.enter_context(joined(good))
+        server = stack.enter_context(machines.serve())
+        finished(server, 0, 400)
+        assert attacker.poll() is None
+    state = checkpoint.load(machines.run / "checkpoint.safetensors")["trainer"]
+    assert state["states"] == {"class": 0, "value": 4, "side": 4}
+    assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 2
+    said = (machines.run / "log.txt").read_text()
+    assert said.count("client 'class' is shut out of this run") == 1
+    assert [row["client"] for row in read_rows(machines.run / "metrics.csv")][-2:] == list(
+        NAMES[1:]
+    )
 
 
 def test_strangers_are_refused(tmp_path):

@@ -16,7 +16,8 @@ from flwr.app.message import Array
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
-from fedgradnorm.engines.flower.link import HEADER, LARGEST, Guard
+from fedgradnorm.engines.flower.door import HEADER, Guard, Turned
+from fedgradnorm.engines.flower.limits import CHUNK, Limits
 from fedgradnorm.engines.flower.messages import (
     Answer,
     Order,
@@ -198,12 +199,44 @@ def test_a_refused_answer_is_counted_and_the_run_goes_on(tmp_path, caplog):
     assert "answer of 'place' refused: update: holds numbers that are not finite" in caplog.text
 
 
+def turned(
+    guard: Guard, path: str, headers: dict[bytes, bytes], method: str = "POST"
+) -> int | None:
+    """The status that a request is turned away with, by its head alone."""
+    if guard.is_operator(headers):
+        return None
+    try:
+        guard.check_head(method, path, headers)
+    except Turned as error:
+        return error.status
+    return None
+
+
 def test_only_the_operator_passes_the_guard():
-    guard, key = Guard(None, "secret"), HEADER.encode()
-    assert guard.refusal("/v1/fleet/pull-messages", {}) is None
+    guard, key = Guard(None, "secret", Limits(4096), {}.get), HEADER.encode()
     for path in ("/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/"):
-        assert guard.refusal(path, {}) == 403
-        assert guard.refusal(path, {key: b"guess"}) == 403
-        assert guard.refusal(path, {key: b"secret"}) is None
-    assert guard.refusal("/v1/fleet/x", {b"content-length": str(LARGEST + 1).encode()}) == 413
-    assert guard.refusal("/v1/fleet/x", {b"content-length": b"-1"}) == 413
+        assert turned(guard, path, {}) == 403
+        assert turned(guard, path, {key: b"guess"}) == 403
+        assert turned(guard, path, {key: b"secret"}) is None
+
+
+def test_a_body_has_a_length_and_no_great_one():
+    guard, path = Guard(None, "secret", Limits(4096), {}.get), "/v1/fleet/push-object"
+    assert turned(guard, path, {b"content-length": b"100"}) is None
+    assert turned(guard, path, {b"content-length": b"100"}, "GET") == 403
+    assert turned(guard, path, {}) == 411
+    assert turned(guard, path, {b"content-length": b"-1"}) == 411
+    chunked = {b"content-length": b"100", b"transfer-encoding": b"chunked"}
+    assert turned(guard, path, chunked) == 411
+    for length in (Limits(4096).request + 1, 10**30):
+        assert turned(guard, path, {b"content-length": b"%d" % length}) == 413
+
+
+def test_a_limit_has_room_for_the_largest_honest_answer():
+    """For networks from one number to a gigabyte, cut as Flower cuts them."""
+    for numbers in (1, 1000, 1_310_688, 1_310_720, 10**7, 2.5e8):
+        limits = Limits(4 * int(numbers))
+        pieces = -(-(limits.vector + 128) // CHUNK)
+        assert pieces + 6 <= limits.parts
+        assert min(CHUNK, limits.vector + 128) + 80 <= limits.piece < limits.request
+        assert 65 * pieces + 8 * pieces + 300 <= limits.small

@@ -8,8 +8,12 @@ the data, and ``link`` opens nothing but the nodes' own interface to the network
 messages   what is said, as Flower's records, and the checks of everything that arrives
 keys       the authority's certificate, the server's, and a key pair per client
 link       the SuperLink, closed to all but nodes and its operator
+door       ... who gets in, before a request's body is read (requests: what a node may ask)
+connections ... and how long a connection may say nothing
 process    ... as a process beside the server's
 operator   the server's side: register nodes, send, collect
+collecting ... the answers, one client at a time (store: where they lie; parts: put together)
+limits     how large a message may be
 node       a client's side: receive, answer
 """
 

@@ -18,14 +18,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
-from flwr.common.constant import ErrorCode
+from flwr.app.metadata import Metadata
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -41,6 +44,7 @@ from fedgradnorm.errors import ConfigError
 log = logging.getLogger("fedgradnorm")
 
 POLL = 0.5  # seconds between two looks for orders
+PULL = 60.0  # seconds that the parts of an order have to come
 
 Respond = Callable[[RecordDict], RecordDict]
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
@@ -69,17 +73,48 @@ def answer_orders(
             if found is None:
                 time.sleep(POLL)
                 continue
-            run = found[0].metadata.run_id
             try:
-                order = pull_and_inflate_object_from_tree(
-                    found[1], partial(pull, run), partial(confirm, run), return_type=Message
-                )
-                order.metadata.__dict__["_message_id"] = found[1].object_id
+                order = _pulled(found, node, pull, confirm)
                 started = time.monotonic()
                 reply = answered(order, respond)
+                run = order.metadata.run_id
                 _send(reply, time.monotonic() - started, send, partial(push, run))
+            except Refused as error:
+                log.warning("order refused: %s", error)
             except RunNotRunningException:
                 log.info("the server's run is over; waiting for the next")
+
+
+def _pulled(
+    found: tuple[Message, ObjectTree],
+    node: int,
+    pull: Callable[[int, str], bytes],
+    confirm: Callable[[int, str], None],
+) -> Message:
+    """The whole order; refused unless it is the server's, to this node, and can be read."""
+    about, tree = found[0].metadata, found[1]
+    check_order(about, node)
+    try:
+        order = pull_and_inflate_object_from_tree(
+            tree,
+            partial(pull, about.run_id),
+            partial(confirm, about.run_id),
+            return_type=Message,
+            max_time=PULL,
+        )
+    except (ObjectPullError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"it cannot be read ({type(error).__name__})") from error
+    check_order(order.metadata, node)
+    order.metadata.__dict__["_message_id"] = tree.object_id
+    return order
+
+
+def check_order(about: Metadata, node: int) -> None:
+    """Refuse an order that is not from the server, or not to this node, or that is an answer."""
+    if about.src_node_id != SUPERLINK_NODE_ID or about.reply_to_message_id:
+        raise Refused("it does not come from the server")
+    if about.dst_node_id != node:
+        raise Refused("it is for another client")
 
 
 def answered(order: Message, respond: Respond) -> Message:

@@ -21,19 +21,25 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedgradnorm.engines.flower import link
-from fedgradnorm.engines.flower.messages import Order, encode_order
+from fedgradnorm.engines.flower.collecting import POLL, Incoming, collect
+from fedgradnorm.engines.flower.door import HEADER
+from fedgradnorm.engines.flower.limits import Limits
+from fedgradnorm.engines.flower.messages import Order, Refused, encode_order
+from fedgradnorm.engines.flower.process import SuperLink
+from fedgradnorm.engines.flower.store import Store
 from fedgradnorm.errors import TrainingError
 
 log = logging.getLogger("fedgradnorm")
 
-POLL = 0.2  # seconds between two looks for answers
+GRACE = 10.0  # seconds that an answer is kept after the deadline, until it was looked for
 STARTING = 90.0  # seconds until the SuperLink must answer
 LOST = "the SuperLink does not answer"
+LOSSES = (httpx.HTTPError, RuntimeError, RunNotRunningException)  # the last is no Exception
 
 _APP = b"""\
 [build-system]
@@ -62,7 +68,7 @@ class _Key:
 
     def intercept(self, context: Any, call_next: Any) -> Any:
         """Add the header."""
-        context.request.headers[link.HEADER] = self.secret
+        context.request.headers[HEADER] = self.secret
         return call_next(context)
 
 
@@ -91,8 +97,9 @@ class _Grid(HttpGrid):
 class Operator:
     """Speaks to one SuperLink as its operator; asks clients by name and nothing else."""
 
-    def __init__(self, address: str, authority: bytes, secret: str) -> None:
-        self.address, self.authority, self.secret = address, authority, secret
+    def __init__(self, address: str, authority: bytes, link: SuperLink) -> None:
+        self.address, self.authority, self.link = address, authority, link
+        secret = self.secret = link.secret
         about = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         self._control = ControlHttpClient.from_server_address(
             address, False, authority, [about, _Key(secret)]
@@ -117,6 +124,8 @@ class Operator:
             try:
                 return self._control.ListNodes(ListNodesRequest())
             except httpx.HTTPError as error:
+                self.link.check()
+                _check_certificate(self.address, error)
                 if time.monotonic() > end:
                     raise TrainingError(f"{LOST} after {STARTING:.0f} s: {error}") from error
                 time.sleep(POLL)
@@ -156,58 +165,64 @@ class Operator:
 
     def online(self) -> list[str]:
         """The registered clients that are connected."""
-        assert self._grid is not None
         try:
-            here = set(self._grid.get_node_ids())
-        except (httpx.HTTPError, RuntimeError) as error:
-            raise TrainingError(f"{LOST}: {error}") from error
+            here = set(self._running.get_node_ids())
+        except LOSSES as error:
+            raise self._lost(error) from error
         return [name for name, node in self.nodes.items() if node in here]
 
-    def ask(self, orders: Mapping[str, Order], seconds: float) -> dict[str, RecordDict | str]:
-        """Each client's answer, or what went wrong; never later than ``seconds`` from now."""
-        here = self.online()
-        found: dict[str, RecordDict | str] = {n: "not connected" for n in orders if n not in here}
-        messages = {
-            name: Message(
+    def ask(
+        self, orders: Mapping[str, Order], seconds: float
+    ) -> dict[str, RecordDict | Refused | str]:
+        """Each client's answer, or what went wrong; not later than ``seconds`` from now."""
+        end, here = time.monotonic() + seconds, self.online()
+        found: dict[str, RecordDict | Refused | str] = {
+            n: "not connected" for n in orders if n not in here
+        }
+        asked = {name: order for name, order in orders.items() if name in here}
+        found.update(dict.fromkeys(asked, f"no answer in {seconds:.0f} s"))
+        try:
+            expected = self._sent(asked, seconds)
+            found.update(collect(expected, Store(self._running), self._limits(asked), end))
+        except LOSSES as error:
+            raise self._lost(error) from error
+        return found
+
+    def _sent(self, orders: Mapping[str, Order], seconds: float) -> list[Incoming]:
+        """The answers to expect, once the orders are at the SuperLink."""
+        messages = [
+            Message(
                 encode_order(order),
                 self.nodes[name],
                 "train",
-                ttl=seconds,
+                ttl=seconds + GRACE,
                 group_id=str(order.round),
             )
             for name, order in orders.items()
-            if name in here
-        }
+        ]
+        ids = self._running.push_messages(messages) if messages else []
+        return [
+            Incoming(name, self.nodes[name], key)
+            for name, key in zip(orders, ids, strict=True)
+            if key
+        ]
+
+    def _limits(self, orders: Mapping[str, Order]) -> Limits:
+        """What an answer may have: one to each order, so the largest of their vectors counts."""
+        return Limits(max((order.shared.nbytes for order in orders.values()), default=0))
+
+    def _lost(self, error: BaseException) -> TrainingError:
+        """Why the SuperLink does not answer, as far as it can be known."""
         try:
-            found.update(self._collected(messages, seconds))
-        except (httpx.HTTPError, RuntimeError) as error:
-            raise TrainingError(f"{LOST}: {error}") from error
-        return found
+            self.link.check()
+        except TrainingError as ended:
+            return ended
+        return TrainingError(f"{LOST}: {error or type(error).__name__}")
 
-    def _collected(
-        self, messages: Mapping[str, Message], seconds: float
-    ) -> dict[str, RecordDict | str]:
+    @property
+    def _running(self) -> _Grid:
         assert self._grid is not None
-        end, late = time.monotonic() + seconds, f"no answer in {seconds:.0f} s"
-        ids = self._grid.push_messages(list(messages.values())) if messages else []
-        waiting = {key: name for key, name in zip(ids, messages, strict=True) if key}
-        found: dict[str, RecordDict | str] = dict.fromkeys(messages, late)
-        while waiting and time.monotonic() < end:
-            for reply in self._grid.pull_messages(list(waiting)):
-                name = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if name is not None:
-                    found[name] = self._content(reply, self.nodes[name])
-            if waiting:
-                time.sleep(POLL)
-        return found
-
-    def _content(self, reply: Message, node: int) -> RecordDict | str:
-        """The reply's records, or its error in words; an error is found by the order it is for."""
-        if reply.has_error():
-            return " ".join(str(reply.error.reason or "failed").split())[:200]
-        if reply.metadata.src_node_id != node:
-            return "the answer came from another node"
-        return reply.content
+        return self._grid
 
     def stop(self) -> None:
         """End the run at the SuperLink, as far as it still answers."""
@@ -222,3 +237,12 @@ class Operator:
                 log.info("the SuperLink was not told that the run is over: %s", error)
             self._grid.close()
         self._control.close()
+
+
+def _check_certificate(address: str, error: httpx.HTTPError) -> None:
+    """Who the server says it is does not change by waiting: said at once."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        raise TrainingError(
+            f"{address}: the server's own certificate does not hold ({error}); if it is not valid "
+            "yet or any more, look at this machine's clock, else make the federation anew"
+        ) from error

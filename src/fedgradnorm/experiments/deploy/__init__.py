@@ -4,6 +4,7 @@ agreement     what both sides must have the same, and what leaves a client
 files         federation.toml and client.toml
 setup         ``federation init``
 coordinator   the server's rounds
+attendance    who is asked in them: suspended and shut out clients are not
 serving       ``serve``: SuperLink, coordinator, run folder
 slots         a client's own state on disk
 participant   a client's answers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,6 +24,7 @@ from fedgradnorm.engines.flower.messages import (
 )
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.deploy.agreement import Agreement
+from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
 from fedgradnorm.experiments.deploy.notices import Notices
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
 from fedgradnorm.experiments.run import CONFLICT, METRICS
@@ -41,8 +42,13 @@ log = logging.getLogger("fedgradnorm")
 class Exchange(Protocol):
     """Whoever carries orders to clients and their answers back."""
 
-    def ask(self, orders: Mapping[str, Order], seconds: float) -> Mapping[str, RecordDict | str]:
-        """Each client's records, or in words what went wrong; not later than ``seconds``."""
+    def ask(
+        self, orders: Mapping[str, Order], seconds: float
+    ) -> Mapping[str, RecordDict | Refused | str]:
+        """Each client's records, why they are refused, or what went wrong, within ``seconds``."""
+
+    def online(self) -> Sequence[str]:
+        """The clients that are connected."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Patience:
     minimum: int = 0
     attempts: int = 3
     longest: float = 1e6
+    rules: Rules = field(default_factory=Rules)
 
 
 class Coordinator:
@@ -75,6 +82,7 @@ class Coordinator:
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes = dict.fromkeys(names, 0)
         self.notices = Notices(names, agreement.settings)
+        self.attendance = Attendance(names, patience.rules)
         self.history = History([])
         self.conflict = conflict_table()
 
@@ -91,16 +99,17 @@ class Coordinator:
 
     def advance(self) -> Progress:
         """One round, repeated while too few answers are good, then a TrainingError."""
-        active = self.agreement.settings.active(self.names, self.round)
-        least = min(self.patience.minimum or len(active), len(active))
-        good: dict[str, Answer] = {}
+        drawn = self.agreement.settings.active(self.names, self.round)
+        least, good = 0, dict[str, Answer]()
         for attempt in range(1, self.patience.attempts + 1):
             started = time.monotonic()
-            good = self._collect({name: self._order("train", name) for name in active})
+            asked = self._asked(drawn)
+            good = self._collect({name: self._order("train", name) for name in asked})
+            least = self._least(drawn, asked)
             if len(good) >= least:
                 seconds = time.monotonic() - started
                 log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
-                return self._step(active, good)
+                return self._step(asked, good)
             log.warning(
                 "round %d: %d good answers of %d needed (attempt %d of %d)",
                 self.round + 1, len(good), least, attempt, self.patience.attempts,
@@ -110,9 +119,27 @@ class Coordinator:
             "look at the clients' logs, then go on with --resume"
         )
 
+    def _asked(self, drawn: list[str]) -> list[str]:
+        """Who of those drawn takes part; everybody else who does, where they are all shut out."""
+        if not drawn:
+            return []
+        needed, online = min(self.patience.minimum, len(drawn)), self.exchange.online
+        return self.attendance.asked(drawn, self.round, needed, online) or self.attendance.asked(
+            self.names, self.round, 1, online
+        )
+
+    def _least(self, drawn: list[str], asked: list[str]) -> int:
+        """Good answers that the round needs: ``minimum``, or of all who still take part."""
+        if not drawn:
+            return 0
+        if self.patience.minimum:
+            return min(self.patience.minimum, len(drawn))
+        return max(1, sum(self.attendance.takes_part(name, self.round) for name in asked))
+
     def finish(self) -> list[str]:
-        """Give everybody the finished network; who has it."""
-        return list(self._collect({name: self._order("finish", name) for name in self.names}))
+        """Give everybody who is not shut out the finished network; who has it."""
+        names = [name for name in self.names if not self.attendance.shut_out(name)]
+        return list(self._collect({name: self._order("finish", name) for name in names}))
 
     def _order(self, kind: Any, name: str) -> Order:
         shared = self.server.shared.data.clone()
@@ -129,13 +156,18 @@ class Coordinator:
             if isinstance(content, str):
                 self.missed[name] += 1
                 silent[name] = content
+                self.attendance.missed(name, self.round, refused=False)
                 continue
-            self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
             try:
+                if isinstance(content, Refused):
+                    raise content
+                self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
                 good[name] = self._checked(content, order)
+                self.attendance.good(name)
             except Refused as error:
                 self.refused[name] += 1
                 refused[name] = str(error)
+                self.attendance.missed(name, self.round, refused=True)
         self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
 
@@ -208,6 +240,7 @@ class Coordinator:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
+        tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
         return {"run": self.run, "round": self.round, **own, **tables}
 
@@ -218,6 +251,8 @@ class Coordinator:
         self.notices.load_state_dict(state.get("notices", {}))
         for key in _TABLES:
             setattr(self, key, {name: state[key][name] for name in self.names})
+        if "attendance" in state:
+            self.attendance.load_state_dict(state["attendance"])
 
 
 _TABLES = ("states", "refused", "missed", "bytes")

@@ -23,7 +23,9 @@ class FederationFile:
 
     A round waits ``deadline`` seconds for answers and counts with at least ``minimum`` of them
     (0: all that take part); with fewer it is repeated, ``attempts`` times in all. ``longest`` is
-    the largest length of an update that is used.
+    the largest length of an update that is used. A client without a usable answer to ``misses``
+    orders in a row is suspended, for ``pause`` rounds at most; one whose answers were refused
+    ``refusals`` times in a row is shut out (0: never).
     """
 
     clients: list[str]
@@ -35,6 +37,9 @@ class FederationFile:
     attempts: int = 3
     wait: float = 3600.0
     longest: float = 1e6
+    misses: int = 3
+    refusals: int = 5
+    pause: int = 32
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -44,6 +49,9 @@ class FederationFile:
         for name in ("deadline", "attempts", "longest"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
+        for name in ("misses", "refusals", "pause"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
 
     @property
     def address(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedgradnorm.engines.flower import QUIET
@@ -29,6 +31,8 @@ log = logging.getLogger("fedgradnorm")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 BAD_INPUT = 2
+AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
+WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
 NODE = "node"  # the file that remembers which node this client was
 
 
@@ -129,10 +133,15 @@ def check_server(server: str, authority: Path) -> None:
     try:
         with (
             socket.create_connection((host, int(port)), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host),
+            context.wrap_socket(plain, server_hostname=host) as secure,
         ):
-            return
+            check_clock(server, _server_time(secure, host), time.time())
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in WRONG_TIME:
+            raise ConfigError(
+                f"{server}: {error.verify_message}: this machine's clock is wrong, or the "
+                "federation's certificates are too old; nothing was sent"
+            ) from error
         raise ConfigError(
             f"{server}: its certificate is not for this host or not by this federation's "
             f"authority ({error.verify_message}); nothing was sent"
@@ -141,3 +150,25 @@ def check_server(server: str, authority: Path) -> None:
         raise ConfigError(
             f"{server} does not speak TLS ({error.reason}); nothing was sent"
         ) from error
+
+
+def check_clock(server: str, theirs: float | None, ours: float) -> None:
+    """A ConfigError if the server would not take this machine's signatures for new ones."""
+    ahead = 0.0 if theirs is None else ours - theirs
+    if -BEHIND < ahead < AHEAD:
+        return
+    where = "ahead of" if ahead > 0 else "behind"
+    raise ConfigError(
+        f"this machine's clock is {abs(ahead):.0f} s {where} the clock of {server}, which would "
+        "refuse its signatures: set the wrong one of the two (NTP does), then join again"
+    )
+
+
+def _server_time(secure: ssl.SSLSocket, host: str) -> float | None:
+    """The time that the server's answer to an empty question shows, if it shows one."""
+    secure.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    found = re.search(rb"(?im)^date:([^\r\n]+)", secure.recv(4096))
+    try:
+        return None if found is None else parsedate_to_datetime(found[1].decode()).timestamp()
+    except (ValueError, UnicodeError):
+        return None

@@ -22,6 +22,7 @@ from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, check
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
+from fedgradnorm.experiments.deploy.attendance import Rules
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
 from fedgradnorm.experiments.execute import free_folder, output_folder
@@ -58,9 +59,12 @@ def serve(
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
-    link = superlink(federation, terms.listen, terms.port, federation / DATABASE, folder / LINK_LOG)
-    with Claim(folder, config.text()) as claim, link as secret:
-        operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), secret)
+    files, size = (federation / DATABASE, folder / LINK_LOG), FlatNetwork(network).vector.nbytes
+    with (
+        Claim(folder, config.text()) as claim,
+        superlink(federation, terms.listen, terms.port, *files, size) as link,
+    ):
+        operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), link)
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
         about = _about(network, weighting, agreement, terms)
         keeper = RunFolder(claim, coordinator, about, resume)
@@ -70,7 +74,7 @@ def serve(
             keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
             operator.register(keys)
             operator.start()
-            _meet(operator, terms, waiting)
+            _meet(operator, terms, coordinator, waiting)
             _rounds(coordinator, keeper, show)
             coordinator.notices.sum_up()
             log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
@@ -96,22 +100,28 @@ def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
 
 
 def _meet(
-    operator: Operator, terms: FederationFile, waiting: Callable[[list[str]], None] | None
+    operator: Operator,
+    terms: FederationFile,
+    coordinator: Coordinator,
+    waiting: Callable[[list[str]], None] | None,
 ) -> None:
-    """Wait for all clients; after ``wait`` seconds the least number will do."""
+    """Wait for all who take part; after ``wait`` seconds the least number will do."""
+    attendance, now = coordinator.attendance, coordinator.round
+    wanted = [name for name in terms.clients if attendance.takes_part(name, now)]
     end, missing = time.monotonic() + terms.wait, [""]
     while missing and time.monotonic() < end:
         here = operator.online()
-        now = [name for name in terms.clients if name not in here]
-        if now != missing and now and waiting is not None:
-            waiting(now)
-        missing = now
+        absent = [name for name in wanted if name not in here]
+        if absent != missing and absent and waiting is not None:
+            waiting(absent)
+        missing = absent
         time.sleep(0.2 if missing else 0)
     if missing:
         log.warning("not connected after %.0f s: %s", terms.wait, ", ".join(missing))
-    if len(terms.clients) - len(missing) < max(1, terms.minimum):
+    here = operator.online()
+    if len(here) < max(1, terms.minimum):
         raise TrainingError(
-            f"only {len(terms.clients) - len(missing)} of {len(terms.clients)} clients connected "
+            f"only {len(here)} of {len(terms.clients)} clients connected "
             f"in {terms.wait:.0f} s; start the others (fedgradnorm join), then --resume"
         )
 
@@ -145,7 +155,8 @@ def _coordinator(
         aggregate=settings.aggregate,
         order=settings.order,
     )
-    patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest)
+    rules = Rules(terms.misses, terms.refusals, terms.pause)
+    patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
     return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge)
 

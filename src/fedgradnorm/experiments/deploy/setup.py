@@ -63,6 +63,9 @@ def init_federation(
         "minimum": -(-len(clients) // 2),
         "attempts": 3,
         "longest": 1e6,
+        "misses": 3,
+        "refusals": 5,
+        "pause": 32,
         **options,
     }
     (folder / FEDERATION).write_text(to_toml(table), encoding="utf-8")

@@ -1,0 +1,120 @@
+"""Who is asked: a client that does not answer is left alone for a while, and let in again."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+
+import fedgradnorm as fgn
+import toys
+from engines.flower.direct import Together
+from fedgradnorm.engines.flower.messages import Refused
+from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
+from fedgradnorm.experiments.deploy.coordinator import Patience
+
+NOBODY, EVERYBODY = (list), (lambda: ["a", "b"])
+
+
+def asked_in(attendance: Attendance, rounds: int, online=EVERYBODY) -> list[int]:
+    """The rounds that ask a client which never gives a usable answer."""
+    found = []
+    for round in range(rounds):
+        if "b" in attendance.asked(["a", "b"], round, 1, online):
+            attendance.missed("b", round, refused=False)
+            found.append(round)
+    return found
+
+
+def test_pauses_double_up_to_the_longest():
+    rounds = asked_in(Attendance(["a", "b"], Rules(misses=3, pause=4)), 30)
+    assert rounds == [0, 1, 2, 4, 7, 12, 17, 22, 27]
+
+
+def test_zero_never_suspends_and_never_shuts_out():
+    attendance = Attendance(["a", "b"], Rules(misses=0, refusals=0))
+    for round in range(50):
+        attendance.missed("b", round, refused=True)
+        assert attendance.takes_part("b", round + 1)
+
+
+def test_refusals_in_a_row_shut_out_and_a_usable_answer_forgives():
+    attendance = Attendance(["a", "b"], Rules(misses=0, refusals=3))
+    for refused in (True, True, False, True, True):
+        attendance.missed("b", 0, refused)
+    attendance.good("b")
+    for _ in range(2):
+        attendance.missed("b", 0, refused=True)
+    assert attendance.takes_part("b", 0)
+    attendance.missed("b", 0, refused=True)
+    assert not attendance.takes_part("b", 10**6)
+
+
+def test_a_client_that_connects_anew_is_asked_at_once():
+    attendance = Attendance(["a", "b"], Rules(misses=1, pause=100))
+    attendance.pauses["b"] = 6
+    attendance.missed("b", 0, refused=False)
+    assert attendance.asked(["a", "b"], 1, 1, EVERYBODY) == ["a"]
+    assert attendance.asked(["a", "b"], 2, 1, NOBODY) == ["a"]
+    assert attendance.asked(["a", "b"], 3, 1, EVERYBODY) == ["a", "b"]
+
+
+def test_suspended_clients_are_asked_where_the_others_are_too_few():
+    attendance = Attendance(["a", "b"], Rules(misses=1))
+    attendance.missed("b", 0, refused=False)
+    assert attendance.asked(["a", "b"], 1, 1, EVERYBODY) == ["a"]
+    assert attendance.asked(["a", "b"], 1, 2, EVERYBODY) == ["a", "b"]
+    assert attendance.asked(["b"], 1, 1, EVERYBODY) == ["b"]
+
+
+@pytest.mark.parametrize("said", ["no answer in 600 s", Refused("it cannot be read")])
+def test_one_client_does_not_end_a_run_in_which_all_are_needed(said, tmp_path, caplog):
+    """It counts as not taking part: the run is that of the others."""
+    plan = [["corner", "place"]] * 6
+    alone = fgn.train(
+        toys.network(), toys.clients(), participation=plan, eval_every=0, engine="loop",
+        rounds=6, batch_size=8, lr=0.02, seed=3, device="cpu",
+    )  # fmt: skip
+    together = Together(tmp_path, patience=Patience(minimum=0, attempts=3))
+    together.exchange.tamper = lambda name, _, content: said if name == "side" else content
+    with caplog.at_level(logging.WARNING, "fedgradnorm"):
+        shared = together.run()
+    assert torch.equal(shared, toys.parameters(alone.network))
+    assert caplog.text.count("'side' is suspended") == 1
+
+
+def test_suspension_and_shutting_out_survive_a_resume(tmp_path):
+    together = Together(tmp_path, patience=Patience(minimum=1, rules=Rules(misses=2, refusals=2)))
+    together.exchange.tamper = lambda name, _, content: {
+        "side": "late",
+        "place": Refused("no"),
+    }.get(name, content)
+    together.run(2)
+    state = copy.deepcopy(together.server.state_dict())
+    again = Together(tmp_path / "again", patience=together.server.patience)
+    again.server.load_state_dict(state)
+    attendance = again.server.attendance
+    assert not attendance.takes_part("side", 2)
+    assert attendance.takes_part("side", 3)
+    assert attendance.shut_out("place")
+    assert [row["client"] for row in together.server.history.rows if row["round"] == 2]
+    together.run(1)
+    assert [r["client"] for r in together.server.history.rows if r["round"] == 3] == ["corner"]
+
+
+def test_a_state_from_before_there_was_attendance_loads(tmp_path):
+    together = Together(tmp_path)
+    together.run(1)
+    state = together.server.state_dict()
+    del state["attendance"]
+    together.server.load_state_dict(state)
+    assert together.server.attendance.takes_part("side", 1)
+
+
+def test_a_run_with_nobody_left_says_so(tmp_path):
+    together = Together(tmp_path, patience=Patience(rules=Rules(misses=0, refusals=1)))
+    together.exchange.tamper = lambda *_: Refused("no")
+    with pytest.raises(fgn.TrainingError, match="0 good answers, 1 are needed"):
+        together.run()

@@ -1,0 +1,249 @@
+"""Mutated messages: whatever arrives is used or refused, and nothing else happens.
+
+``FEDGRADNORM_FUZZ`` sets the number of cases for a campaign.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from engines.flower.wire import SHARED, Packed, Wire, honest, order, packed, started, with_root
+
+# isort: split
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+
+from fedgradnorm.engines.flower.collecting import Incoming, collect
+from fedgradnorm.engines.flower.door import Guard, Turned
+from fedgradnorm.engines.flower.limits import Limits
+from fedgradnorm.engines.flower.messages import Refused, decode_answer, encode_order
+from fedgradnorm.engines.flower.node import check_order
+from fedgradnorm.engines.flower.requests import NODES, OPEN, check_request
+
+CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "300"))
+LIMITS, NODE, ASKED = Limits(SHARED.nbytes), 77, "a" * 64
+
+
+def answer() -> Message:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+    asked = Message(encode_order(order()), NODE, "train", ttl=60.0)
+    asked.metadata.__dict__["_message_id"] = ASKED
+    return honest(asked)
+
+
+GOOD = packed(answer())
+NUMBERS = [b"0", b"-1", b"99999999999999999999", b"1e999", b"nan", b"[0,0,0,0]", b"{}", b'""']
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """The bytes with a few flipped, lost, doubled, put in, or exchanged for odd numbers."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
+        span = rng.choice([1, 1, 2, 8, 64])
+        kind = rng.randrange(6)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del data[at : at + span]
+        elif kind == 2:
+            data[at:at] = data[at : at + span]
+        elif kind == 3:
+            data[at:at] = rng.randbytes(span)
+        elif kind == 4:
+            data[at : at + span] = rng.choice(NUMBERS)
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+class Shelf:
+    """Answers as the SuperLink would keep them, however they came about."""
+
+    def __init__(self, tree: ObjectTree, parts: dict[str, bytes]) -> None:
+        self.trees, self.parts = tree, parts
+
+    def tree(self, _: str) -> ObjectTree:
+        return self.trees
+
+    def part(self, name: str) -> bytes | None:
+        return self.parts.get(name)
+
+    def forget(self, _: str) -> None:
+        pass
+
+
+def shelves(rng: random.Random) -> Iterable[Shelf]:
+    """Parts changed, exchanged, lost; lists of parts that are another message's."""
+    parts = dict(GOOD.parts)
+    for name in rng.sample(sorted(parts), rng.randint(1, 3)):
+        parts[name] = mutated(rng, parts[name])
+    yield Shelf(GOOD.tree, parts)
+    names = sorted(GOOD.parts)
+    other = dict(zip(names, rng.sample([GOOD.parts[n] for n in names], len(names)), strict=True))
+    yield Shelf(GOOD.tree, other)
+    pool = [*names, "", "zz", "b" * 64]
+    children = [ObjectTree(object_id=rng.choice(pool)) for _ in range(rng.randrange(4))]
+    yield Shelf(ObjectTree(object_id=rng.choice(pool), children=children), dict(GOOD.parts))
+
+
+def outcome(shelf: Shelf) -> object:
+    """What the server makes of it, as far as an answer that it uses."""
+    found = collect([Incoming("x", NODE, ASKED)], shelf, LIMITS, end=0.0).get("x", "no answer")
+    if isinstance(found, (str, Refused)):
+        return found
+    try:
+        return decode_answer(found, order(), ("loss",), longest=1e6)
+    except Refused as error:
+        return error
+
+
+def test_the_answer_that_is_mutated_is_a_good_one():
+    assert not isinstance(outcome(Shelf(GOOD.tree, dict(GOOD.parts))), (str, Refused))
+
+
+def test_a_mutated_answer_is_used_or_refused():
+    rng, refused, used = random.Random(0), 0, 0
+    for _ in range(CASES // 3):
+        for shelf in shelves(rng):
+            found = outcome(shelf)
+            refused += isinstance(found, (str, Refused))
+            used += not isinstance(found, (str, Refused))
+    print(f"{used} used, {refused} refused")
+    assert refused > used
+
+
+def test_a_mutated_request_is_passed_on_or_refused():
+    push = PushMessagesRequest(
+        node=Node(node_id=NODE),
+        messages_list=[GOOD.message],
+        message_object_trees=[GOOD.tree],
+        clientapp_runtime_list=[0.5],
+    )
+    body, path = push.SerializeToString(), NODES + "push-messages"
+    check_request(path, NODE, body, LIMITS)
+    rng, refused = random.Random(1), 0
+    for _ in range(CASES):
+        try:
+            check_request(rng.choice(sorted(OPEN)), NODE, mutated(rng, body), LIMITS)
+        except Refused:
+            refused += 1
+    assert refused > CASES // 10
+
+
+def test_a_mutated_head_is_turned_away():
+    guard, rng = Guard(None, "secret", LIMITS, {}.get), random.Random(2)
+    part = PushObjectRequest(object_content=b"x" * 50).SerializeToString()
+    head = [
+        (b"content-length", b"%d" % len(part)),
+        (FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b"QUJD"),
+        (FLEET_HTTP_SIGNATURE_HEADER.encode(), b"QUJD"),
+        (TIMESTAMP_HEADER.encode(), b"2026-01-01T00:00:00+00:00"),
+    ]
+
+    def entered(path: str, lines: list[tuple[bytes, bytes]]) -> None:
+        guard.check_head("POST", path, dict(lines))
+        guard.signer({"type": "http", "method": "POST", "path": path, "headers": lines})
+
+    for _ in range(CASES):
+        lines = [(mutated(rng, k) if rng.random() < 0.2 else k, mutated(rng, v)) for k, v in head]
+        with pytest.raises(Turned):
+            entered(rng.choice(sorted(OPEN)), lines)
+
+
+def test_one_piece_named_many_times_is_counted_each_time():
+    """A list of a thousand times the same piece would be put together as a thousand of it."""
+    root = next(name for name, part in GOOD.parts.items() if part.startswith(b"Array "))
+    content = GOOD.parts[root]
+    head, body = content.split(b"\x00", 1)
+    body = body.replace(b"[0]", b"[" + b"0," * 4000 + b"0]")
+    kind, children, _ = head.split(b" ")
+    changed = b" ".join([kind, children, b"%d" % len(body)]) + b"\x00" + body
+    found = outcome(Shelf(GOOD.tree, {**GOOD.parts, root: changed}))
+    assert "more than" in str(found)
+
+
+@pytest.mark.parametrize(
+    "change", [{"_src_node_id": 5}, {"_dst_node_id": 5}, {"_reply_to_message_id": ASKED}]
+)
+def test_a_client_takes_orders_from_the_server_alone(change):
+    GOOD  # noqa: B018 (it sets whose task this is)
+    about = Message(encode_order(order()), NODE, "train", ttl=60.0).metadata
+    check_order(about, NODE)
+    about.__dict__.update(change)
+    with pytest.raises(Refused):
+        check_order(about, NODE)
+
+
+def posted(wire: Wire, rng: random.Random, pack: Packed, count: int) -> list[int]:
+    """The statuses that so many mutated requests of a registered client are answered with."""
+    push = PushMessagesRequest(
+        node=wire.node,
+        messages_list=[pack.message],
+        message_object_trees=[pack.tree],
+        clientapp_runtime_list=[0.5],
+    )
+    part = PushObjectRequest(
+        node=wire.node,
+        run_id=pack.message.metadata.run_id,
+        object_id=pack.tree.object_id,
+        object_content=pack.parts[pack.tree.object_id],
+    )
+    bodies = [(NODES + "push-messages", push), (NODES + "push-object", part)]
+    found = []
+    for _ in range(count):
+        path, message = rng.choice(bodies)
+        path = path if rng.random() < 0.8 else rng.choice(FUZZED)
+        found.append(wire.post(path, mutated(rng, message.SerializeToString())))
+    return found
+
+
+def storable(rng: random.Random, content: bytes) -> bytes:
+    """A part with a mutated body that the SuperLink keeps: its head says how long it is."""
+    head, body = content.split(b"\x00", 1)
+    body = mutated(rng, body)
+    return b" ".join([*head.split(b" ")[:2], b"%d" % len(body)]) + b"\x00" + body
+
+
+DEADLINE = 25.0
+FUZZED = sorted(path for path in OPEN if "activate" not in path)  # it must stay connected
+
+
+@pytest.mark.slow
+def test_a_live_superlink_takes_no_harm_and_honest_answers_count(tmp_path: Path):
+    rng, statuses, refused = random.Random(3), [], 0
+    with started(tmp_path) as live:
+        good, bad = live.wires["good"], live.wires["bad"]
+
+        def attack(asked: Message) -> None:
+            pack = packed(honest(asked))
+            statuses.extend(posted(bad, rng, pack, max(20, CASES // 60)))
+            with suppress(httpx.HTTPStatusError):
+                bad.push(with_root(pack, storable(rng, pack.parts[pack.tree.object_id])))
+
+        before = live.memory()
+        for _ in range(5):
+            good.well()
+            bad.answering(attack)
+            found = live.operator.ask(dict.fromkeys(live.wires, order()), DEADLINE)
+            assert isinstance(found["good"], RecordDict)
+            refused += not isinstance(found["bad"], RecordDict)
+        assert live.operator.link.process.poll() is None
+        grown = live.memory() - before
+    counts = {code: statuses.count(code) for code in sorted(set(statuses))}
+    print(f"{counts}, {refused} of 5 answers refused, the SuperLink grew by {grown} MB")
+    assert grown < 60
+    assert all(code < 500 for code in counts), counts
