@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.bounds import Bounds
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import anchored, load_clients
 from fedgradnorm.errors import ConfigError, choose
@@ -23,7 +24,8 @@ class FederationFile:
 
     A round waits ``deadline`` seconds for answers and counts with at least ``minimum`` of them
     (0: all that take part); with fewer it is repeated, ``attempts`` times in all. ``longest`` is
-    the largest length of an update that is used.
+    the largest length of an update that is used; the three after it bound what one client may do
+    to a round, see :class:`fedgradnorm.bounds.Bounds`.
     """
 
     clients: list[str]
@@ -35,6 +37,9 @@ class FederationFile:
     attempts: int = 3
     wait: float = 3600.0
     longest: float = 1e6
+    largest_share: float = Bounds.share
+    largest_weight: float = Bounds.weight
+    largest_ratio: float = Bounds.ratio
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -44,6 +49,12 @@ class FederationFile:
         for name in ("deadline", "attempts", "longest"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
+        _ = self.bounds  # checks its numbers
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far one client may move the shared network in a round."""
+        return Bounds(self.largest_share, self.largest_weight, self.largest_ratio)
 
     @property
     def address(self) -> str:

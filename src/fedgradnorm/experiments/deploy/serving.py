@@ -144,6 +144,7 @@ def _coordinator(
         optimizers.resolve(settings.server_optimizer, settings.lr),
         aggregate=settings.aggregate,
         order=settings.order,
+        bounds=terms.bounds,
     )
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest)
     gauge = _gauge(network, config)
