@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 from fedgradnorm import optimizers
 from fedgradnorm.bounds import Bounds
+from fedgradnorm.engines import StackedEngine
 from fedgradnorm.engines.flower.messages import Answer, Order, encode_answer
-from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.experiments.deploy.agreement import Agreement, sent_scalars
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.methods import find_method
@@ -92,9 +92,9 @@ LIES: Mapping[str, Lie] = {
 
 
 class Liars:
-    """All clients in the loop engine; the liar's answer is changed, then all are encoded."""
+    """All clients in one engine; the liar's answer is changed, then all are encoded."""
 
-    def __init__(self, engine: LoopEngine, scalars: tuple[str, ...], lie: Lie) -> None:
+    def __init__(self, engine: StackedEngine, scalars: tuple[str, ...], lie: Lie) -> None:
         self.engine, self.scalars, self.lie = engine, scalars, lie
 
     def ask(self, orders: Mapping[str, Order], _seconds: float) -> dict[str, RecordDict | str]:
@@ -118,7 +118,7 @@ class Liars:
 
 def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh())
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
 
 
 def federation(
@@ -129,7 +129,7 @@ def federation(
     weighting.bind(list(PAIRS))
     assert settings.rounds is not None
     agreement = Agreement(settings, settings.rounds, sent_scalars(weighting, settings), "agreed")
-    engine = LoopEngine(
+    engine = StackedEngine(
         shared,
         everybody,
         {c.name: make_head(shared, c, settings.seed) for c in everybody},

@@ -92,7 +92,7 @@ class GradNorm(Weighting):
     @property
     def spread(self) -> float:
         """Little by the direct rule, whose weights even the lengths out from the first round on."""
-        return 10.0 if self.rule == "direct" and not self.warmup else super().spread
+        return 20.0 if self.rule == "direct" and not self.warmup else super().spread
 
     def weigh(self, signals: Signals) -> Tensor:
         """Move p by one step of the rule."""
