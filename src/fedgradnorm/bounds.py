@@ -22,12 +22,25 @@ FEWEST = 3  # of two clients nobody can say which one is usual
 
 
 class Cut(NamedTuple):
-    """A client's number that was over its bound: whose row, which number, its value, the bound."""
+    """A client's number that was over its bound: whose row, which bound, the number, the bound."""
 
     row: int
-    what: str
+    name: str
     value: float
     bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"its {_WORDS[self.name]} is {self.value:.3g}, {self.bound:.3g} counts "
+            f"(largest_{self.name})"
+        )
+
+
+_WORDS = {
+    "share": "share of the step, in medians,",
+    "weight": "part of all weights",
+    "ratio": "loss ratio",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Bounds:
     def clipped(self, signals: Signals) -> tuple[Signals, list[Cut]]:
         """The signals with no loss ratio over the bound."""
         over = signals.active & (signals.loss_ratio > self.ratio)
-        cuts = _cuts("loss ratio", over, signals.loss_ratio, self.ratio)
+        cuts = _cuts("ratio", over, signals.loss_ratio, self.ratio)
         if not cuts:
             return signals, []
         return replace(signals, loss_ratio=signals.loss_ratio.clamp_max(self.ratio)), cuts
@@ -85,7 +98,7 @@ class Bounds:
         rest = torch.cat([size[:top], size[top + 1 :]]).sum()
         factor = torch.ones_like(share)
         factor[top] = self.weight / (1 - self.weight) * rest / size[top]
-        return share * factor, [Cut(top, "part of the weights", part, self.weight)]
+        return share * factor, [Cut(top, "weight", part, self.weight)]
 
     def _shorter(self, share: Tensor, length: Tensor, largest: float) -> tuple[Tensor, list[Cut]]:
         """No share of the step over ``largest`` times the median of those that are not 0."""
@@ -95,10 +108,10 @@ class Bounds:
             return share, []
         usual = counted.median()  # of two middle ones the lower
         over = step > largest * usual
-        cuts = _cuts("share of the step, in medians,", over, step / usual, largest)
+        cuts = _cuts("share", over, step / usual, largest)
         return torch.where(over, share * (largest * usual / step), share), cuts
 
 
-def _cuts(what: str, over: Tensor, values: Tensor, bound: float) -> list[Cut]:
+def _cuts(name: str, over: Tensor, values: Tensor, bound: float) -> list[Cut]:
     rows = over.nonzero().flatten().tolist()
-    return [Cut(row, what, float(values[row]), bound) for row in rows]
+    return [Cut(row, name, float(values[row]), bound) for row in rows]

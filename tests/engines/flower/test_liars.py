@@ -88,10 +88,11 @@ def test_a_bounded_client_is_counted_each_round_and_logged_once(tmp_path, caplog
     assert together.server.bounded == {"corner": 0, "side": 5, "place": 0}
     told = [r.getMessage() for r in caplog.records if "is bounded" in r.getMessage()]
     assert len(told) == 1
-    assert "round 2: client 'side' is bounded: its loss ratio is 1e+06, 3 counts" in told[0]
+    words = "client 'side' is bounded: its loss ratio is 1e+06, 3 counts (largest_ratio)"
+    assert told[0].startswith(f"round 2: {words}")
 
 
-@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+@pytest.mark.parametrize("rule", ["absolute", "direct"])
 def test_a_boast_gains_no_more_than_the_bound_itself(rule, tmp_path):
     """Whoever says a million is weighed as whoever says three."""
 

@@ -154,11 +154,8 @@ class Coordinator:
         for cut in {cut.row: cut for cut in cuts}.values():
             name = self.names[cut.row]
             if not self.bounded[name]:
-                log.warning(
-                    "round %d: client %r is bounded: its %s is %.3g, %.3g counts (docs/deploy.md, "
-                    "lying clients); later rounds are only counted",
-                    self.round + 1, name, cut.what, cut.value, cut.bound,
-                )  # fmt: skip
+                words = "round %d: client %r is bounded: %s; later rounds are only counted"
+                log.warning(words, self.round + 1, name, cut)
             self.bounded[name] += 1
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
