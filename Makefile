@@ -38,6 +38,7 @@ clean:
 bench: $(DEV)      ## speed, limits, scale, federation and, where there is one, GPU
 	for script in speed limits scale gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
+	for script in liars honest; do $(BIN)/python benchmarks/$$script.py --threads 1 || exit 1; done
 
 .venv:
 	$(PYTHON) -m venv .venv

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm import optimizers
+from fedgradnorm.bounds import Bounds, Cut
 from fedgradnorm.fusing import Fused
 from fedgradnorm.reports import Reports
 from fedgradnorm.weighting import Signals, Weighting
@@ -20,7 +22,12 @@ Order = Literal["new", "old"]
 
 
 class ServerState:
-    """What the server keeps between rounds: ``shared``, its optimiser, and the weighting."""
+    """What the server keeps between rounds: ``shared``, its optimiser, and the weighting.
+
+    With ``bounds``, for clients that nobody vouches for, one client moves ``shared`` only so far;
+    ``cuts`` says what was over its bound in the last round. That takes every client's update, so an
+    engine that holds none refuses it.
+    """
 
     def __init__(
         self,
@@ -30,12 +37,14 @@ class ServerState:
         *,
         aggregate: Aggregate = "mean",
         order: Order = "new",
+        bounds: Bounds | None = None,
     ) -> None:
         self.shared = nn.Parameter(shared.clone())
         self.weighting = weighting
         self.optimizer = optimizers.build([self.shared], optimizer)
         self.aggregate, self.order = aggregate, order
         self.weigh = weigh
+        self.bounds, self.cuts = bounds, list[Cut]()
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
@@ -69,13 +78,31 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
     ``aggregate`` say nothing then. Returns the weights after the round, one per client.
     """
     signals = reports.signals(server.weighting.needs)
+    if server.bounds is not None:
+        signals, server.cuts = server.bounds.clipped(signals)
     weights, share = server.weigh(server.weighting, signals, server.order, server.aggregate)
+    if server.bounds is not None:
+        signals, share = _bounded(server, server.bounds, reports, signals, share)
     direction = server.weighting.direction(signals)
     if direction is None:
         direction = reports.aggregate(share)
     server.shared.grad = direction
     server.optimizer.step()
     return weights
+
+
+def _bounded(
+    server: ServerState, bounds: Bounds, reports: Reports, signals: Signals, share: Tensor
+) -> tuple[Signals, Tensor]:
+    """What each update is multiplied with, within the bounds; so too the updates of ``signals``."""
+    length = only(signals.active, reports.gradients().double().norm(dim=1))
+    limited, cuts = bounds.limited(share, length, server.weighting.spread)
+    server.cuts = server.cuts + cuts
+    if cuts and signals.gradients is not None:  # a method with a direction of its own reads these
+        factor = torch.where(share == 0, 0, limited / share)
+        rows = signals.gradients * (factor / factor.max()).to(signals.gradients.dtype)[:, None]
+        signals = replace(signals, gradients=rows)
+    return signals, limited
 
 
 def weigh(

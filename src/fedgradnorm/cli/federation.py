@@ -141,10 +141,11 @@ def _waiting(missing: list[str]) -> None:
 
 def _show(done: Coordinator, folder: Path) -> None:
     """A row per client, and where the run is."""
-    table = Table("client", "rounds", "weight", "left out", "refused", "MB exchanged")
+    table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
     weights = dict(zip(done.names, done.server.weighting.weight.tolist(), strict=True))
     for name in done.names:
-        numbers = (done.states[name], f"{weights[name]:.4f}", done.missed[name], done.refused[name])
+        counts = (done.missed[name], done.refused[name], done.bounded[name])
+        numbers = (done.states[name], f"{weights[name]:.4f}", *counts)
         table.add_row(name, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")

@@ -121,6 +121,16 @@ class Weighting(ABC):
         return self.rows["weight"]
 
     @property
+    def spread(self) -> float:
+        """The largest share of a step that an honest client has, in medians of the round's shares.
+
+        A share is weight times length of the update. Honest lengths differ by hundreds (by 650 in
+        MTFL's first epoch); a method that evens them out says less. A server with bounds allows no
+        more.
+        """
+        return 10_000.0
+
+    @property
     def held(self) -> Tensor | None:
         """Which rows the last update left alone because their gradient vanished, if known."""
         return None

@@ -89,6 +89,11 @@ class GradNorm(Weighting):
         """Rows the last update left alone because their gradient has vanished."""
         return self.rows["held"] > 0 if self.rows else None
 
+    @property
+    def spread(self) -> float:
+        """Little by the direct rule, whose weights even the lengths out from the first round on."""
+        return 20.0 if self.rule == "direct" and not self.warmup else super().spread
+
     def weigh(self, signals: Signals) -> Tensor:
         """Move p by one step of the rule."""
         active, p = signals.active, self.rows["level"]

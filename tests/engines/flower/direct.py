@@ -18,6 +18,7 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm import optimizers
+from fedgradnorm.bounds import Bounds
 from fedgradnorm.engines.flower.messages import Order, encode_order
 from fedgradnorm.engines.flower.node import answered
 from fedgradnorm.experiments.deploy.agreement import Agreement, sent_scalars
@@ -32,6 +33,7 @@ TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as 
 
 Tamper = Callable[[str, Order, RecordDict], Any]
 ANYBODY = Patience(minimum=1)
+AS_SERVED = Bounds()
 OPTIONS = {"rounds": 6, "batch_size": 8, "lr": 0.02, "seed": 3, "device": "cpu"}
 
 
@@ -68,6 +70,7 @@ class Together:
         weighting: Weighting | None = None,
         make: Callable[[], nn.Module] = toys.network,
         patience: Patience = ANYBODY,
+        bounds: Bounds | None = AS_SERVED,
         **options: Any,
     ) -> None:
         self.settings = Settings(**{**OPTIONS, **options})
@@ -83,6 +86,7 @@ class Together:
             optimizers.resolve(self.settings.server_optimizer, self.settings.lr),
             aggregate=self.settings.aggregate,
             order=self.settings.order,
+            bounds=bounds,
         )
         self.server = Coordinator(server, list(toys.NAMES), self.agreement, self.exchange, patience)
 

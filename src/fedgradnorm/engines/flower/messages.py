@@ -22,6 +22,7 @@ from fedgradnorm.errors import FedGradNormError
 Kind = Literal["train", "finish"]
 SLACK = 1024  # bytes of a stored array beside its numbers
 TOLERANCE = 1e-3  # relative, between a gauge norm and the update it is said to be of
+ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
 
 
 class Refused(FedGradNormError):
@@ -124,7 +125,7 @@ def decode_answer(
         raise Refused(f"its state is of round {numbers['state_round']}, not {expected}")
     if not training:
         return Answer(order.run, order.round, expected)
-    found = {name: _finite(numbers, name) for name in scalars}
+    found = {name: _possible(numbers, name) for name in scalars}
     update = _unpacked(content["update"], "update", order.shared)
     length = float(update.double().norm())
     if length > longest:
@@ -195,8 +196,19 @@ def _count(table: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _finite(table: Mapping[str, Any], key: str) -> float:
+def _possible(table: Mapping[str, Any], key: str) -> float:
+    """A number that an honest client can have come to.
+
+    A loss of 0 is possible, and so is its ratio. A loss of one's own making may be negative, but
+    then it has no ratio: choose a method that needs none.
+    """
     value = table[key]
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Refused(f"{key}: not a finite number")
+    if abs(value) > ABSURD:
+        raise Refused(f"{key}: {value:.3g} is beyond {ABSURD:.0e}")
+    if key in ("loss_ratio", "gauge_norm") and value < 0:
+        raise Refused(f"{key}: {value:.3g} is negative")
+    if key == "size" and not (value >= 1 and float(value).is_integer()):
+        raise Refused(f"size: {value:.6g} is no whole number >= 1")
     return float(value)

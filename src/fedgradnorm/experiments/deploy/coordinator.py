@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from fedgradnorm.bounds import Cut
 from fedgradnorm.conflict import pairs
 from fedgradnorm.engines.flower.messages import (
     Answer,
@@ -80,7 +81,8 @@ class Coordinator:
         self.round = 0
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-        self.bytes = dict.fromkeys(names, 0)
+        self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        self.sizes: dict[str, float] = {}  # rows that each client first said it has
         self.notices = Notices(names, agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
@@ -162,7 +164,7 @@ class Coordinator:
                 if isinstance(content, Refused):
                     raise content
                 self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
-                good[name] = self._checked(content, order)
+                good[name] = self._checked(name, content, order)
                 self.attendance.good(name)
             except Refused as error:
                 self.refused[name] += 1
@@ -171,15 +173,32 @@ class Coordinator:
         self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
 
-    def _checked(self, content: RecordDict, order: Order) -> Answer:
+    def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
         answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
         if self.gauge is not None and "gauge_norm" in answer.scalars:
             check_gauge(answer, self.gauge)
+        self._check_size(name, answer)
         return answer
+
+    def _check_size(self, name: str, answer: Answer) -> None:
+        """Refuse another number of rows than the client first said; its data stays the same."""
+        said = answer.scalars.get("size")
+        if said is not None and said != self.sizes.setdefault(name, said):
+            raise Refused(f"its size is {said:g}, but it was {self.sizes[name]:g}")
+
+    def _count_bounded(self, cuts: Sequence[Cut]) -> None:
+        """Count the rounds in which a client was bounded; the first one is logged."""
+        for cut in {cut.row: cut for cut in cuts}.values():
+            name = self.names[cut.row]
+            if not self.bounded[name]:
+                words = "round %d: client %r is bounded: %s; later rounds are only counted"
+                log.warning(words, self.round + 1, name, cut)
+            self.bounded[name] += 1
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
         reports = self._reports(good)
         weights = server_round(self.server, reports).tolist()
+        self._count_bounded(self.server.cuts)
         recorded = self.agreement.settings.records_conflict(self.round)
         for name in good:
             self.states[name] += 1
@@ -242,17 +261,20 @@ class Coordinator:
         tables = {key: dict(getattr(self, key)) for key in _TABLES}
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
-        return {"run": self.run, "round": self.round, **own, **tables}
+        kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
+        return {**kept, **own, **tables}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
+        self.sizes = dict(state.get("sizes", {}))  # older states have none
         self.notices.load_state_dict(state.get("notices", {}))
         for key in _TABLES:
-            setattr(self, key, {name: state[key][name] for name in self.names})
+            known = state.get(key) or dict.fromkeys(self.names, 0)
+            setattr(self, key, {name: known[name] for name in self.names})
         if "attendance" in state:
             self.attendance.load_state_dict(state["attendance"])
 
 
-_TABLES = ("states", "refused", "missed", "bytes")
+_TABLES = ("states", "refused", "missed", "bytes", "bounded")

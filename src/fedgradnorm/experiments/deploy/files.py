@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.bounds import Bounds
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import anchored
 from fedgradnorm.errors import ConfigError, choose
@@ -23,9 +24,10 @@ class FederationFile:
 
     A round waits ``deadline`` seconds for answers and counts with at least ``minimum`` of them
     (0: all that take part); with fewer it is repeated, ``attempts`` times in all. ``longest`` is
-    the largest length of an update that is used. A client without a usable answer to ``misses``
-    orders in a row is suspended, for ``pause`` rounds at most; one whose answers were refused
-    ``refusals`` times in a row is shut out (0: never).
+    the largest length of an update that is used; the three after it bound what one client may do
+    to a round, see :class:`fedgradnorm.bounds.Bounds`. A client without a usable answer to
+    ``misses`` orders in a row is suspended, for ``pause`` rounds at most; one whose answers were
+    refused ``refusals`` times in a row is shut out (0: never).
     """
 
     clients: list[str]
@@ -37,6 +39,9 @@ class FederationFile:
     attempts: int = 3
     wait: float = 3600.0
     longest: float = 1e6
+    largest_share: float = Bounds.share
+    largest_weight: float = Bounds.weight
+    largest_ratio: float = Bounds.ratio
     misses: int = 3
     refusals: int = 5
     pause: int = 32
@@ -52,6 +57,12 @@ class FederationFile:
         for name in ("misses", "refusals", "pause"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        _ = self.bounds  # checks its numbers
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far one client may move the shared network in a round."""
+        return Bounds(self.largest_share, self.largest_weight, self.largest_ratio)
 
     @property
     def address(self) -> str:

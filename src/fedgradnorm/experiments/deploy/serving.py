@@ -154,6 +154,7 @@ def _coordinator(
         optimizers.resolve(settings.server_optimizer, settings.lr),
         aggregate=settings.aggregate,
         order=settings.order,
+        bounds=terms.bounds,
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.bounds import Bounds
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.deploy.files import CLIENT, FEDERATION, KEYS
 from fedgradnorm.experiments.toml_text import to_toml
@@ -66,6 +68,7 @@ def init_federation(
         "misses": 3,
         "refusals": 5,
         "pause": 32,
+        **{f"largest_{name}": value for name, value in asdict(Bounds()).items()},
         **options,
     }
     (folder / FEDERATION).write_text(to_toml(table), encoding="utf-8")
