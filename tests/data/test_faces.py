@@ -98,7 +98,9 @@ def test_progress_and_settings():
     faces.clients(samples=600, test_samples=10, progress=lambda *step: steps.append(step))
     assert steps == [(500, 610), (600, 610), (610, 610)]
     for wrong, least in (({"samples": 0}, 1), ({"seed": -1}, 0)):
-        with pytest.raises(ConfigError, match=f"{[*wrong][0]} must be a whole number from {least}"):
+        with pytest.raises(
+            ConfigError, match=f"{next(iter(wrong))} must be a whole number from {least}"
+        ):
             faces.generate(**wrong)
 
 
