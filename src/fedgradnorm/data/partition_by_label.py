@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 TRIES = 100
 """Random draws made before a request is given up."""
 
+MOST_PARTS = 100_000
+"""More parts than this, and than rows, are refused before a draw is made for them."""
+
 
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
@@ -128,7 +131,7 @@ class Pathological(Partitioner):
                 f"Pathological: {self.classes_per_part} classes per part asked for, the data has "
                 f"{len(classes)}; lower classes_per_part"
             )
-        if self.parts > len(labels):
+        if self.parts > max(len(labels), MOST_PARTS):
             raise DataError(
                 f"Pathological: {len(labels)} rows cannot fill {self.parts} parts; lower parts"
             )
