@@ -36,7 +36,7 @@ from fedgradnorm.weighting import Weighting
 
 FEATURES, LIAR, ROUNDS = 10, "e", 150
 PAIRS = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7), LIAR: (8, 9)}
-METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct", "fedmgda", "krum", "trimmed-mean")
+METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct", "krum", "trimmed-mean")
 BOUNDS = {
     "largest_share = 1": Bounds(share=1),
     "as they come": Bounds(),
