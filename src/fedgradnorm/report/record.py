@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgradnorm.errors import RunFolderError
+from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.experiments.execute import CONFIG
 from fedgradnorm.experiments.history import read_history
 from fedgradnorm.experiments.run import ABOUT, METRICS, Run, read_about
 from fedgradnorm.experiments.summary import TaskResult, results
+from fedgradnorm.experiments.toml_text import read_toml
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.history import Row
@@ -82,14 +83,12 @@ def _started(folder: Path) -> tuple[str, str]:
 
 def _method(folder: Path) -> str | None:
     """The method's name, from the config as it stands: an old one may not be valid any more."""
-    import tomllib
-
     path = folder / CONFIG
-    try:
-        return str(tomllib.loads(path.read_text(encoding="utf-8"))["method"])
-    except FileNotFoundError:
+    if not path.exists():
         return None  # a run made from Python
-    except (OSError, ValueError, KeyError) as error:
+    try:
+        return str(read_toml(path)["method"])
+    except (ConfigError, KeyError) as error:
         raise RunFolderError(f"{path} is damaged: {error}") from error
 
 
