@@ -198,7 +198,7 @@ def test_data_show_radcom(tmp_path):
         (["data.clients=[]"], "no clients"),
         (["data.clients=[{name=\"a\"}]"], "needs the option"),
         (["network={name=\"network2\"}"], "cannot take inputs of shape (3,)"),
-        (["network.name=nowhere:f"], "cannot be imported"),
+        (["network.name=nowhere:f"], "--allow-module nowhere"),
         (["nonsense"], "is not key=value"),
     ],
 )  # fmt: skip

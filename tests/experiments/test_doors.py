@@ -115,6 +115,19 @@ def test_a_finished_run_that_names_a_program_is_shown_and_loaded_without_it(tmp_
     assert not mark.exists()
 
 
+def test_a_stranger_s_config_stops_no_report(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    execute(load_config(small_config(tmp_path), ["training.rounds=1"]), folder)
+    (folder / "config.toml").write_text(f"method = {'[' * 100_000}")
+    result = command("report", folder, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert "config.toml is damaged" in " ".join(result.output.split())
+    (folder / "config.toml").unlink()
+    os.mkfifo(folder / "config.toml")
+    assert command("report", folder, "--out", tmp_path / "page.html").exit_code == 0
+    assert command("report", folder, "--out", tmp_path / "page.png").exit_code == 2
+
+
 @pytest.mark.parametrize("layer", ["os.system", "Module.__init__", "modules", "functional", None])
 def test_a_blueprint_names_layers_of_torch_alone(layer):
     with pytest.raises(RunFolderError, match="unknown layer"):

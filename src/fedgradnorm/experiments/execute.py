@@ -116,7 +116,9 @@ def output_folder(config: Config) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"output.folder = {named!r}: {reason}") from None
     if not there.is_dir():
-        raise ConfigError(f"output.folder = {named!r}: {there} is no folder; choose another")
+        raise ConfigError(
+            f"output.folder = {named!r}: cannot make this folder, {there} is none; choose another"
+        )
     return folder
 
 

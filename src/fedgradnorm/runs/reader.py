@@ -8,16 +8,16 @@ error.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm.errors import RunFolderError
+from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.experiments.execute import CONFIG
 from fedgradnorm.experiments.history import KEYS, PAIRS, Row, salvage_rows
 from fedgradnorm.experiments.run import ABOUT, CONFLICT, METRICS, read_about
+from fedgradnorm.experiments.toml_text import read_toml
 
 UNKNOWN_SEED = -1
 _FILES = (ABOUT, CONFIG, METRICS)
@@ -154,11 +154,11 @@ def _about(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
     path = folder / CONFIG
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}  # a run made from Python
-    except (OSError, ValueError) as error:
+    try:
+        return read_toml(path)
+    except ConfigError as error:
         problems.append(f"{CONFIG} is damaged: {error}")
         return {}
 
