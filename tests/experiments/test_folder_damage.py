@@ -199,7 +199,7 @@ PLACES: dict[str, Callable[[Path], Any]] = {
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
     "loop": lambda path: path.symlink_to(path.name),
-    "nowhere": lambda path: path.symlink_to("/nowhere"),
+    "nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
 
