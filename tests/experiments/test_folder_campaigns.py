@@ -17,9 +17,9 @@ import pytest
 import fedgradnorm as fgn
 from experiments.resuming import TESTS
 
-FUZZ = int(os.environ.get("FEDGRADNORM_FUZZ", "60"))
+FUZZ = int(os.environ.get("FEDGRADNORM_FUZZ", "40"))
 KILLS = int(os.environ.get("FEDGRADNORM_KILLS", "6"))
-TRIES = 8
+TRIES = 4
 
 
 def script(name: str, *words: object) -> list[str]:

@@ -120,7 +120,7 @@ ABOUT = {
         "unknown option 'colour'",
     ),
     "kind": (lambda a: a["clients"]["side"].update(kind="guess"), "clients.side.kind must be"),
-    "labels": (lambda a: a["clients"]["side"].update(labels=[1]), "clients.side.labels must be"),
+    "labels": (lambda a: a["clients"]["side"].update(labels="red"), "clients.side.labels must be"),
     "client": (lambda a: a["clients"].update(side=7), "clients.side must be a table"),
     "rounds": (lambda a: a.update(rounds=10**400), "rounds must be a whole number"),
     "seconds": (lambda a: a.update(seconds="long"), "seconds must be a number"),
@@ -199,7 +199,7 @@ PLACES: dict[str, Callable[[Path], Any]] = {
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
     "loop": lambda path: path.symlink_to(path.name),
-    "nowhere": lambda path: path.symlink_to("/nowhere"),
+    "nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
     "device": lambda path: path.symlink_to("/dev/zero"),
 }
 

@@ -80,7 +80,7 @@ SPOILED = {
     "log a pipe": (replaced("log.txt", os.mkfifo), "no ordinary file"),
     "table a folder": (replaced("metrics.csv", Path.mkdir), "Is a directory"),
     "run.json a pipe": (replaced("run.json", os.mkfifo), "no ordinary file"),
-    "lock elsewhere": (replaced(".lock", lambda p: p.symlink_to("/nowhere")), "run folder"),
+    "lock elsewhere": (replaced(".lock", lambda p: p.symlink_to("/nowhere/at/all")), "run folder"),
     "clients a file": (lambda f: (f / "clients").write_text(""), "clients is no folder"),
 }
 

@@ -81,6 +81,11 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _names(value: Any) -> bool:
+    """Names of classes, which nobody keeps from being numbers."""
+    return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
+
+
 _TEXT: Rule = ("a text", lambda value: isinstance(value, str))
 _TEXTS: Rule = ("a list of texts", _texts)
 _FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
@@ -121,7 +126,7 @@ _CLIENT: dict[str, Rule] = {
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "size": _WHOLE,
-    "labels": ("a list of texts or null", lambda value: value is None or _texts(value)),
+    "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,
     "inputs": (
         "a list of whole numbers",
