@@ -17,6 +17,7 @@ from engines.flower.wire import SHARED, Packed, Wire, honest, order, packed, sta
 
 # isort: split
 import httpx
+import torch
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -27,8 +28,15 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from fedgradnorm.engines.flower.collecting import Incoming, collect
 from fedgradnorm.engines.flower.door import Guard, Turned
 from fedgradnorm.engines.flower.limits import Limits
-from fedgradnorm.engines.flower.messages import Refused, decode_answer, encode_order
+from fedgradnorm.engines.flower.messages import (
+    Answer,
+    Refused,
+    decode_answer,
+    encode_answer,
+    encode_order,
+)
 from fedgradnorm.engines.flower.node import check_order
+from fedgradnorm.engines.flower.parts import put_together
 from fedgradnorm.engines.flower.requests import NODES, OPEN, check_request
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "300"))
@@ -113,6 +121,25 @@ def outcome(shelf: Shelf) -> object:
 
 def test_the_answer_that_is_mutated_is_a_good_one():
     assert not isinstance(outcome(Shelf(GOOD.tree, dict(GOOD.parts))), (str, Refused))
+
+
+@pytest.mark.parametrize("numbers", [1, 1_310_700, 3_000_000])
+def test_an_honest_answer_of_any_size_is_within_its_limits(numbers):
+    """One piece, one that just does not fit into a piece, several."""
+    limits, update = Limits(4 * numbers), torch.rand(numbers)
+    content = encode_answer(
+        Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "gauge_norm": 2.0})
+    )
+    pack = packed(Message(content, reply_to=answer()))
+    assert len(pack.parts) <= limits.parts
+    assert sum(map(len, pack.parts.values())) <= limits.total
+    for name, part in pack.parts.items():
+        request = PushObjectRequest(
+            node=Node(node_id=2**63), run_id=2**63, object_id=name, object_content=part,
+            session_id="s" * 64,
+        )  # fmt: skip
+        assert request.ByteSize() <= limits.request
+    put_together(pack.tree.object_id, pack.parts, limits)
 
 
 def test_a_mutated_answer_is_used_or_refused():
