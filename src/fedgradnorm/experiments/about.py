@@ -112,7 +112,7 @@ _RUN: dict[str, Rule] = {
     "seconds": ("a number >= 0", lambda value: _number(value) and value >= 0),
     "versions": _TABLE,
 }
-_NEEDED = {"finished", "settings", "weighting", "clients", "rounds", "started"}
+_NEEDED = {"finished", "settings", "weighting", "clients"}
 _PLANS: dict[str, Rule] = {
     "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
     "heads": _TABLE,

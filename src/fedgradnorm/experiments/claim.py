@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.writing import CHOOSE
 
 LOCK = ".lock"
 ATTEMPTS = 100
@@ -54,20 +55,19 @@ class Claim:
 
     def _take(self) -> tuple[int, bool]:
         """The lock, held, and whether its file is new."""
+        reason = ""
         for _ in range(ATTEMPTS):
             try:
                 self._make_folder()
                 lock, new = _opened(self.path / LOCK)
                 if _held(lock, self.path):
                     return lock, new
-            except FileNotFoundError:  # whoever made the folder was refused, and removed it
-                continue
+            except FileNotFoundError as error:  # whoever made the folder may have removed it
+                reason = str(error.strerror)
             except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise RunFolderError(
-                    f"{self.path} cannot be used as a run folder ({reason})"
-                ) from error
-        raise RunFolderError(f"{self.path} is made and removed by other processes all the time")
+                reason = str(getattr(error, "strerror", None) or error)
+                break
+        raise RunFolderError(f"{self.path} cannot be written: {reason}; {CHOOSE}")
 
     def _make_folder(self) -> None:
         new = [p for p in (self.path, *self.path.parents) if not p.exists()]

@@ -16,6 +16,7 @@ from typing import Any
 from fedgradnorm.errors import ConfigError, RunFolderError
 from fedgradnorm.experiments.execute import CONFIG
 from fedgradnorm.experiments.history import KEYS, PAIRS, Row, salvage_rows
+from fedgradnorm.experiments.reading import present, read_file
 from fedgradnorm.experiments.run import ABOUT, CONFLICT, METRICS, read_about
 from fedgradnorm.experiments.toml_text import read_toml
 
@@ -115,8 +116,8 @@ def _is_run(folder: Path) -> bool:
 
 def _started(folder: Path) -> tuple[str, str]:
     try:
-        return str(json.loads((folder / ABOUT).read_bytes())["started"]), str(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(read_file(folder / ABOUT))["started"]), str(folder)
+    except (RunFolderError, ValueError, RecursionError, KeyError, TypeError):
         return "~", str(folder)  # after every date
 
 
@@ -154,7 +155,7 @@ def _about(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
     path = folder / CONFIG
-    if not path.exists():
+    if not present(path):
         return {}  # a run made from Python
     try:
         return read_toml(path)

@@ -136,7 +136,7 @@ def run_folder(config: Config, resume: bool) -> Path:
     open_ones = [p for p in found if not read_about(p)["finished"]]
     if not open_ones:
         raise RunFolderError(f"{parent} holds no unfinished run {name}: nothing to resume")
-    return max(open_ones, key=lambda p: read_about(p)["started"])
+    return max(open_ones, key=lambda p: read_about(p).get("started", ""))
 
 
 def _coordinator(
