@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from experiments.small_config import small_config
 from fedgradnorm import optimizers
 from fedgradnorm.cli import app
+from fedgradnorm.data import memory
+from fedgradnorm.data.memory import memory_limit
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments import memory
 from fedgradnorm.experiments.config import LONGEST_NAME, build, load_config
-from fedgradnorm.experiments.memory import machine_memory
 from fedgradnorm.experiments.overrides import overridden
 from fedgradnorm.experiments.sweep import points
 from fedgradnorm.experiments.toml_text import LARGEST
@@ -120,20 +120,20 @@ def test_a_network_too_large_is_counted_and_not_tried(config):
 
 
 def test_the_largest_network_is_what_training_needs_of_the_memory(config, monkeypatch):
-    monkeypatch.setattr("fedgradnorm.experiments.networks.machine_memory", lambda: 16 * 59)
+    monkeypatch.setattr("fedgradnorm.experiments.networks.memory_limit", lambda: 16 * 59)
     assert build(load_config(config))[0]  # 3 x 6 + 6 x 5 weights and 11 biases
-    monkeypatch.setattr("fedgradnorm.experiments.networks.machine_memory", lambda: 16 * 58)
+    monkeypatch.setattr("fedgradnorm.experiments.networks.memory_limit", lambda: 16 * 58)
     with pytest.raises(ConfigError, match="parameters"):
         build(load_config(config))
 
 
 def test_a_container_has_as_much_memory_as_it_is_given(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_GROUP", tmp_path / "memory.max")
-    whole = machine_memory()
+    monkeypatch.setattr(memory, "_CGROUP", [tmp_path / "memory.max"])
+    whole = memory_limit()
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine_memory() == whole
+    assert memory_limit() == whole
     (tmp_path / "memory.max").write_text(f"{whole // 2}\n")
-    assert machine_memory() == whole // 2
+    assert memory_limit() == whole // 2
 
 
 def test_a_sweep_of_too_many_points_is_counted_and_not_made(config):

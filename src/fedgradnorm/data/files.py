@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedgradnorm.checks import shown
 from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.data.arrays import Loaded, Standardize, client_from_arrays, with_splits
 from fedgradnorm.data.dropped import log_dropped
@@ -18,7 +19,7 @@ from fedgradnorm.data.image_folder import Color, rows_from_images
 from fedgradnorm.data.labels import LabelMap
 from fedgradnorm.data.npz import rows_from_npz
 from fedgradnorm.data.paths import is_file, user_path
-from fedgradnorm.data.rows import BadRows, FileRows, OnBad, shown
+from fedgradnorm.data.rows import BadRows, FileRows, OnBad
 from fedgradnorm.data.tables import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.errors import ConfigError, DataError, choose
 from fedgradnorm.tasks import classification, regression

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedgradnorm.checks import shown
 from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.paths import there
-from fedgradnorm.data.rows import BadRows, FileRows, shown
+from fedgradnorm.data.rows import BadRows, FileRows
 from fedgradnorm.data.tables import read_table, table_targets
 from fedgradnorm.errors import ConfigError, DataError, choose
 

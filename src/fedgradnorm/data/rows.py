@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedgradnorm.checks import shown
 from fedgradnorm.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ def no_label(what: str, cell: object) -> str:
     given = "" if cell is None else str(cell).strip()
     hint = f" ({shown(given)} stands for none; rename it if it is a class)" if given else ""
     return f"{what} has no label{hint}"
-
-
-def shown(value: object) -> str:
-    """A value for a message: one line, not too long."""
-    return reprlib.repr(value).replace("\n", " ")
 
 
 def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> DataError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgradnorm.checks import shown
 from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.rows import (
     BadRows,
@@ -21,7 +22,6 @@ from fedgradnorm.data.rows import (
     is_missing,
     missing_name,
     no_label,
-    shown,
     usable,
 )
 from fedgradnorm.errors import ConfigError, DataError

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.checks import shown
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.reading import present, read_file
@@ -53,20 +54,15 @@ def _check(
     """Refuse a table that lacks a key, or has a value of another kind under one."""
     if not isinstance(table, dict):
         raise RunFolderError(
-            f"{path} is damaged: {inside[:-1]} must be a table, not {_short(table)}"
+            f"{path} is damaged: {inside[:-1]} must be a table, not {shown(table)}"
         )
     for key in sorted(needed - set(table)):
         raise RunFolderError(f"{path} is damaged: it has no {inside}{key}")
     for key, (words, holds) in rules.items():
         if key in table and not holds(table[key]):
             raise RunFolderError(
-                f"{path} is damaged: {inside}{key} must be {words}, not {_short(table[key])}"
+                f"{path} is damaged: {inside}{key} must be {words}, not {shown(table[key])}"
             )
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _whole(value: Any) -> bool:

@@ -13,8 +13,8 @@ from torch import nn
 from fedgradnorm import models
 from fedgradnorm.client import Client
 from fedgradnorm.data.batches import number
+from fedgradnorm.data.memory import memory_limit
 from fedgradnorm.errors import ConfigError, FedGradNormError, ModelError, choose
-from fedgradnorm.experiments.memory import machine_memory
 from fedgradnorm.experiments.own_networks import find_factory
 from fedgradnorm.options import check_options, options_of
 
@@ -116,7 +116,7 @@ def _check_size(name: str, make: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
         network = _made(name, make)
     size = sum(p.numel() * p.element_size() for p in network.parameters())
-    most = machine_memory() // COPIES
+    most = memory_limit() // COPIES
     if size > most:
         raise ConfigError(
             f"network {name!r} would have {size / 2**30:.1f} GiB of parameters; training keeps "
