@@ -76,7 +76,7 @@ def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim
 def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
     reason = " ".join(str(error).split()) or type(error).__name__
     given = {key: value for key, value in table.items() if key != "name"}
-    return ConfigError(f"optimizer {table['name']!r}: {reason} (given {shown(given)})")
+    return ConfigError(f"optimizer {table['name']!r}: {reason} (its options: {shown(given)})")
 
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:

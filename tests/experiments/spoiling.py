@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedgradnorm.report.page_runs import collect
 
 import fedgradnorm as fgn
 import toys
@@ -30,7 +29,8 @@ from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.averaged import averaged_weights
 from fedgradnorm.experiments.config import load_config
 from fedgradnorm.experiments.execute import execute, resume_config
-from fedgradnorm.report.record import read_record
+from fedgradnorm.runs.groups import group
+from fedgradnorm.runs.reader import collect, read_run
 
 SPARE = 2 << 30
 """Bytes of address space that a reader may take beyond what the process has at the start."""
@@ -191,12 +191,9 @@ def make_runs(parent: Path) -> None:
 
 def report(folder: Path) -> None:
     """What commands read of a run without its models."""
-    config = folder / "config.toml"
-    if config.exists() and not config.is_file():
-        return
     collect([folder])
     averaged_weights(folder)
-    read_record(folder)
+    group([read_run(folder)])
 
 
 READERS: dict[str, list[Callable[[Path], Any]]] = {

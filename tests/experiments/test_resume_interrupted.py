@@ -26,7 +26,7 @@ class TestCtrlC:
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             nonlocal calls
-            calls += 1
+            calls += len(target) > 3  # before the first round the loss is tried on a few rows
             if at_call is not None and at_call <= calls < at_call + times:
                 signal.raise_signal(signal.SIGINT)
             return squared_error(output, target)

@@ -128,6 +128,9 @@ def missing(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
         if run.rows and run.about and not run.finished:
             planned = f" of {run.planned}" if run.planned else ""
             notes.append(f"{run.name} is not finished: round {run.last_round}{planned}")
+    scaled = sum(run.scaled for group in groups for run in group.whole)
+    if scaled:
+        notes.append(f"losses are divided by the factor they were given ({scaled} runs)")
     for group in groups:
         if group.partial:
             names = ", ".join(run.name for run in group.partial)

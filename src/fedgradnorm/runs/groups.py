@@ -190,9 +190,6 @@ def mixture(groups: Sequence[Group]) -> list[str]:
     ]
     if not any("data." in note for note in notes) and len(data_sets(groups)) > 1:
         notes.append("not like for like: the runs were not trained on the same rows")
-    scaled = sum(run.scaled for one in groups for run in one.whole)
-    if scaled:
-        notes.append(f"losses are divided by the factor they were given ({scaled} runs)")
     if len({tuple(run.clients) for one in groups for run in one.whole}) > 1:
         notes.append("not like for like: the runs do not have the same clients")
     return notes

@@ -19,6 +19,7 @@ from engines.flower.direct import Together
 from fedgradnorm.engines.flower.door import HEADER, Guard, Turned
 from fedgradnorm.engines.flower.limits import CHUNK, Limits
 from fedgradnorm.engines.flower.messages import (
+    SALT,
     Answer,
     Order,
     Refused,
@@ -49,8 +50,17 @@ def test_there_and_back():
     assert answer.scalars == GOOD.scalars
 
 
+def test_nobody_can_guess_a_part_of_an_answer():
+    """The SuperLink keeps parts by their content: a part known before could be registered first."""
+    finish = Answer("run1", 7, 3)
+    for answer in (GOOD, finish):
+        first, second = (encode_answer(answer) for _ in range(2))
+        records = [{first[k].object_id, second[k].object_id} for k in ("answer", "run")]
+        assert all(len(ids) == 2 for ids in records)
+
+
 def numbers(**changes):
-    return {"round": 7, "state_round": 4, **GOOD.scalars, **changes}
+    return {"round": 7, "state_round": 4, SALT: 1, **GOOD.scalars, **changes}
 
 
 def with_record(name, record):
@@ -90,7 +100,7 @@ BAD = {
     "no update": (without("update"), "update"),
     "an old round": (with_record("answer", MetricRecord(numbers(round=6))), "round 6, not 7"),
     "an old state": (with_record("answer", MetricRecord(numbers(state_round=1))), "of round 1"),
-    "another run": (with_record("run", ConfigRecord({"run": "other"})), "another run"),
+    "another run": (with_record("run", ConfigRecord({"run": "other", SALT: ""})), "another run"),
     "NaN ratio": (
         with_record("answer", MetricRecord(numbers(loss_ratio=float("nan")))),
         "loss_ratio: not a finite",
@@ -152,11 +162,11 @@ def test_nothing_leaves_a_client_but_what_the_method_needs(weighting, scalars, t
     together = Together(tmp_path, weighting)
     together.run(2)
     assert len(together.exchange.sent) == 6
-    allowed = {f"answer.{name}" for name in (*scalars, "round", "state_round")}
+    allowed = {f"answer.{name}" for name in (*scalars, "round", "state_round", SALT)}
     private = private_values(together)
     for name, content in together.exchange.sent:
         found = everything(content)
-        assert set(found) == allowed | {"run.run", "update.update"}
+        assert set(found) == allowed | {"run.run", f"run.{SALT}", "update.update"}
         update = content["update"]["update"].numpy()
         assert update.shape == (101,)  # the shared network's own size: no head, no rows
         raw = content["update"]["update"].data

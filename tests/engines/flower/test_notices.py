@@ -13,8 +13,11 @@ from flwr.app import Array, ArrayRecord
 
 import toys
 from engines.flower.direct import Together
+from fedgradnorm.experiments.deploy.attendance import Rules
+from fedgradnorm.experiments.deploy.coordinator import Patience
 
 LAST_BAD = 5
+NEVER_SUSPENDED = Patience(minimum=1, rules=Rules(misses=0, refusals=0))
 
 
 def poisoned(name, order, content):
@@ -52,7 +55,7 @@ def lines(caplog, words):
 def test_a_trouble_of_five_rounds_is_two_lines(
     tamper, counter, begins, ends, tmp_path: Path, caplog
 ):
-    together = Together(tmp_path)
+    together = Together(tmp_path, patience=NEVER_SUSPENDED)
     together.exchange.tamper = tamper
     together.run()
     assert getattr(together.server, counter)["place"] == LAST_BAD
@@ -60,11 +63,11 @@ def test_a_trouble_of_five_rounds_is_two_lines(
 
 
 def test_a_restarted_server_goes_on_with_its_log(tmp_path: Path, caplog):
-    together = Together(tmp_path)
+    together = Together(tmp_path, patience=NEVER_SUSPENDED)
     together.exchange.tamper = silent
     together.run(3)
     state = together.server.state_dict()
-    after = Together(tmp_path)
+    after = Together(tmp_path, patience=NEVER_SUSPENDED)
     after.exchange.tamper = silent
     after.server.load_state_dict(state)
     after.run()

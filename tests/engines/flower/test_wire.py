@@ -235,7 +235,7 @@ def signed_head(wire: Wire, length: int) -> bytes:
 def test_a_wrong_clock_is_named(live, monkeypatch):
     server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
     joining.check_server(server, authority)
-    for shift, words in ((60, r"(59|60|61) s ahead of"), (-400, r"(399|400|401) s behind")):
+    for shift, words in ((60, r"(59|6[0-9]) s ahead of"), (-400, r"(39[0-9]|400|401) s behind")):
         monkeypatch.setattr(joining.time, "time", lambda shift=shift: real() + shift)
         with pytest.raises(fgn.ConfigError, match=words):
             joining.check_server(server, authority)

@@ -7,6 +7,7 @@ An order goes down: which run, which round, which of the client's states to star
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,9 @@ from fedgradnorm.errors import FedGradNormError
 
 Kind = Literal["train", "finish"]
 SLACK = 1024  # bytes of a stored array beside its numbers
+SALT = "salt"
+"""Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may
+be able to guess it, and register it before its owner does."""
 TOLERANCE = 1e-3  # relative, between a gauge norm and the update it is said to be of
 ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
 
@@ -97,8 +101,8 @@ def encode_answer(answer: Answer) -> RecordDict:
         **{name: float(value) for name, value in answer.scalars.items()},
     }
     records: dict[str, Any] = {
-        "answer": MetricRecord(numbers),
-        "run": ConfigRecord({"run": answer.run}),
+        "answer": MetricRecord({**numbers, SALT: secrets.randbits(62)}),
+        "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
     }
     if answer.update is not None:
         records["update"] = _packed("update", answer.update)
@@ -114,8 +118,8 @@ def decode_answer(
     numbers, run = content["answer"], content["run"]
     if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
         raise Refused("answer: records of the wrong kind")
-    _same("run", run, ("run",))
-    _same("answer", numbers, ("round", "state_round", *(scalars if training else ())))
+    _same("run", run, ("run", SALT))
+    _same("answer", numbers, ("round", "state_round", SALT, *(scalars if training else ())))
     if _text(run, "run") != order.run:
         raise Refused("it answers to another run")
     if _count(numbers, "round") != order.round:
