@@ -5,13 +5,24 @@ USE    := .venv/.ready-to-use
 DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-cpus check format lint types layers bench clean
+# What one runs while working: most of the library, without the slow half of the tests.
+QUICK  := $(wildcard tests/test_*.py) tests/data tests/runs tests/weighting \
+          tests/engines/test_oracle.py tests/engines/test_rows.py \
+          $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run)
+
+.PHONY: demo test quick coverage test-cpus check format lint types layers dist bench clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
 
 test: $(DEV)       ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+quick: $(DEV)      ## the tests to run while working
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow" $(QUICK) $(ARGS)
+
+coverage: $(DEV)   ## which lines the tests reach, processes of their own aside
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
 
 test-cpus: $(DEV)  ## engines, resuming and precision with older instructions, more threads, other orders
 	PYTHON=$(BIN)/python tools/test-cpus.sh $(ARGS)
@@ -31,6 +42,9 @@ layers: $(DEV)
 format: $(DEV)     ## put the code in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dist: $(DEV)       ## the wheel and the source archive of a release
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean:
 	rm -rf .venv runs build dist

@@ -13,7 +13,11 @@ import pytest
 
 import fedgradnorm
 
-HEAVY = ["pandas", "pydantic", "typer", "rich", "matplotlib", "h5py", "PIL", "safetensors", "scipy"]
+HEAVY = [
+    *("pandas", "pyarrow", "h5py", "PIL", "safetensors", "scipy"),  # data and files
+    *("matplotlib", "plotly", "pydantic", "typer", "click", "rich"),  # the report and commands
+    *("torchjd", "flwr", "mlflow", "tensorboard"),  # what is installed on request
+]
 SOURCE = Path(fedgradnorm.__file__).parent
 
 
@@ -42,9 +46,25 @@ def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
     assert set(loaded) <= known
 
 
-def test_importing_needs_none_of_the_heavy_packages() -> None:
-    code = f"import sys\nfor name in {HEAVY!r}:\n    sys.modules[name] = None\nimport fedgradnorm\n"
+def test_importing_and_training_need_none_of_the_heavy_packages() -> None:
+    code = (
+        f"import sys\nfor name in {HEAVY!r}:\n    sys.modules[name] = None\n"
+        "import numpy as np, torch, fedgradnorm as fgn\n"
+        "x = np.eye(4)\n"
+        "clients = [fgn.Client(n, fgn.regression(1), train=(x, x[:, 0])) for n in 'ab']\n"
+        "run = fgn.train(torch.nn.Linear(4, 3), clients, weighting=fgn.GradNorm(), rounds=2)\n"
+        "assert run.predict('a', x).shape == (4, 1)\n"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", ["report", "theory", "data", "cli"])
+def test_rooms_import_what_draws_and_reads_when_it_is_used(module: str) -> None:
+    code = f"import sys, fedgradnorm.{module}\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"pandas", "pyarrow", "h5py", "PIL", "matplotlib", "plotly", "flwr"} & set(loaded)
 
 
 def test_the_public_names_are_these() -> None:

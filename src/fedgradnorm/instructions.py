@@ -27,7 +27,11 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 """The variable that holds oneDNN to older instructions; it is read once, at oneDNN's first use."""
 OLDER = ("AVX512_CORE_BF16", "AVX512_CORE")
 """What it is set to: without AMX, then without the bfloat16 instructions of AVX-512 either."""
-DEADLY = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
+DEADLY = tuple(
+    getattr(signal, name)
+    for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE")
+    if hasattr(signal, name)  # Windows has no SIGBUS
+)
 PATIENCE = 30.0
 """Seconds that a fork may take; it needs about 0.02, but may wait for a lock nobody holds."""
 
@@ -85,7 +89,9 @@ def _survives() -> bool:
 
 def _fork_survives(limit: str | None = None) -> bool | None:
     """Whether a fork of this process survives the products; None if that cannot be found out."""
-    if sys.platform != "linux":  # elsewhere libraries do not expect to be forked
+    if sys.platform != "linux" or not hasattr(
+        os, "fork"
+    ):  # elsewhere libraries do not expect to be forked
         return None
     try:
         child = _fork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,7 +56,9 @@ def check_draw(who: str, counts: Mapping[str, int], seed: int, row_bytes: int = 
 
 def _machine() -> int:
     """The machine's memory, or less where this process is given less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    found = [sys.maxsize]
+    if hasattr(os, "sysconf"):  # Windows does not tell: there the variable is the only limit
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for place in _CGROUP:
         with suppress(OSError, ValueError):  # not there, or "max": no limit
             found.append(int(Path(place).read_text()))

@@ -30,9 +30,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    if os.name != "nt":  # Windows opens no folder
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename must survive a power cut too."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself must survive a power cut too
+        os.fsync(folder)
     finally:
         os.close(folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments import locking
+from fedgradnorm.experiments.reading import flags
 from fedgradnorm.experiments.writing import CHOOSE
 
 LOCK = ".lock"
@@ -48,9 +49,11 @@ class Claim:
         """Let go; where no run was begun, leave everything as it was found."""
         if self._lock < 0:
             return
-        if not self.begun:
+        if locking.REMOVABLE:  # while nobody else can hold it
             self._remove()
-        os.close(self._lock)
+        locking.unlock(self._lock, self.path / LOCK)
+        if not locking.REMOVABLE:
+            self._remove()
         self._lock = -1
 
     def _take(self) -> tuple[int, bool]:
@@ -75,7 +78,9 @@ class Claim:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def _remove(self) -> None:
-        """Take away our lock file and the folders we made, unless somebody filled them."""
+        """Take away our lock file and the folders we made, unless a run or others filled them."""
+        if self.begun:
+            return
         with suppress(OSError):
             if self._new:
                 (self.path / LOCK).unlink()
@@ -85,28 +90,32 @@ class Claim:
 
 def _opened(path: Path) -> tuple[int, bool]:
     """The lock file, and whether it is new; it is never followed elsewhere, cut or waited for."""
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    how = os.O_RDWR | flags("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
     try:
-        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+        return os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666), True
     except FileExistsError:
-        return os.open(path, flags), False
+        return os.open(path, how), False
 
 
-def _held(lock: int, folder: Path) -> bool:
+def _held(file: int, folder: Path) -> bool:
     """Lock the open file; False, and closed, if its name stands for another file or none by now."""
-    try:
-        if not stat.S_ISREG(os.fstat(lock).st_mode):
-            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), (folder / LOCK).lstat()):
+    _lock(file, folder)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), (folder / LOCK).lstat()):
             return True
-    except BlockingIOError as error:
-        os.close(lock)
-        raise RunFolderError(f"{folder} is in use by another process") from error
-    except FileNotFoundError:
-        pass
-    except BaseException:
-        os.close(lock)
-        raise
-    os.close(lock)
+    locking.unlock(file, folder / LOCK)
     return False
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Lock the open file, or close it and say why not."""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
+        locking.lock(file, folder / LOCK)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            in_use = f"{folder} is in use by another process{locking.HINT}"
+            raise RunFolderError(in_use) from error
+        raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import stat
 from collections.abc import Iterator
@@ -47,9 +49,14 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def _at_once(path: str, flags: int) -> int:
+def _at_once(path: str, given: int) -> int:
     """Open without waiting: a pipe would wait for somebody to write into it."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return os.open(path, given | flags("O_NONBLOCK"))
+
+
+def flags(*names: str) -> int:
+    """Those of these flags of ``os.open`` that the system has, as one number."""
+    return functools.reduce(operator.or_, (getattr(os, name, 0) for name in names))
 
 
 def _reason(error: OSError | ValueError) -> str:

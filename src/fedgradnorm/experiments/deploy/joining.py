@@ -6,7 +6,6 @@ followed by another one, with growing pauses, until this one is stopped.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from fedgradnorm.experiments.config import build
 from fedgradnorm.experiments.deploy.agreement import agree
 from fedgradnorm.experiments.deploy.files import ClientFile, read_client
 from fedgradnorm.experiments.deploy.participant import Participant
+from fedgradnorm.experiments.locking import HINT, alone
 
 log = logging.getLogger("fedgradnorm")
 
@@ -104,11 +104,12 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """One process at a time works with a client's state; the lock ends with the process."""
-    with (state / ".lock").open("w") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"{state} is in use: this client is running already") from error
+            held.enter_context(alone(state / ".lock"))
+        except BlockingIOError as error:
+            in_use = f"{state} is in use: this client is running already{HINT}"
+            raise ConfigError(in_use) from error
         yield
 
 

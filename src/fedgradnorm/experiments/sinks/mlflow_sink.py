@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.experiments.locking import alone
 from fedgradnorm.experiments.sinks import flat, scalars
 from fedgradnorm.experiments.trainer import Progress
 
@@ -99,11 +99,12 @@ class MLflow:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time: SQLite gives up on a file that another is writing to."""
-        with (self.database.parent / f".{DATABASE}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # MLflow's about its own libraries
-                yield
+        with (
+            alone(self.database.parent / f".{DATABASE}.lock", waiting=True),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # MLflow's about its own libraries
+            yield
 
 
 def _client(database: Path) -> Any:

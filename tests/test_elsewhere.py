@@ -1,0 +1,115 @@
+"""Systems that lack what Linux has: importing and training, and locks by other means."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedgradnorm import RunFolderError
+from fedgradnorm.experiments import claim, locking
+
+WITHOUT = """
+import os, signal, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fcntl", "resource"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.modules.pop("fcntl", None)
+sys.meta_path.insert(0, Refuse())
+for module, names in {
+    os: ["fork", "sysconf", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "sched_getaffinity"],
+    signal: ["SIGBUS", "SIGKILL", "pthread_sigmask"],
+}.items():
+    for name in names:
+        delattr(module, name)
+"""
+TRAIN = """
+import toys
+import fedgradnorm as fgn
+
+folder = sys.argv[1] if sys.argv[1:] else None
+run = fgn.train(toys.network(), toys.clients(), rounds=2, folder=folder)
+print(run.weights)
+"""
+
+
+def python(code: str, *arguments: str) -> str:
+    """What a Python prints that can import the tests' toys."""
+    places = [str(Path(__file__).parent), str(Path(claim.__file__).parents[2])]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_training_needs_nothing_that_only_linux_has(tmp_path: Path) -> None:
+    plain = python("import sys\n" + TRAIN)
+    assert python(WITHOUT + TRAIN) == plain
+    assert python(WITHOUT + TRAIN, str(tmp_path / "run")) == plain
+    assert not list(tmp_path.rglob("*.held"))
+
+
+class Bytes:
+    """What Windows has: bytes of a file, locked through one handle and refused to the others."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, int], int] = {}
+
+    def locking(self, file: int, mode: int, count: int) -> None:
+        assert (mode, count) == (self.LK_NBLCK, 1)
+        seen = os.fstat(file)
+        owner = self.held.setdefault((seen.st_dev, seen.st_ino), file)
+        if owner != file:
+            raise PermissionError(13, "Permission denied")
+
+
+@pytest.fixture(params=["posix", "windows", "neither"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way of locking in turn."""
+    if request.param != "posix":
+        windows = Bytes() if request.param == "windows" else None
+        monkeypatch.setattr(locking, "POSIX", None)
+        monkeypatch.setattr(locking, "WINDOWS", windows)
+        monkeypatch.setattr(locking, "REMOVABLE", False)
+        monkeypatch.setattr(locking, "_HELD", PermissionError if windows else FileExistsError)
+    return str(request.param)
+
+
+def test_a_folder_is_held_by_one_at_a_time(system: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with claim.Claim(folder):
+        with pytest.raises(RunFolderError, match="in use by another process"):
+            claim.Claim(folder)
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("system", ["posix", "neither"], indirect=True)
+def test_who_waits_comes_second(system: str, tmp_path: Path) -> None:
+    place = tmp_path / ".lock"
+    for _ in range(2):
+        with locking.alone(place, waiting=True), pytest.raises(BlockingIOError):
+            locking.alone(place).__enter__()
+
+
+def test_a_lock_that_outlives_its_process_says_what_to_remove() -> None:
+    code = "from fedgradnorm.experiments import locking; print(locking.HINT)"
+    assert python(code).strip() == ""
+    assert ".lock.held" in python(WITHOUT + code)
+
+
+def test_where_memory_is_not_told_the_variable_is_the_limit() -> None:
+    code = "from fedgradnorm.data.memory import memory_limit\nprint(memory_limit() > 10**8)"
+    assert python(WITHOUT + code).strip() == "True"
