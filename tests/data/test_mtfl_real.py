@@ -1,6 +1,5 @@
 """The official archive, counted. Runs where FEDGRADNORM_DATA names a folder that holds it."""
 
-
 import numpy as np
 import pytest
 
