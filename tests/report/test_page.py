@@ -194,7 +194,8 @@ def test_runs_that_are_not_alike_are_called_so(tmp_path):
 
 
 def test_losses_are_freed_of_their_factor(tmp_path):
-    clients = {"gender": {"loss_scale": 1.0}, "landmark": {"loss_scale": 1000.0}}
+    scales = {"gender": 1.0, "landmark": 1000.0}
+    clients = {n: {"kind": "regression", "loss_scale": scale} for n, scale in scales.items()}
     write_run(tmp_path, about={"clients": clients})
     rows = {row.task: row.last_loss.mean for row in make_page([tmp_path]).rows}
     assert rows["landmark"] == pytest.approx(rows["gender"])
