@@ -6,9 +6,9 @@ DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # What one runs while working: most of the library, without the slow half of the tests.
-QUICK  := $(wildcard tests/test_*.py) tests/data tests/runs tests/weighting \
-          tests/engines/test_oracle.py tests/engines/test_rows.py \
-          $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run)
+QUICK  := $(patsubst %,tests/test_%.py,batches bounds client contributing local models server settings tasks) \
+          $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
+          $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
 
 .PHONY: demo test quick coverage test-cpus check format lint types layers dist bench clean
 

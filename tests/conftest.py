@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import signal
@@ -55,8 +56,9 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _own_start() -> None:
-    """PyTorch's generator starts anew in every test, whichever came before."""
+    """PyTorch's generator and the log's level start anew in every test, whichever came before."""
     torch.manual_seed(0)
+    logging.getLogger("fedgradnorm").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

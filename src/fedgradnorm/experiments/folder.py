@@ -73,6 +73,7 @@ class RunFolder:
         self._began, self._before = time.perf_counter(), 0.0
         self._kept = True
         self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
         try:
             self._start(about, resume)
         except OSError as error:
@@ -168,7 +169,9 @@ class RunFolder:
         for table in self.trainer.tables.values():
             table.close()
         if self._handler is not None:
-            logging.getLogger("fedgradnorm").removeHandler(self._handler)
+            logger = logging.getLogger("fedgradnorm")
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
             with suppress(OSError):  # what it still holds cannot be written
                 self._handler.close()
         self._claim.release()
@@ -179,6 +182,7 @@ class RunFolder:
         handler = _Log(self.path / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fedgradnorm")
+        self._level = logger.level
         logger.addHandler(handler)
         if logger.getEffectiveLevel() > logging.INFO:
             logger.setLevel(logging.INFO)
