@@ -101,10 +101,15 @@ class Liars:
         """Every client's answer as it would travel."""
         first = next(iter(orders.values()))
         reports = self.engine.run_clients(first.shared, first.round, list(orders))
+        rows = {name: row for row, name in enumerate(self.engine.clients)}
         return {
-            name: encode_answer(self._answer(name, order, reports, row))
-            for row, (name, order) in enumerate(orders.items())
+            name: encode_answer(self._answer(name, order, reports, rows[name]))
+            for name, order in orders.items()
         }
+
+    def online(self) -> list[str]:
+        """Everybody is."""
+        return list(self.engine.clients)
 
     def _answer(self, name: str, order: Order, reports: Reports, row: int) -> Answer:
         update = reports.gradients()[row]
