@@ -115,6 +115,22 @@ def test_a_killed_client_comes_back_with_its_head_and_the_run_goes_on(tmp_path):
     assert taken in {checkpoint.load(path)["rounds"] for path in slots.glob("state-*")}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def refused_untouched(machines: Machines) -> None:
+    """A checkpoint with one bit turned is refused, and nothing is changed by that."""
+    path = machines.run / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    before = contents(machines.run)
+    with machines.serve("--resume") as server:
+        assert "checkpoint" in finished(server, 2)
+    assert contents(machines.run) == before
+    path.write_bytes(whole)
+
+
 def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(tmp_path):
     machines = Machines(tmp_path, rounds=9, minimum=3)
     with joined(list(machines.homes.values())):
@@ -123,6 +139,7 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(
             kill(children(server)[0])
             out = finished(server, 1)
             assert "go on with --resume" in " ".join(out.split())
+        refused_untouched(machines)
         with machines.serve("--resume") as server:
             until(lambda: machines.rounds() >= 5)
             link = children(server)[0]

@@ -37,7 +37,7 @@ from fedgradnorm.engines.flower.keys import public_key_pem
 from fedgradnorm.engines.flower.messages import Answer, Order, decode_order, encode_answer
 from fedgradnorm.engines.flower.node import _keys
 from fedgradnorm.engines.flower.operator import Operator
-from fedgradnorm.engines.flower.process import superlink
+from fedgradnorm.engines.flower.process import SuperLink
 from fedgradnorm.experiments.deploy.setup import init_federation
 from fedgradnorm.experiments.deploy.trying import free_port
 
@@ -187,7 +187,7 @@ def started(folder: Path) -> Iterator[Live]:
     federation, port = folder / "federation", free_port()
     homes = init_federation(federation, NAMES, ("localhost",), port, listen="127.0.0.1")
     files = (federation / "superlink.db", folder / "superlink.log")
-    with superlink(federation, "127.0.0.1", port, *files, SHARED.nbytes) as link:
+    with SuperLink(federation, "127.0.0.1", port, *files, SHARED.nbytes) as link:
         operator = Operator(f"localhost:{port}", (federation / "ca.pem").read_bytes(), link)
         keys = {name: public_key_pem(federation / "registered" / f"{name}.pub") for name in NAMES}
         try:

@@ -8,9 +8,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedgradnorm.engines.flower import QUIET, link
@@ -24,13 +21,56 @@ WHY = {
 """What keeps a server from listening, and the way out; all of it in federation.toml."""
 
 
-@dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink: the operator's secret, its process, and where it writes."""
+    """A SuperLink that runs while it is entered: the operator's secret, and where it writes."""
 
-    secret: str
-    process: subprocess.Popen[bytes]
-    output: Path
+    def __init__(
+        self, folder: Path, host: str, port: int, database: Path, output: Path, vector: int
+    ) -> None:
+        """With the certificates in ``folder``, for a shared vector of ``vector`` bytes."""
+        self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
+        command = [sys.executable, "-P", "-m", "fedgradnorm.engines.flower.link"]
+        command += ["--ssl-ca-certfile", str(folder / "ca.pem"), "--isolation", "process"]
+        command += ["--ssl-certfile", str(folder / "server.pem")]
+        command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
+        command += ["--disable-runtime-dependency-installation", "--database", str(database)]
+        self._command = [*command, "--host", host, "--port", str(port)]
+        self._own = {link.SECRET: self.secret, link.VECTOR: str(vector)}
+
+    def __enter__(self) -> SuperLink:
+        self.check_free()
+        own = {**self._own, link.PARENT: str(os.getpid())}
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen(
+                self._command,
+                env={**os.environ, **QUIET, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def check_free(self) -> None:
+        """A ConfigError that says why, unless a server may listen at the address now."""
+        host, port = self.address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, port))
+            except OSError as error:
+                why = WHY.get(error.errno or 0, str(error.strerror or error))
+                raise ConfigError(
+                    f"cannot listen on {host}:{port}: {why} (federation.toml)"
+                ) from error
 
     def check(self) -> None:
         """A TrainingError if it has ended, with its last word."""
@@ -42,48 +82,3 @@ class SuperLink:
             f"the SuperLink has ended (code {self.process.returncode}); {self.output} says: "
             f"{last[:200]}"
         )
-
-
-@contextmanager
-def superlink(
-    folder: Path, host: str, port: int, database: Path, output: Path, vector: int
-) -> Iterator[SuperLink]:
-    """A SuperLink with the certificates in ``folder``, for a shared vector of ``vector`` bytes."""
-    _check_free(host, port)
-    secret = secrets.token_hex(32)
-    command = [sys.executable, "-P", "-m", "fedgradnorm.engines.flower.link"]
-    command += ["--ssl-ca-certfile", str(folder / "ca.pem"), "--isolation", "process"]
-    command += ["--ssl-certfile", str(folder / "server.pem")]
-    command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
-    command += ["--disable-runtime-dependency-installation", "--database", str(database)]
-    command += ["--host", host, "--port", str(port)]
-    own = {link.SECRET: secret, link.PARENT: str(os.getpid()), link.VECTOR: str(vector)}
-    with output.open("ab") as file:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **QUIET, **own},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
-    try:
-        yield SuperLink(secret, process, output)
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _check_free(host: str, port: int) -> None:
-    """A ConfigError that says why, unless a server may listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            why = WHY.get(error.errno or 0, str(error.strerror or error))
-            raise ConfigError(f"cannot listen on {host}:{port}: {why} (federation.toml)") from error

@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.engines.flower.keys import public_key_pem
 from fedgradnorm.engines.flower.operator import Operator
-from fedgradnorm.engines.flower.process import superlink
+from fedgradnorm.engines.flower.process import SuperLink
 from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, check
@@ -60,31 +61,30 @@ def serve(
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
     files, size = (federation / DATABASE, folder / LINK_LOG), FlatNetwork(network).vector.nbytes
-    with (
-        Claim(folder, config.text()) as claim,
-        superlink(federation, terms.listen, terms.port, *files, size) as link,
-    ):
-        operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), link)
+    link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), link)
+    with Claim(folder, config.text()) as claim:
+        link.check_free()
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
         about = _about(network, weighting, agreement, terms)
-        keeper = RunFolder(claim, coordinator, about, resume)
-        try:
-            if not resume:
-                keeper.save_checkpoint()  # the run's name must be known before anybody hears it
-            keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
-            operator.register(keys)
-            operator.start()
-            _meet(operator, terms, coordinator, waiting)
-            _rounds(coordinator, keeper, show)
-            coordinator.notices.sum_up()
-            log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
-            network_now = _trained(network, coordinator)
-            about = {**keeper.about, "held": coordinator.notices.watch.holding.totals}
-            keeper.finish(Run({}, about, coordinator.history, network_now))
-            return coordinator
-        finally:
-            operator.stop()
-            keeper.close()
+        keeper = RunFolder(claim, coordinator, about, resume)  # a refusal starts no process
+        with closing(keeper), link:
+            try:
+                if not resume:
+                    keeper.save_checkpoint()  # the run's name must be known before anybody hears it
+                keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
+                operator.register(keys)
+                operator.start()
+                _meet(operator, terms, coordinator, waiting)
+                _rounds(coordinator, keeper, show)
+                coordinator.notices.sum_up()
+                log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
+                network_now = _trained(network, coordinator)
+                about = {**keeper.about, "held": coordinator.notices.watch.holding.totals}
+                keeper.finish(Run({}, about, coordinator.history, network_now))
+            finally:
+                operator.stop()
+    return coordinator
 
 
 def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
