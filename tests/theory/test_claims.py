@@ -91,7 +91,7 @@ def test_t4_squared_and_direct_rest_at_one_point_when_gamma_is_one():
     assert (limit - study_rules.balanced(problem, 1.0)).norm() < 1e-12
 
 
-def test_t4_squared_with_adam_arrives_and_leaves_again():
+def test_t4_squared_with_adam_arrives_and_leaves_at_a_nudge():
     verdict, numbers = claim("squared rule with Adam", "T4 squared, Adam")
     assert verdict == "holds with a floor"
     assert numbers["arrived"] < 1e-14

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ from fedgradnorm.theory.rounds import Steps, federate, follow, heads_of
 from fedgradnorm.weighting import GradNorm, Signals
 
 GAMMA = 0.9
+NUDGE = 1e-6  # of one gauge norm, in one round
+ARRIVED = 1e-12  # distance of p from its limit
 
 
 def rules() -> dict[str, GradNorm]:
@@ -72,7 +76,8 @@ def squared_with_adam(updates: int = 6000, alpha: float = 0.1) -> Finding:
 
     The real weighting on signals held constant at the equilibrium, gamma = 1 so that its gradient
     vanishes there. As it does, Adam's second moment forgets (by 0.999 a round) and its step,
-    alpha * m / sqrt(v), grows until it no longer contracts.
+    alpha * m / sqrt(v), grows until it no longer contracts. Half way a single norm is off by
+    ``NUDGE``, once: rounding alone may or may not move p, depending on the processor.
     """
     problem, gamma = conflicting(), 1.0
     near = balanced(problem, gamma)
@@ -83,15 +88,18 @@ def squared_with_adam(updates: int = 6000, alpha: float = 0.1) -> Finding:
     goal = Pull(problem, gamma, first_losses(problem)).weights(near)
     weighting = GradNorm(gamma, "squared", optimizer="adam", lr=alpha)
     weighting.bind(problem.names)
-    errors = torch.stack([(weighting.update(signals) - goal).norm() for _ in range(updates)])
-    when, arrived = int(errors.argmin()) + 1, float(errors.min())
+    nudged = replace(signals, gauge_norm=norm * (1 + NUDGE * (torch.arange(len(norm)) == 0)))
+    given = [signals] * updates
+    given[updates // 2] = nudged
+    errors = torch.stack([(weighting.update(signals) - goal).norm() for signals in given])
+    when, arrived = int((errors < ARRIVED).nonzero()[0]) + 1, float(errors.min())
     late = float(errors[-500:].square().mean().sqrt())
     claim = Claim(
         "T4 squared, Adam",
         "Rule squared with Adam on p, constant alpha: p converges and stays",
         "holds with a floor" if late > 1e-10 else "holds",
-        f"p comes within {max(arrived, 1e-16):.0e} of its limit by update {when}, then leaves it "
-        f"again and chatters at {late:.1e} (alpha {alpha}, update {updates})",
+        f"p comes within {ARRIVED:.0e} of its limit by update {when}; after a nudge of {NUDGE:.0e} "
+        f"it leaves and chatters at {late:.1e} (alpha {alpha}, update {updates})",
         {"arrived": arrived, "late": late},
     )
     return Finding([claim])
