@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import toys
 from fedgradnorm import GradNorm, optimizers
-from fedgradnorm.engines.branches import Branches
-from fedgradnorm.engines.dense import DensePass
+from fedgradnorm.engines.passes.dense import DensePass
+from fedgradnorm.engines.passes.streams import Streams
 from fedgradnorm.federation import Federation
 from fedgradnorm.fusing import Fused
 from fedgradnorm.models import FlatNetwork
@@ -68,7 +68,7 @@ def test_a_fused_federation_takes_the_same_rounds(
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     plain, fused = federation(dtype), federation(dtype)
     fused.server.fuse()
-    fused.engine.fuse()  # type: ignore[attr-defined]
+    fused.engine.fuse()
     for number in range(5):
         for one in (plain, fused):
             one.rounds(number, [one.names])
@@ -82,9 +82,9 @@ def test_without_triton_gradients_are_not_turned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "fedgradnorm.engines.turned", raising=False)
+    monkeypatch.delitem(sys.modules, "fedgradnorm.engines.passes.triton_backward", raising=False)
     network = FlatNetwork(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
-    run = DensePass(network, ["0.weight"], Branches(torch.device("cpu")))
+    run = DensePass(network, ["0.weight"], Streams(torch.device("cpu")))
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         assert run._turned_descent() is None
     assert "gradients are not turned" in caplog.text

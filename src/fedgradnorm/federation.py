@@ -12,14 +12,11 @@ from torch import Tensor, nn
 
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
-from fedgradnorm.conflict import Pair, obstacle, pairs, trial
+from fedgradnorm.conflict import Pair, pairs
 from fedgradnorm.data.batches import number
-from fedgradnorm.engines import JointEngine, make_engine
-from fedgradnorm.engines.captured import FIELDS, CapturedRounds
-from fedgradnorm.engines.distributed import local_engine
-from fedgradnorm.engines.joint import JointReports
+from fedgradnorm.engines import make_engine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.heads import average_heads, check_alike, tune_heads
+from fedgradnorm.heads import average_heads, check_alike
 from fedgradnorm.local import predict
 from fedgradnorm.models import (
     FlatNetwork,
@@ -32,11 +29,9 @@ from fedgradnorm.models import (
     trainable_parameters,
 )
 from fedgradnorm.reports import Reports
-from fedgradnorm.server import ServerState, coefficients, server_round
+from fedgradnorm.server import ServerState, coefficients, columns, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting
-
-WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,6 @@ class Federation:
             seed=settings.seed,
             bf16=settings.precision == "bf16",
         )
-        self._captured: CapturedRounds | None = None
-        self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
@@ -97,83 +90,51 @@ class Federation:
             aggregate=settings.aggregate,
             order=settings.order,
         )
-
         if settings.compile and self.burst > 1:
             self.server.fuse()
-            self.engine.fuse()  # type: ignore[attr-defined]
-
-    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Some rounds in a row; on a GPU they run as one captured graph where that is possible.
-
-        Of rounds that are run together only the first may be one to record the conflict of.
-        """
-        tried, outcomes = self._tried(first, actives[0]), list[Outcome]()
-        while len(outcomes) < len(actives):
-            at, rest = first + len(outcomes), actives[len(outcomes) :]
-            replayed = self._replay(at, rest) if len(rest) > 1 else None
-            outcomes += replayed or [self._outcome(at, rest[0])]
-        return [replace(outcomes[0], conflict=tried), *outcomes[1:]] if tried else outcomes
-
-    def _outcome(self, round_number: int, active: Sequence[str]) -> Outcome:
-        if not active:
-            return Outcome([], [], {})
-        reports, weights = self.round(round_number, active)
-        self._count(active, reports)
-        held, due = self.server.weighting.held, self.settings.records_conflict(round_number)
-        columns = {
-            "loss": reports.loss,
-            "loss_ratio": reports.loss_ratio,
-            "gauge_norm": reports.gauge_norm,
-            "weight": weights,
-            "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
-        }
-        return Outcome(
-            list(active),
-            list(reports.failed),
-            {key: c.tolist() for key, c in columns.items()},
-            pairs(reports, self.names) if due and not obstacle(self.engine) else [],
-        )
-
-    def _count(self, active: Sequence[str], reports: Reports) -> None:
-        """Note whether the round brings a captured graph nearer, or has made one useless."""
-        if isinstance(self.engine, JointEngine) and not isinstance(reports, JointReports):
-            self._captured, self._warm = None, min(self._warm, 0)  # the loop has moved tensors
-        elif len(active) == len(self.names) and not reports.failed:
-            self._warm += 1
-
-    def _tried(self, round_number: int, active: Sequence[str]) -> list[Pair]:
-        """The conflict of a round to come, from a trial of it where its reports will not tell."""
-        alone = not active or len(self.names) < 2
-        if alone or not self.settings.records_conflict(round_number) or not obstacle(self.engine):
-            return []
-        shared = self.server.shared.data
-        return pairs(trial(self.engine).run_clients(shared, round_number, active), self.names)
+            self.engine.fuse()
 
     @property
     def burst(self) -> int:
         """How many rounds may be asked for at once."""
-        capturable = isinstance(self.engine, JointEngine) and self.engine.device.type == "cuda"
-        on_device = self.server.weighting.capturable and not self.settings.average_heads
-        return CapturedRounds.LONGEST if capturable and on_device else 1
+        # Heads are averaged from the host.
+        return 1 if self.settings.average_heads else self.engine.burst(self.server)
 
-    def _replay(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome] | None:
-        """The rounds from a captured graph; None, and nothing has happened, if that cannot be."""
-        everybody = all(len(active) == len(self.names) for active in actives)
-        if self._warm < WARM_ROUNDS or not everybody or self.burst == 1:
-            return None
-        assert isinstance(self.engine, JointEngine)
-        if self._captured is None:
-            self._captured = CapturedRounds(self.engine, self.server, self.names)
-        results = self._captured.run(first, len(actives))
-        if results is None:  # not finite, and undone: let the ordinary rounds find out who it was
-            self._captured, self._warm = None, -len(actives)
-            return None
-        for state in self.engine.states.values():
-            state.rounds += len(actives)
-        return [
-            Outcome(self.names, [], dict(zip(FIELDS, table.tolist(), strict=True)))
-            for table in results
-        ]
+    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Some rounds in a row, of which the engine may run several without coming back.
+
+        Of rounds that are asked for together only the first may be one to record the conflict of.
+        """
+        conflict, outcomes = self._conflict_by_trial(first, actives[0]), list[Outcome]()
+        while len(outcomes) < len(actives):
+            outcomes += self._next_rounds(first + len(outcomes), actives[len(outcomes) :])
+        return [replace(outcomes[0], conflict=conflict), *outcomes[1:]] if conflict else outcomes
+
+    def _next_rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """All of these rounds where the engine runs them at once, or else the first of them."""
+        if len(actives) > 1 and self.burst > 1:
+            at_once = self.engine.rounds(self.server, first, actives)
+            if at_once:
+                return [Outcome(self.names, [], table) for table in at_once]
+        return [self._next_round(first, actives[0])]
+
+    def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
+        """One round, and what became of it."""
+        if not active:
+            return Outcome([], [], {})
+        reports, weights = self.round(round_number, active)
+        table = {key: c.tolist() for key, c in columns(self.server, reports, weights).items()}
+        due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
+        conflict = pairs(reports, self.names) if due else []
+        return Outcome(list(active), list(reports.failed), table, conflict)
+
+    def _conflict_by_trial(self, round_number: int, active: Sequence[str]) -> list[Pair]:
+        """The conflict of a round to come, where its own reports will not tell."""
+        due = self.settings.records_conflict(round_number) and self.engine.conflict_obstacle
+        if not due or not active or len(self.names) < 2:
+            return []
+        shared = self.server.shared.data
+        return pairs(self.engine.trial().run_clients(shared, round_number, active), self.names)
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
         """One communication: clients work, the server weighs and steps."""
@@ -189,9 +150,8 @@ class Federation:
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""
-        engine, steps = local_engine(self.engine), self.settings.final_head_steps
-        if steps and engine is not None:
-            tune_heads(engine, self.server.shared.data, steps, round_number * engine.how.steps)
+        if steps := self.settings.final_head_steps:
+            self.engine.tune_heads(self.server.shared.data, steps, round_number)
 
     def evaluate(self, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
@@ -223,7 +183,6 @@ class Federation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self._captured, self._warm = None, 0  # a graph is tied to the very tensors it was made with
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
 

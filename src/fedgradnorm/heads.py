@@ -1,4 +1,4 @@
-"""What can be done with heads beside keeping them: averaged in every round, or tuned at the end."""
+"""Heads that are not kept apart but averaged in every round."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm.data.batches import number
-from fedgradnorm.engines import LoopEngine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.local import head_phase
 
 
 def check_alike(heads: Mapping[str, nn.Module]) -> None:
@@ -43,29 +40,3 @@ def average_heads(heads: Sequence[nn.Module], shares: Tensor) -> None:
         mean = sum(part * p.double() for part, p in zip(parts, own, strict=True) if part)
         for p in own:
             p.copy_(torch.as_tensor(mean))
-
-
-def tune_heads(engine: LoopEngine, shared: Tensor, steps: int, first_batch: int) -> None:
-    """``steps`` on each client's head alone, on the finished and frozen ``shared`` (FedBABU).
-
-    Batches go on where training stopped, from batch number ``first_batch``; the network is in
-    evaluation mode, so its running statistics stay as they are.
-    """
-    for name, state in engine.states.items():
-        x, y = engine.data[name]["train"]
-        network = engine.network
-        network.vector.copy_(shared)
-        if network.has_buffers:
-            network.load_buffers(state.buffers)
-        network.module.eval()
-        state.head.train()
-
-        def batch(
-            step: int, name: str = name, x: Tensor = x, y: Tensor = y
-        ) -> tuple[Tensor, Tensor]:
-            rows = torch.from_numpy(engine.batches.rows(name, first_batch + step)).to(x.device)
-            return x[rows], y[rows]
-
-        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
-            torch.manual_seed(number(engine.seed, "final", name) % 2**63)
-            head_phase(engine.clients[name].task, state, network, batch, steps)

@@ -93,6 +93,12 @@ class ClientState:
         optimizers.restore(self.optimizer, state["optimizer"])
         self.buffers, self.first_loss, self.rounds = buffers, first, rounds
 
+    def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
+        """The same state again, with a head and an ``optimizer`` of its own."""
+        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
 
 @dataclass(frozen=True)
 class Report:

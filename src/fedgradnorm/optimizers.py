@@ -110,7 +110,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
         how = group["lr"], *group["betas"], group["eps"]
         update(parameter.data, parameter.grad, *moments, *how)
 
-    optimizer.step = step  # type: ignore[method-assign, assignment]
+    vars(optimizer)["step"] = step  # this optimiser's own, before its class's
 
 
 _BEYOND = ("weight_decay", "amsgrad", "maximize", "differentiable")

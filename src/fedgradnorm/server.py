@@ -51,6 +51,12 @@ class ServerState:
         self.weigh = Fused(weigh)
         optimizers.fuse(self.optimizer)
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a round changes in place, once the optimiser's moments exist."""
+        moments = [v for one in self.optimizer.state.values() for v in one.values()]
+        kept = [moment for moment in moments if isinstance(moment, Tensor)]
+        return [self.shared.data, *kept, *self.weighting.tensors()]
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
         return copy.deepcopy(
@@ -89,6 +95,21 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
     server.shared.grad = direction
     server.optimizer.step()
     return weights
+
+
+COLUMNS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")
+
+
+def columns(server: ServerState, reports: Reports, weights: Tensor) -> dict[str, Tensor]:
+    """What is written down of a round, a number per client: see ``COLUMNS``."""
+    held = server.weighting.held
+    return {
+        "loss": reports.loss,
+        "loss_ratio": reports.loss_ratio,
+        "gauge_norm": reports.gauge_norm,
+        "weight": weights,
+        "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
+    }
 
 
 def _bounded(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedgradnorm.data.batches import Batches
-from fedgradnorm.engines.rows import CpuRows, GpuRows
+from fedgradnorm.engines.batched.row_windows import CpuRows, GpuRows
 
 DEVICES = [
     "cpu",

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedgradnorm.engines.branches import Branches
-from fedgradnorm.engines.dense import DensePass
+from fedgradnorm.engines.passes.dense import DensePass
+from fedgradnorm.engines.passes.streams import Streams
 from fedgradnorm.models import FlatNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,7 +30,7 @@ def test_turned_gradients_are_autograds(rows: int, last: bool) -> None:
     weighted = signal * factors[owner][:, None]
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(output, parameters, weighted)])
 
-    run = DensePass(network, gauge, Branches(torch.device("cuda")))
+    run = DensePass(network, gauge, Streams(torch.device("cuda")))
     run.fuse()
     assert run._turned is not None
     assert torch.allclose(run.forward(network.vector, x), output, atol=1e-5)

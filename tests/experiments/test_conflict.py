@@ -16,9 +16,10 @@ import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit, stored
 from fedgradnorm.conflict import pairs
+from fedgradnorm.engines import JointEngine
 from fedgradnorm.experiments.methods import find_method
-from fedgradnorm.federation import Federation, Outcome
 from fedgradnorm.reports import StackedReports
+from fedgradnorm.server import ServerState, columns, server_round
 from fedgradnorm.settings import EngineName
 
 BY_GRADIENT = ("pcgrad", "upgrad", "graddrop", "trimmed-mean", "config")
@@ -79,6 +80,7 @@ def test_every_engine_records_them_and_trains_the_same_to_the_bit(
     {"head_steps": 3, "first_loss": "first_round"}, {"schedule": "together"},
     {"shared_steps": 2}, {"update": "model", "shared_steps": 2}, {"ditto": 0.5},
     {"network": toys.noisy_network()}, {"participation": 0.7},
+    {"network": toys.noisy_network(), "engine": "distributed"},
 ])  # fmt: skip
 def test_every_way_of_training_is_left_alone(how: dict[str, Any]) -> None:
     run, plain = train(**how, record_conflict=1), train(**how)
@@ -95,13 +97,18 @@ def test_they_are_of_the_updates_as_sent_whatever_the_weighting_makes_of_them(me
 
 
 def test_rounds_that_run_together_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replay(self: Federation, first: int, actives: list[list[str]]) -> list[Outcome]:
+    def one(engine: JointEngine, server: ServerState, number: int, active: list[str]) -> Any:
+        reports = engine.run_clients(server.shared.data, number, active)
+        table = columns(server, reports, server_round(server, reports))
+        return {key: column.tolist() for key, column in table.items()}
+
+    def together(self: JointEngine, server: ServerState, first: int, actives: Any) -> list[Any]:
         lengths.append(len(actives))
-        return [self._outcome(first + k, active) for k, active in enumerate(actives)]
+        return [one(self, server, first + k, active) for k, active in enumerate(actives)]
 
     expected, lengths = train(engine="joint", record_conflict=3), list[int]()
-    monkeypatch.setattr(Federation, "burst", 512)  # as on a GPU
-    monkeypatch.setattr(Federation, "_replay", replay)
+    monkeypatch.setattr(JointEngine, "burst", lambda *_: 512)  # as on a GPU
+    monkeypatch.setattr(JointEngine, "rounds", together)
     run = train(engine="joint", record_conflict=3, eval_every=0, checkpoint_every=100)
     assert run.pairs.rows == expected.pairs.rows
     assert lengths == [3, 3]

@@ -75,7 +75,7 @@ def prepare_mtfl(
         data = mtfl.prepare(
             source,
             boxes=boxes,
-            crop=crop,  # type: ignore[arg-type]  # checked, with the nearest name, over there
+            crop=crop,
             on_bad="drop" if drop_bad else "error",
             progress=bar,
         )

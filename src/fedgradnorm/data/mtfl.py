@@ -103,7 +103,7 @@ def prepare(
     source: str | Path | None = None,
     *,
     boxes: str | Path | None = None,
-    crop: Crop = "boxes",
+    crop: str = "boxes",
     landmarks: Unit = "pixels",
     drop_outside: bool = False,
     on_bad: OnBad = "error",

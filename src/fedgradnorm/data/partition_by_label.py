@@ -48,9 +48,11 @@ class Dirichlet(Partitioner):
     def __post_init__(self) -> None:
         whole("parts", self.parts)
         whole("min_size", self.min_size)
-        values: tuple[float, ...] = (self.alpha,) if isinstance(self.alpha, (int, float)) else ()
-        if not values:
-            values = tuple(self.alpha)  # type: ignore[arg-type]
+        values: tuple[float, ...]
+        if isinstance(self.alpha, (int, float)):
+            values = (self.alpha,)
+        else:
+            values = tuple(self.alpha)
             object.__setattr__(self, "alpha", values)
             if len(values) != self.parts:
                 raise ConfigError(f"alpha has {len(values)} values for {self.parts} parts")

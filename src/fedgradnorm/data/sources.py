@@ -32,9 +32,10 @@ class Source:
 
     def load(self) -> Callable[..., Any]:
         """The function that makes the clients."""
-        found = getattr(importlib.import_module(f"fedgradnorm.data.{self.module}"), self.function)
+        module = importlib.import_module(f"fedgradnorm.data.{self.module}")
+        found: Callable[..., Any] = getattr(module, self.function)
         assert callable(found)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 SOURCES: dict[str, Source] = {

@@ -94,9 +94,9 @@ def texts(table: Table, column: str, bad: BadRows) -> list[str]:
     return [str(cell).strip() for cell in cells]
 
 
-def _number(cell: object) -> float:
+def _number(cell: Any) -> float:
     try:
-        return float(cell)  # type: ignore[arg-type]
+        return float(cell)
     except (TypeError, ValueError, OverflowError):
         return float("nan")
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedgradnorm.client import Client
 from fedgradnorm.engines.base import Engine
 from fedgradnorm.engines.distributed import DistributedEngine
-from fedgradnorm.engines.gauge import GaugeTap
 from fedgradnorm.engines.joint import JointEngine
 from fedgradnorm.engines.loop import LoopEngine
-from fedgradnorm.engines.products import ProductTap
+from fedgradnorm.engines.passes.gauge import GaugeTap
+from fedgradnorm.engines.passes.inner_products import ProductTap
 from fedgradnorm.engines.ranks import asked_for, world
 from fedgradnorm.engines.stacked import StackedEngine
 from fedgradnorm.errors import ConfigError
@@ -26,7 +26,6 @@ from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")
 
-ENGINES = {"loop": LoopEngine, "joint": JointEngine, "stacked": StackedEngine}
 PROBE_ROWS = 4
 
 
@@ -49,7 +48,7 @@ def make_engine(
     if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
         return _make_local(name, network, clients, gauge, how, needs, device, **settings)
 
-    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> LoopEngine:
+    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> Engine:
         given = {**settings, "heads": heads}
         # Inner products across ranks are taken from the gradients themselves.
         each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
@@ -68,7 +67,7 @@ def _make_local(
     needs: Needs,
     device: torch.device,
     **settings: Any,
-) -> LoopEngine:
+) -> Engine:
     """An engine that runs all of these clients in this process."""
     obstacles = {
         "joint": joint_obstacle(network, clients, gauge, how, needs),
@@ -81,9 +80,10 @@ def _make_local(
         log.info("engine %s%s", name, f" ({reasons})" if reasons else "")
     elif obstacles[name] is not None:
         raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
+    given = {"gauge": gauge, "how": how, "device": device, **settings}
     if name == "joint":
-        settings["products"] = Needs.GRAM in needs
-    return ENGINES[name](network, clients, gauge=gauge, how=how, device=device, **settings)
+        return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
+    return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)
 
 
 def joint_obstacle(

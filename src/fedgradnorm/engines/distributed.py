@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fedgradnorm.client import Client
 from fedgradnorm.engines.base import Engine
-from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.engines.ranks import World
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.reports import Reports
@@ -55,7 +54,7 @@ class DistributedReports(Reports):
         return whole
 
 
-class DistributedEngine:
+class DistributedEngine(Engine):
     """Runs this rank's share of the clients and meets the other ranks for everything else.
 
     ``make_local`` makes the engine for some clients. All ranks must call every method in the same
@@ -71,7 +70,7 @@ class DistributedEngine:
         *,
         world: World,
         device: torch.device,
-        make_local: Callable[[Sequence[Client], Mapping[str, nn.Module]], LoopEngine],
+        make_local: Callable[[Sequence[Client], Mapping[str, nn.Module]], Engine],
     ) -> None:
         self.world, self.device = world, device
         self.names = [client.name for client in clients]
@@ -111,6 +110,22 @@ class DistributedEngine:
             like=shared,
         )
 
+    @property
+    def conflict_obstacle(self) -> str | None:
+        """No rank has all updates."""
+        return "the updates are spread over the ranks, whose engines may form no single ones"
+
+    def trial(self) -> DistributedEngine:
+        """With a trial of each rank's own engine."""
+        twin = copy.copy(self)
+        twin.local = None if self.local is None else self.local.trial()
+        return twin
+
+    def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
+        """Each rank its own clients'."""
+        if self.local is not None:
+            self.local.tune_heads(shared, steps, round_number)
+
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
         return self._merged({} if self.local is None else self.local.evaluate(shared, split))
@@ -137,13 +152,6 @@ class DistributedEngine:
         """All ranks' values by client, in the order of clients."""
         found = {name: value for part in self.world.gather(mine) for name, value in part.items()}
         return {name: found[name] for name in self.names if name in found}
-
-
-def local_engine(engine: Engine) -> LoopEngine | None:
-    """The engine that holds this process's clients; None on a rank that has none."""
-    found = engine.local if isinstance(engine, DistributedEngine) else engine
-    assert found is None or isinstance(found, LoopEngine)
-    return found
 
 
 def _check_alike(world: World, clients: Sequence[Client]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +13,21 @@ from torch import Tensor, nn
 
 from fedgradnorm.client import Client
 from fedgradnorm.data.batches import Batches, number
-from fedgradnorm.engines.base import row_mask
+from fedgradnorm.engines.base import Engine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.local import ClientState, LocalSettings, Report, evaluate, local_round
+from fedgradnorm.local import (
+    ClientState,
+    LocalSettings,
+    Report,
+    evaluate,
+    head_phase,
+    local_round,
+)
 from fedgradnorm.models import as_input, working_copy
 from fedgradnorm.reports import Reports, StackedReports
 
 
-class LoopEngine:
+class LoopEngine(Engine):
     """Runs clients one by one on a scratch copy of the shared network."""
 
     name = "loop"
@@ -68,9 +77,7 @@ class LoopEngine:
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
         if self.network.has_buffers:
             self.network.load_buffers(state.buffers)
-        # Dropout and the like draw from torch's generator: make that a function of the counter too.
-        with torch.random.fork_rng(devices=self._cuda_devices()):
-            torch.manual_seed(number(self.seed, "noise", name, round_number) % 2**63)
+        with self._chance("noise", name, round_number):
             report = local_round(
                 self.clients[name],
                 state,
@@ -85,8 +92,12 @@ class LoopEngine:
             state.buffers = self.network.buffers()
         return report
 
-    def _cuda_devices(self) -> list[torch.device]:
-        return [self.device] if self.device.type == "cuda" else []
+    @contextmanager
+    def _chance(self, *counter: object) -> Iterator[None]:
+        """Dropout and the like draw from torch's generator: make that a function of a counter."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(number(self.seed, *counter) % 2**63)
+            yield
 
     def _stacked(self, shared: Tensor, reports: dict[str, Report], failed: list[str]) -> Reports:
         names = list(self.clients)
@@ -100,7 +111,7 @@ class LoopEngine:
             updates[names.index(name)] = report.update
         sizes = [float(c.size) for c in self.clients.values()]
         return StackedReports(
-            active=row_mask(names, list(reports), self.device),
+            active=torch.tensor([name in reports for name in names], device=self.device),
             size=torch.tensor(sizes, dtype=torch.float64, device=self.device),
             loss=column("loss"),
             loss_ratio=column("loss_ratio"),
@@ -125,6 +136,32 @@ class LoopEngine:
             except ConfigError as error:
                 raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
+
+    def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
+        """One client after another; the network's running statistics stay as they are."""
+        first = round_number * self.how.steps
+        for name, state in self.states.items():
+            self.network.vector.copy_(shared)
+            if self.network.has_buffers:
+                self.network.load_buffers(state.buffers)
+            self.network.module.eval()
+            state.head.train()
+            with self._chance("final", name):
+                batch = partial(self._batch, name, first)
+                head_phase(self.clients[name].task, state, self.network, batch, steps)
+
+    def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
+        """A client's batch number ``first + step``, counted from the run's start."""
+        x, y = self.data[name]["train"]
+        rows = torch.from_numpy(self.batches.rows(name, first + step)).to(x.device)
+        return x[rows], y[rows]
+
+    def trial(self) -> LoopEngine:
+        """The same clients and data, with copies of what a round changes."""
+        assert self.how.head_optimizer is not None
+        twin = copy.copy(self)
+        twin.states = {n: s.copy(self.how.head_optimizer) for n, s in self.states.items()}
+        return twin
 
     def heads(self) -> dict[str, nn.Module]:
         """Each client's head."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from fedgradnorm.engines.batched import BatchedEngine, Part, Plan
-from fedgradnorm.engines.dense import DensePass
+from fedgradnorm.engines.passes.dense import DensePass
 from fedgradnorm.reports import Reports, StackedReports
 
 CHUNK_BYTES = 8 << 30  # of a GPU's memory, for the copies and gradients of one chunk
@@ -33,9 +33,9 @@ class StackedEngine(BatchedEngine):
         self._updates: Tensor | None = None
         self._local: dict[str, Tensor] = {}
         self.chunk = max(1, CHUNK_BYTES // copy) if self.device.type == "cuda" else 1
-        if self.chunk > 1:
-            self._dense = None  # which knows one network at a time
-        elif self._dense is not None:
+        # The closed form knows one network at a time.
+        self._dense = None if self.chunk > 1 else self.dense
+        if self._dense is not None:
             self._own = torch.empty_like(self.front.vector)
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
@@ -50,7 +50,7 @@ class StackedEngine(BatchedEngine):
         updates = self._updates
         if dense is None or plan.columns is not None:  # in closed form, whole rows are written
             updates.zero_()
-        loss = torch.zeros_like(self._sizes)
+        loss = torch.zeros_like(self.sizes)
         for part in plan.parts:
             if dense is not None:
                 self._one_by_one(dense, shared, updates, loss, part, rows)
@@ -62,9 +62,9 @@ class StackedEngine(BatchedEngine):
                 loss[positions] = self._descend(shared, updates, positions, step)
         return StackedReports(
             active=plan.active,
-            size=self._sizes,
+            size=self.sizes,
             loss=loss,
-            loss_ratio=self.loss_ratio(loss, plan.active),
+            loss_ratio=self.first_losses.ratio(loss, plan.active),
             gauge_norm=updates[:, self.gauge].norm(dim=1).double(),
             failed=(),
             updates=updates,
@@ -92,7 +92,7 @@ class StackedEngine(BatchedEngine):
             chosen, mean, at = torch.tensor([member]), updates[position], shared
             for number in range(steps):
                 here = rows[number][mine]
-                z = dense.forward(at, self.inputs[here])
+                z = dense.forward(at, self.data.inputs[here])
                 values, signal, heads = part.group.signal(
                     z, self.targets(part, here), chosen, self.how.together
                 )
@@ -101,9 +101,9 @@ class StackedEngine(BatchedEngine):
                 if number + 1 < steps:
                     at = torch.add(shared, mean, alpha=-lr * steps, out=self._own)
                 if self.how.together:
-                    self.clear_heads()
+                    self.optimizers.clear()
                     part.group.place_gradients(heads, [member])
-                    self.step_heads()
+                    self.optimizers.step()
 
     def _descend(
         self,
@@ -157,16 +157,16 @@ class StackedEngine(BatchedEngine):
 
         def step(local: dict[str, Tensor], number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             here = rows[number][mine]
-            x = self.inputs[here].unflatten(0, (len(members), batch))
+            x = self.data.inputs[here].unflatten(0, (len(members), batch))
             leaves = group.parameters(chosen)
             targets = self.targets(part, here)
             losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)
             wanted = list(local.values()) + (leaves if self.how.together else [])
             gradients = torch.autograd.grad(losses.sum(), wanted)
             if self.how.together:
-                self.clear_heads()
+                self.optimizers.clear()
                 group.place_gradients(gradients[len(local) :], members)
-                self.step_heads()
+                self.optimizers.step()
             return losses, gradients[: len(local)]
 
         return step

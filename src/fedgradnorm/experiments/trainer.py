@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fedgradnorm.client import SPLITS, Client
-from fedgradnorm.conflict import obstacle
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
@@ -165,7 +164,7 @@ class Trainer:
         """Say where gradients are measured, and how their conflict is, where that costs more."""
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         every, engine = self.settings.record_conflict, self.federations[0].engine
-        reason = obstacle(engine)
+        reason = engine.conflict_obstacle
         if every and reason and len(self.federations[0].names) > 1:
             log.info(
                 "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "

@@ -64,11 +64,11 @@ class Weighting(ABC):
     with ``Needs.LOSS`` reads; in a deployment no other leaves the client.
     """
 
-    needs: ClassVar[Needs] = Needs.NOTHING
+    needs: Needs = Needs.NOTHING
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     starts: ClassVar[Mapping[str, float]] = {}
     positive: ClassVar[bool] = True
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     run_seed: int = 0
 
     def __init__(self) -> None:
@@ -134,6 +134,10 @@ class Weighting(ABC):
     def held(self) -> Tensor | None:
         """Which rows the last update left alone because their gradient vanished, if known."""
         return None
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that an update changes in place."""
+        return list(self.rows.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive a restart, keyed by client name."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgradnorm.weighting.base import Needs, Signals, Weighting
+from fedgradnorm.weighting.base import Signals, Weighting
 
 
 class ByTask(Weighting):
@@ -22,18 +22,9 @@ class ByTask(Weighting):
     def __init__(self, inner: Weighting, tasks: Mapping[str, str]) -> None:
         super().__init__()
         self.inner = inner
+        self.needs, self.capturable = inner.needs, inner.capturable
         self.tasks = dict(tasks)
         self._member = torch.empty(0)
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        """What the inner weighting needs."""
-        return self.inner.needs
-
-    @property
-    def capturable(self) -> bool:  # type: ignore[override]
-        """Whether the inner weighting is."""
-        return self.inner.capturable
 
     def bind(self, clients: Sequence[str]) -> None:
         """Give each client a row, and each of their tasks a row of the inner weighting."""
@@ -85,6 +76,10 @@ class ByTask(Weighting):
         """Clients whose task the inner weighting left alone."""
         inner = self.inner.held
         return None if inner is None else self._member.T @ inner.to(self._member) > 0
+
+    def tensors(self) -> list[Tensor]:
+        """The clients' rows and the tasks' rows."""
+        return [*super().tensors(), *self.inner.tensors()]
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' weights and the inner weighting's own state."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm.engines.branches import Branches
-from fedgradnorm.engines.gauge import linear_squared
-from fedgradnorm.engines.passes import scaled
+from fedgradnorm.engines.passes.base import scaled
+from fedgradnorm.engines.passes.gauge import linear_squared
+from fedgradnorm.engines.passes.streams import Streams
 from fedgradnorm.fusing import Fused
 from fedgradnorm.models import FlatNetwork
 
 if TYPE_CHECKING:
-    from fedgradnorm.engines.turned import TurnedDescent
+    from fedgradnorm.engines.passes.triton_backward import TurnedDescent
 
 log = logging.getLogger("fedgradnorm")
 
@@ -33,9 +33,10 @@ _mask = torch.ops.aten.threshold_backward.grad_input
 class DensePass:
     """A network that :meth:`fits`."""
 
-    def __init__(self, network: FlatNetwork, gauge: Sequence[str], branches: Branches) -> None:
-        self.network, self.branches = network, branches
-        parts = list(network.module)  # type: ignore[call-overload]
+    def __init__(self, network: FlatNetwork, gauge: Sequence[str], streams: Streams) -> None:
+        self.network, self.streams = network, streams
+        assert isinstance(network.module, nn.Sequential)
+        parts = list(network.module)
         self.layers = [part for part in parts if isinstance(part, nn.Linear)]
         self.active = [
             k + 1 < len(parts) and isinstance(parts[k + 1], nn.ReLU)
@@ -78,9 +79,9 @@ class DensePass:
     def _turned_descent(self) -> TurnedDescent | None:
         """Our own kernel, where Triton and what it needs are there."""
         try:
-            from fedgradnorm.engines.turned import TurnedDescent
+            from fedgradnorm.engines.passes.triton_backward import TurnedDescent
 
-            descent = TurnedDescent(self.layers, self.active, self.branches)
+            descent = TurnedDescent(self.layers, self.active, self.streams)
             descent.try_out(self.network.vector)
         except Exception as error:  # Triton's own are of many kinds, and all cost only speed
             reason = str(error).strip().splitlines()[:1]
@@ -145,7 +146,7 @@ class DensePass:
         for k in range(len(self.layers) - 1, -1, -1):
             x, layer = self._inputs[k], self.layers[k]
             weight, bias = places[2 * k].view_as(layer.weight), places[2 * k + 1]
-            with self.branches.branch(k % 2, when=len(d) < FEW_ROWS):
+            with self.streams.branch(k % 2, when=len(d) < FEW_ROWS):
                 torch.addmm(weight, d.t(), x, beta=beta, alpha=share, out=weight)
                 # faster than a sum over rows
                 torch.addmv(bias, d.t(), ones, beta=beta, alpha=share, out=bias)
@@ -153,7 +154,7 @@ class DensePass:
                 d = torch.mm(d, layer.weight, out=self._room("signal", k - 1, x))
                 if self.active[k - 1]:
                     d = _mask(d, x, 0, grad_input=d)
-        self.branches.join()
+        self.streams.join()
 
     def _ones(self, like: Tensor) -> Tensor:
         if len(self._all_one) < len(like):

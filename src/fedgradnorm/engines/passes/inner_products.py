@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm.engines.gauge import GaugeTap
-from fedgradnorm.engines.passes import AutogradPass, scaled
+from fedgradnorm.engines.passes.autograd import AutogradPass
+from fedgradnorm.engines.passes.base import scaled
+from fedgradnorm.engines.passes.gauge import GaugeTap
 from fedgradnorm.models import FlatNetwork
 
 

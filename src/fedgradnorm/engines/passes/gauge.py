@@ -8,7 +8,7 @@ Other layers go through vmap over the client axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class GaugeTap:
         for owner, module in self.modules.items():
             module.register_forward_hook(self._hook(owner))
 
-    def _hook(self, owner: str):  # type: ignore[no-untyped-def]
+    def _hook(self, owner: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if torch.is_grad_enabled():
                 self.seen.append((owner, inputs[0], output))

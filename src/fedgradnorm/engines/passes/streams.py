@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
+ABREAST = 4
 
-class Branches:
+
+class Streams:
     """Streams for what may run beside the main line; outside a capture everything is in line.
 
     Tensors of the main line that a branch reads must live until :meth:`join`.
@@ -38,3 +42,10 @@ class Branches:
         for stream in self._open.values():
             torch.cuda.current_stream(self._device).wait_stream(stream)
         self._open.clear()
+
+    def side_by_side(self, items: Sequence[T]) -> Iterator[T]:
+        """The items one by one; what is done with each may run beside the others."""
+        for number, item in enumerate(items):
+            with self.branch(number % ABREAST):
+                yield item
+        self.join()

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from fedgradnorm.engines.branches import Branches
+from fedgradnorm.engines.passes.streams import Streams
 
 TILE = 64  # rows and columns of a tile
 ENOUGH_ROWS = 1024  # for which it pays
@@ -54,8 +54,8 @@ def _kernel(
 class TurnedDescent:
     """Gradients of linear ``layers``; ``active[k]`` where a ReLU follows layer k."""
 
-    def __init__(self, layers: Sequence[nn.Linear], active: Sequence[bool], branches: Branches):
-        self.layers, self.active, self.branches = layers, active, branches
+    def __init__(self, layers: Sequence[nn.Linear], active: Sequence[bool], streams: Streams):
+        self.layers, self.active, self.streams = layers, active, streams
         self._weights: dict[int, Tensor] = {}
         self._rooms: dict[str, Tensor] = {}
         self._ones = torch.empty(0)
@@ -74,7 +74,7 @@ class TurnedDescent:
         """Turn the weights, beside the forward pass that is about to begin."""
         if rows < MANY_ROWS:
             return
-        with self.branches.branch(0):
+        with self.streams.branch(0):
             for k, layer in enumerate(self.layers[1:], start=1):
                 if k not in self._weights:
                     self._weights[k] = layer.weight.new_empty(layer.weight.shape[::-1])
@@ -92,7 +92,7 @@ class TurnedDescent:
 
         ``values`` are the layers' inputs and the last one's outputs, ``rooms`` take the signals.
         """
-        self.branches.join()  # the turned weights
+        self.streams.join()  # the turned weights
         for k in range(len(self.layers) - 1, -1, -1):
             weight, bias = places[2 * k : 2 * k + 2]
             output = values[k + 1] if self.active[k] else None

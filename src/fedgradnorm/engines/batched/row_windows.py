@@ -1,4 +1,4 @@
-"""Which rows of all clients' joint inputs are read, drawn for many steps at once.
+"""Which rows of all clients' joint inputs are read, drawn for many rounds at once.
 
 On a GPU they are drawn where they are needed: with many clients it would wait for a CPU, and a copy
 to it would wait for all that was asked of it before.
@@ -28,6 +28,26 @@ class Rows(Protocol):
 def make_rows(batches: Batches, begin: Mapping[str, int], device: torch.device) -> Rows:
     """``begin`` holds the first row of each client, in the order of the joint batch."""
     return (GpuRows if device.type == "cuda" else CpuRows)(batches, begin, device)
+
+
+class RowWindows:
+    """The rows of one window of rounds, drawn when the first of them is asked for."""
+
+    def __init__(self, batches: Batches, begin: Mapping[str, int], device: torch.device) -> None:
+        self._rows = make_rows(batches, begin, device)
+        self._rounds, self._steps = batches.window, batches.steps
+        self._table, self._start = torch.empty(0, dtype=torch.int64), -1
+
+    def coming(self, first: int, most: int) -> Tensor:
+        """Rows that everybody reads in rounds from ``first`` on: [rounds, steps, joint batch].
+
+        As many rounds as are drawn together, but no more than ``most``.
+        """
+        start = first - first % self._rounds
+        if start != self._start:
+            table = self._rows.draw(start * self._steps, self._rounds * self._steps)
+            self._table, self._start = table.view(self._rounds, self._steps, -1), start
+        return self._table[first - start :][:most]
 
 
 class CpuRows:
