@@ -1,21 +1,15 @@
-"""The settings of a run, and who takes part in a round."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fedgradnorm as fgn
-import toys
 from fedgradnorm.settings import Settings
-
-NAMES = ["ann", "bob", "cy", "dee", "eve"]
 
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
@@ -93,48 +87,6 @@ def test_a_bad_optimizer_is_named_with_its_value(options: dict[str, Any], messag
     with pytest.raises(fgn.ConfigError) as error:
         Settings(**options).local()
     assert message in str(error.value)
-
-
-@given(seed=st.integers(0, 1000), share=st.floats(0.01, 1), round_number=st.integers(0, 999))
-def test_a_fraction_draws_that_many_clients_from_seed_and_round(
-    seed: int, share: float, round_number: int
-) -> None:
-    settings = Settings(seed=seed, participation=share)
-    active = settings.active(NAMES, round_number)
-    assert len(active) == max(1, round(share * len(NAMES)))
-    assert active == [name for name in NAMES if name in active]  # in their own order
-    assert active == Settings(seed=seed, participation=share).active(NAMES, round_number)
-
-
-def test_drawing_is_fair_and_differs_between_rounds_and_seeds() -> None:
-    draws = [
-        tuple(Settings(seed=seed, participation=0.4).active(NAMES, r))
-        for seed in (0, 1)
-        for r in range(200)
-    ]
-    assert draws[:200] != draws[200:]
-    for name in NAMES:
-        assert 0.3 < sum(name in draw for draw in draws) / len(draws) < 0.5
-
-
-def test_everybody_takes_part_by_default() -> None:
-    assert Settings().active(NAMES, 3) == NAMES
-
-
-def test_a_list_of_names_is_taken_every_round_and_lists_in_turn() -> None:
-    assert Settings(participation=["cy", "ann"]).active(NAMES, 7) == ["ann", "cy"]
-    plan = Settings(participation=[["ann"], ["bob", "cy"]])
-    assert [plan.active(NAMES, r) for r in range(3)] == [["ann"], ["bob", "cy"], ["ann"]]
-
-
-@pytest.mark.parametrize("plan", [["bobb"], [["ann"], ["bobb"]], [], [[]]])
-def test_a_list_with_an_unknown_client_or_none_is_refused_before_training(
-    plan: Any, tmp_path: Path
-) -> None:
-    clients = [toys.client(name, 20, "side") for name in NAMES]
-    with pytest.raises(fgn.ConfigError, match="client in participation"):
-        fgn.train(toys.network(), clients, rounds=9, participation=plan, folder=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_an_epoch_is_a_pass_over_the_largest_client() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from fedgradnorm.client_round import ClientState
 from fedgradnorm.engines.base import Engine
 from fedgradnorm.engines.distributed import DistributedEngine
 from fedgradnorm.engines.joint import JointEngine
 from fedgradnorm.engines.loop import LoopEngine
-from fedgradnorm.local import ClientState
 from fedgradnorm.reports import Reports
 
 Pair = tuple[str, str, float]

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
 from fedgradnorm.conflict import Pair, obstacle, pairs, trial
-from fedgradnorm.data.batches import number
 from fedgradnorm.engines import JointEngine, make_engine
 from fedgradnorm.engines.captured import FIELDS, CapturedRounds
 from fedgradnorm.engines.distributed import local_engine
 from fedgradnorm.engines.joint import JointReports
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.evaluation import predict
 from fedgradnorm.heads import average_heads, check_alike, tune_heads
-from fedgradnorm.local import predict
 from fedgradnorm.models import (
     FlatNetwork,
     as_input,
@@ -32,6 +31,7 @@ from fedgradnorm.models import (
     trainable_parameters,
 )
 from fedgradnorm.reports import Reports
+from fedgradnorm.seeding import number
 from fedgradnorm.server import ServerState, coefficients, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting

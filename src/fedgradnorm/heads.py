@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm.data.batches import number
+from fedgradnorm.client_round import head_phase
 from fedgradnorm.engines import LoopEngine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.local import head_phase
+from fedgradnorm.seeding import number
 
 
 def check_alike(heads: Mapping[str, nn.Module]) -> None:

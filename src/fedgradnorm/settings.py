@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 
 from fedgradnorm import optimizers
 from fedgradnorm.checks import flag, names, number, one_of, plain, shown, whole
-from fedgradnorm.data import batches
-from fedgradnorm.errors import ConfigError, choose
-from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.participation import Participation
 from fedgradnorm.server import Aggregate, Order
 
 Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
-Participation = float | list[str] | list[list[str]]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -104,17 +102,6 @@ class Settings:
     def records_conflict(self, round_number: int) -> bool:
         """Whether the conflict between clients is recorded in this round, the first being 0."""
         return self.record_conflict > 0 and round_number % self.record_conflict == 0
-
-    def active(self, names: Sequence[str], round_number: int) -> list[str]:
-        """Who takes part in a round: drawn from the seed, or as listed."""
-        if not isinstance(self.participation, (int, float)):
-            return _listed(self.participation, names, round_number)
-        count = max(1, round(self.participation * len(names)))
-        if count == len(names):
-            return list(names)
-        generator = np.random.default_rng(batches.number(self.seed, "participation", round_number))
-        chosen = generator.choice(len(names), size=count, replace=False)
-        return [names[i] for i in sorted(chosen)]
 
 
 _LEAST = {
@@ -200,13 +187,3 @@ _CHECKS: dict[str, Check] = {
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
-
-
-def _listed(
-    plan: list[str] | list[list[str]], names: Sequence[str], round_number: int
-) -> list[str]:
-    """A fixed list of names, or a list of such lists taken in turn."""
-    entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
-    for name in entry or [""]:
-        choose(str(name), names, "client in participation")
-    return [name for name in names if name in entry]

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
+from fedgradnorm.client_round import LocalSettings, first_loss
 from fedgradnorm.engines.branches import Branches
 from fedgradnorm.engines.dense import DensePass
 from fedgradnorm.engines.heads import HeadGroup, Snapshot, group_heads
 from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.engines.rows import make_rows
-from fedgradnorm.local import LocalSettings, first_loss, in_parts
+from fedgradnorm.evaluation import in_parts
 from fedgradnorm.models import working_copy
 from fedgradnorm.reports import Reports
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.client import Client
+from fedgradnorm.client_round import ClientState
 from fedgradnorm.engines.closed import (
     ClosedLoss,
     closed_form,
@@ -17,7 +18,6 @@ from fedgradnorm.engines.closed import (
     head_gradients,
 )
 from fedgradnorm.fusing import Fused
-from fedgradnorm.local import ClientState
 from fedgradnorm.tasks import Task
 
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from fedgradnorm import models
 from fedgradnorm.client import Client
-from fedgradnorm.data.batches import number
 from fedgradnorm.data.memory import memory_limit
 from fedgradnorm.errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm.experiments.own_networks import find_factory
 from fedgradnorm.options import check_options, options_of
+from fedgradnorm.seeding import number
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm.blueprint import describe
 from fedgradnorm.errors import ConfigError, choose
+from fedgradnorm.evaluation import predict
 from fedgradnorm.experiments import checkpoint
 from fedgradnorm.experiments.about import ABOUT as ABOUT
 from fedgradnorm.experiments.about import FORMAT as FORMAT
@@ -21,7 +22,6 @@ from fedgradnorm.experiments.about import write_about as write_about
 from fedgradnorm.experiments.history import History, conflict_table
 from fedgradnorm.experiments.prediction_inputs import network_inputs, refused
 from fedgradnorm.experiments.table import Table
-from fedgradnorm.local import predict
 
 if TYPE_CHECKING:
     import pandas as pd

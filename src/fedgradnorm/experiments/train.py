@@ -19,7 +19,7 @@ from torch import nn
 
 from fedgradnorm.checks import flag
 from fedgradnorm.client import SPLITS, Client
-from fedgradnorm.data.batches import number
+from fedgradnorm.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.engines.ranks import RankLost, World, stoppable
 from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
 from fedgradnorm.experiments.due import Checkpoints
@@ -35,10 +35,11 @@ from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm.experiments.run import FORMAT, Run, blueprints
 from fedgradnorm.experiments.trainer import Progress, Trainer
 from fedgradnorm.instructions import require_bf16
-from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm.numerics import numerics
+from fedgradnorm.participation import Participation
+from fedgradnorm.seeding import number
 from fedgradnorm.server import Aggregate, Order
-from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
+from fedgradnorm.settings import EngineName, Key, Precision, Settings, Share
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
