@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import pytest
 
 import fedgradnorm as fgn
-from fedgradnorm.settings import Settings
+import toys
+from fedgradnorm.experiments import train
+from fedgradnorm.settings import Settings, completed
 
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
@@ -21,6 +23,61 @@ def test_trains_keywords_and_defaults_are_the_settings() -> None:
         assert parameters[field.name].default == field.default, field.name
         assert parameters[field.name].annotation == field.type, field.name
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+OTHER: dict[str, Any] = {
+    "rounds": 3,
+    "epochs": 2.0,
+    "batch_size": 8,
+    "head_steps": 2,
+    "shared_steps": 2,
+    "lr": 0.1,
+    "head_optimizer": "sgd",
+    "server_optimizer": "sgd",
+    "local_optimizer": "adam",
+    "first_loss": "first_round",
+    "update": "delta",
+    "report_loss": "after",
+    "schedule": "together",
+    "proximal": 0.1,
+    "final_head_steps": 1,
+    "average_heads": True,
+    "ditto": 0.1,
+    "aggregate": "by_size",
+    "order": "old",
+    "key": "task",
+    "share": "none",
+    "participation": 0.5,
+    "gauge": "0",
+    "engine": "loop",
+    "device": "cpu",
+    "precision": "bf16",
+    "compile": True,
+    "seed": 1,
+    "log_every": 2,
+    "eval_every": 2,
+    "checkpoint_every": 2,
+    "record_conflict": 2,
+}
+"""For every setting a value that is not its default."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
+def test_every_keyword_of_train_reaches_the_settings_as_it_was_given(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(
+        train, "train_with", lambda _n, _c, _w, settings, **_: seen.append(settings)
+    )
+    fgn.train(toys.network(), [], **{name: OTHER[name]})
+    assert seen == [Settings(**{name: OTHER[name]})]
+    assert getattr(seen[0], name) == OTHER[name] != getattr(Settings(), name)
+
+
+def test_settings_of_an_older_run_are_completed_by_the_defaults_of_newer_ones() -> None:
+    assert completed({}) == asdict(Settings())
+    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7))
 
 
 def test_train_documents_every_keyword() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -102,6 +102,14 @@ class Settings:
     def records_conflict(self, round_number: int) -> bool:
         """Whether the conflict between clients is recorded in this round, the first being 0."""
         return self.record_conflict > 0 and round_number % self.record_conflict == 0
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a run folder holds them, and of those that came later than the run the defaults.
+
+    A default never changes what a run did before there was the setting.
+    """
+    return {**asdict(Settings()), **stored}
 
 
 _LEAST = {

@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +29,7 @@ from fedgradnorm.experiments.reading import check_file, present
 from fedgradnorm.experiments.run import CLIENTS, CONFLICT, METRICS, NETWORK, Run, write_models
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.writing import writing
-from fedgradnorm.settings import Settings
+from fedgradnorm.settings import completed
 
 CHECKPOINT, LOG, CONFIG = "checkpoint.safetensors", "log.txt", "config.toml"
 Place = str | os.PathLike[str]
@@ -207,8 +206,7 @@ def _check_kinds(path: Path) -> None:
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with anything but the run that was started."""
-    # A setting that came later than the run stands as it is when nobody asks for it.
-    given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
+    given = {**before, "settings": completed(before["settings"])}
     if difference := _other_clients(before["clients"], now["clients"]):
         raise RunFolderError(f"{path}: cannot resume with other {difference}")
     for key, what in SAME.items():

@@ -74,8 +74,10 @@ def build_network(
         return _made(name, make)
 
 
-def check_network(name: str, options: Mapping[str, Any], allow: Collection[str] = ()) -> None:
-    """Refuse what needs no data to be refused, before data is read or made."""
+def check_network_options(
+    name: str, options: Mapping[str, Any], allow: Collection[str] = ()
+) -> None:
+    """Refuse a name or options that no network can have, before data is read or made."""
     _maker(name, options, 1, allow)
 
 

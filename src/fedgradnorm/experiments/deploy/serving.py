@@ -25,10 +25,10 @@ from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.attendance import Rules
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
 from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
+from fedgradnorm.experiments.describe import describe_weighting
 from fedgradnorm.experiments.execute import free_folder, output_folder
 from fedgradnorm.experiments.folder import RunFolder
 from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
-from fedgradnorm.experiments.train import describe_weighting
 from fedgradnorm.experiments.trainer import Progress
 from fedgradnorm.models import FlatNetwork, find_gauge
 from fedgradnorm.server import ServerState
