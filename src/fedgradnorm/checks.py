@@ -42,6 +42,22 @@ def number(name: str, value: object) -> float:
     return given
 
 
+def bounded(
+    name: str, value: object, low: float = 0.0, high: float = math.inf, *, above: bool = False
+) -> float:
+    """A finite number from ``low`` to ``high``; with ``above`` it must be more than ``low``.
+
+    >>> bounded("gamma", 0.9)
+    0.9
+    """
+    given = number(name, value)
+    if not low <= given <= high or given == math.inf or (above and given == low):
+        top = "" if high == math.inf else f" and <= {high:g}"
+        sign = ">" if above else ">="
+        raise ConfigError(f"{name} must be {sign} {low:g}{top}, not {shown(value)}")
+    return given
+
+
 def _own(value: object) -> int | float | None:
     """A number as Python's own, whoever made it; None if it is none, and a bool is none."""
     if isinstance(value, np.integer):

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedgradnorm import optimizers
-from fedgradnorm.checks import flag, names, number, one_of, plain, shown, whole
+from fedgradnorm.checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.participation import Participation
@@ -147,12 +147,6 @@ def _if_given(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _not_negative(name: str, value: object) -> float:
-    if not 0 <= (given := number(name, value)) < math.inf:
-        raise ConfigError(f"{name} must be >= 0, not {shown(value)}")
-    return given
-
-
 def _epochs(name: str, value: object) -> float:
     if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
         raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
@@ -186,7 +180,7 @@ _CHECKS: dict[str, Check] = {
     **{name: partial(_at_least, least) for name, least in _LEAST.items()},
     **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
     **dict.fromkeys(("average_heads", "compile"), flag),
-    **dict.fromkeys(("proximal", "ditto"), _not_negative),
+    **dict.fromkeys(("proximal", "ditto"), bounded),
     **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
     "lr": number,
     "epochs": _if_given(_epochs),
