@@ -11,13 +11,23 @@ import numpy as np
 from fedgradnorm.errors import ConfigError, choose
 
 MOST = 2**63 - 1
-LONGEST = 80
+LINE = 1000
+"""Characters of a whole message that are shown; values in it may be longer."""
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it: in one line, and not for ever."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def shown(value: object, most: int = 80) -> str:
+    """A value as a message shows it: as Python writes it, in one line, and not for ever."""
+    return shortened(repr(value), most)
+
+
+def shortened(text: str, most: int = LINE) -> str:
+    """The text on one line, without its middle where it is longer than ``most``.
+
+    >>> shortened("0123456789" * 9, 20)
+    '0123456789 ... 56789'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 4 :]}"
 
 
 def whole(name: str, value: object, least: int) -> int:

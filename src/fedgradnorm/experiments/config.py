@@ -29,6 +29,7 @@ from pydantic import (
 from torch import nn
 
 from fedgradnorm import optimizers
+from fedgradnorm.checks import shortened
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress, anchored, load_clients
 from fedgradnorm.errors import ConfigError
@@ -36,7 +37,7 @@ from fedgradnorm.experiments.config_errors import explain
 from fedgradnorm.experiments.methods import Method, find_method
 from fedgradnorm.experiments.networks import build_network, check_network_options
 from fedgradnorm.experiments.overrides import overridden, put
-from fedgradnorm.experiments.plain import check_plain, shortened
+from fedgradnorm.experiments.plain import check_plain
 from fedgradnorm.experiments.sinks import Tracking
 from fedgradnorm.experiments.toml_text import read_toml as read_toml
 from fedgradnorm.experiments.toml_text import to_toml
