@@ -16,10 +16,9 @@ from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
 from fedgradnorm.experiments.fit import train_with
-from fedgradnorm.experiments.folder import CHECKPOINT
-from fedgradnorm.experiments.folder import CONFIG as CONFIG
+from fedgradnorm.experiments.layout import ABOUT, CHECKPOINT, CONFIG
 from fedgradnorm.experiments.reading import check_file, present
-from fedgradnorm.experiments.run import ABOUT, Run
+from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.sinks import Show, tracked
 
 

@@ -15,7 +15,8 @@ from fedgradnorm.conflict import obstacle
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
-from fedgradnorm.experiments.run import CONFLICT, METRICS, Run, TrainedClient
+from fedgradnorm.experiments.layout import CONFLICT, METRICS
+from fedgradnorm.experiments.run import Run, TrainedClient
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.watch import Watch
 from fedgradnorm.federation import Federation, Outcome

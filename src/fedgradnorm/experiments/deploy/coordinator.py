@@ -28,7 +28,7 @@ from fedgradnorm.experiments.deploy.agreement import Agreement
 from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
 from fedgradnorm.experiments.deploy.notices import Notices
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
-from fedgradnorm.experiments.run import CONFLICT, METRICS
+from fedgradnorm.experiments.layout import CONFLICT, METRICS
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.trainer import Progress
 from fedgradnorm.participation import participants
