@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
+from fedgradnorm.client_round import LocalSettings
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.federation import make_head
-from fedgradnorm.local import LocalSettings
 from fedgradnorm.models import find_gauge
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fedgradnorm_in_one_file.py"

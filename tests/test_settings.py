@@ -1,21 +1,17 @@
-"""The settings of a run, and who takes part in a round."""
+"""The settings of a run."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, fields
-from pathlib import Path
+from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.settings import Settings
-
-NAMES = ["ann", "bob", "cy", "dee", "eve"]
+from fedgradnorm.experiments import train
+from fedgradnorm.settings import Settings, completed
 
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
@@ -27,6 +23,61 @@ def test_trains_keywords_and_defaults_are_the_settings() -> None:
         assert parameters[field.name].default == field.default, field.name
         assert parameters[field.name].annotation == field.type, field.name
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+OTHER: dict[str, Any] = {
+    "rounds": 3,
+    "epochs": 2.0,
+    "batch_size": 8,
+    "head_steps": 2,
+    "shared_steps": 2,
+    "lr": 0.1,
+    "head_optimizer": "sgd",
+    "server_optimizer": "sgd",
+    "local_optimizer": "adam",
+    "first_loss": "first_round",
+    "update": "delta",
+    "report_loss": "after",
+    "schedule": "together",
+    "proximal": 0.1,
+    "final_head_steps": 1,
+    "average_heads": True,
+    "ditto": 0.1,
+    "aggregate": "by_size",
+    "order": "old",
+    "key": "task",
+    "share": "none",
+    "participation": 0.5,
+    "gauge": "0",
+    "engine": "loop",
+    "device": "cpu",
+    "precision": "bf16",
+    "compile": True,
+    "seed": 1,
+    "log_every": 2,
+    "eval_every": 2,
+    "checkpoint_every": 2,
+    "record_conflict": 2,
+}
+"""For every setting a value that is not its default."""
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
+def test_every_keyword_of_train_reaches_the_settings_as_it_was_given(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Settings] = []
+    monkeypatch.setattr(
+        train, "train_with", lambda _n, _c, _w, settings, **_: seen.append(settings)
+    )
+    fgn.train(toys.network(), [], **{name: OTHER[name]})
+    assert seen == [Settings(**{name: OTHER[name]})]
+    assert getattr(seen[0], name) == OTHER[name] != getattr(Settings(), name)
+
+
+def test_settings_of_an_older_run_are_completed_by_the_defaults_of_newer_ones() -> None:
+    assert completed({}) == asdict(Settings())
+    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7))
 
 
 def test_train_documents_every_keyword() -> None:
@@ -93,48 +144,6 @@ def test_a_bad_optimizer_is_named_with_its_value(options: dict[str, Any], messag
     with pytest.raises(fgn.ConfigError) as error:
         Settings(**options).local()
     assert message in str(error.value)
-
-
-@given(seed=st.integers(0, 1000), share=st.floats(0.01, 1), round_number=st.integers(0, 999))
-def test_a_fraction_draws_that_many_clients_from_seed_and_round(
-    seed: int, share: float, round_number: int
-) -> None:
-    settings = Settings(seed=seed, participation=share)
-    active = settings.active(NAMES, round_number)
-    assert len(active) == max(1, round(share * len(NAMES)))
-    assert active == [name for name in NAMES if name in active]  # in their own order
-    assert active == Settings(seed=seed, participation=share).active(NAMES, round_number)
-
-
-def test_drawing_is_fair_and_differs_between_rounds_and_seeds() -> None:
-    draws = [
-        tuple(Settings(seed=seed, participation=0.4).active(NAMES, r))
-        for seed in (0, 1)
-        for r in range(200)
-    ]
-    assert draws[:200] != draws[200:]
-    for name in NAMES:
-        assert 0.3 < sum(name in draw for draw in draws) / len(draws) < 0.5
-
-
-def test_everybody_takes_part_by_default() -> None:
-    assert Settings().active(NAMES, 3) == NAMES
-
-
-def test_a_list_of_names_is_taken_every_round_and_lists_in_turn() -> None:
-    assert Settings(participation=["cy", "ann"]).active(NAMES, 7) == ["ann", "cy"]
-    plan = Settings(participation=[["ann"], ["bob", "cy"]])
-    assert [plan.active(NAMES, r) for r in range(3)] == [["ann"], ["bob", "cy"], ["ann"]]
-
-
-@pytest.mark.parametrize("plan", [["bobb"], [["ann"], ["bobb"]], [], [[]]])
-def test_a_list_with_an_unknown_client_or_none_is_refused_before_training(
-    plan: Any, tmp_path: Path
-) -> None:
-    clients = [toys.client(name, 20, "side") for name in NAMES]
-    with pytest.raises(fgn.ConfigError, match="client in participation"):
-        fgn.train(toys.network(), clients, rounds=9, participation=plan, folder=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_an_epoch_is_a_pass_over_the_largest_client() -> None:

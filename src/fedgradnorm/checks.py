@@ -11,13 +11,23 @@ import numpy as np
 from fedgradnorm.errors import ConfigError, choose
 
 MOST = 2**63 - 1
-LONGEST = 80
+LINE = 1000
+"""Characters of a whole message that are shown; values in it may be longer."""
 
 
-def shown(value: object) -> str:
-    """A value as a message shows it: in one line, and not for ever."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def shown(value: object, most: int = 80) -> str:
+    """A value as a message shows it: as Python writes it, in one line, and not for ever."""
+    return shortened(repr(value), most)
+
+
+def shortened(text: str, most: int = LINE) -> str:
+    """The text on one line, without its middle where it is longer than ``most``.
+
+    >>> shortened("0123456789" * 9, 20)
+    '0123456789 ... 56789'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 4 :]}"
 
 
 def whole(name: str, value: object, least: int) -> int:
@@ -39,6 +49,22 @@ def number(name: str, value: object) -> float:
     given = _own(value)
     if given is None or (isinstance(given, int) and abs(given) > MOST):
         raise ConfigError(f"{name} must be a number, not {shown(value)}")
+    return given
+
+
+def bounded(
+    name: str, value: object, low: float = 0.0, high: float = math.inf, *, above: bool = False
+) -> float:
+    """A finite number from ``low`` to ``high``; with ``above`` it must be more than ``low``.
+
+    >>> bounded("gamma", 0.9)
+    0.9
+    """
+    given = number(name, value)
+    if not low <= given <= high or given == math.inf or (above and given == low):
+        top = "" if high == math.inf else f" and <= {high:g}"
+        sign = ">" if above else ">="
+        raise ConfigError(f"{name} must be {sign} {low:g}{top}, not {shown(value)}")
     return given
 
 

@@ -1,4 +1,4 @@
-"""A client: who it is, its task, its data, what it keeps to itself, and its part of a round."""
+"""A client: who it is, its task and its data, checked once."""
 
 from __future__ import annotations
 

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
 from fedgradnorm.conflict import Pair, pairs
-from fedgradnorm.data.batches import number
 from fedgradnorm.engines import make_engine
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.evaluation import predict
 from fedgradnorm.heads import average_heads, check_alike
-from fedgradnorm.local import predict
 from fedgradnorm.models import (
     FlatNetwork,
     as_input,
@@ -29,6 +28,7 @@ from fedgradnorm.models import (
     trainable_parameters,
 )
 from fedgradnorm.reports import Reports
+from fedgradnorm.seeding import number
 from fedgradnorm.server import ServerState, coefficients, columns, server_round
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import ByTask, Needs, Weighting

@@ -12,6 +12,7 @@ from fedgradnorm.client import Client
 from fedgradnorm.ditto import Ditto
 from fedgradnorm.errors import ConfigError, DataError
 from fedgradnorm.federation import Federation
+from fedgradnorm.participation import check_listed
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
 
@@ -31,9 +32,7 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"
                 )
-    plan = settings.participation
-    for turn in range(1 if isinstance(plan, (int, float)) else max(1, len(plan))):
-        settings.active(names, turn)
+    check_listed(settings.participation, names)
 
 
 def federations(

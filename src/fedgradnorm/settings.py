@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 
 from fedgradnorm import optimizers
-from fedgradnorm.checks import flag, names, number, one_of, plain, shown, whole
-from fedgradnorm.data import batches
-from fedgradnorm.errors import ConfigError, choose
-from fedgradnorm.local import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm.checks import bounded, flag, names, number, one_of, plain, shown, whole
+from fedgradnorm.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm.errors import ConfigError
+from fedgradnorm.participation import Participation
 from fedgradnorm.server import Aggregate, Order
 
 Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
-Participation = float | list[str] | list[list[str]]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -105,16 +103,13 @@ class Settings:
         """Whether the conflict between clients is recorded in this round, the first being 0."""
         return self.record_conflict > 0 and round_number % self.record_conflict == 0
 
-    def active(self, names: Sequence[str], round_number: int) -> list[str]:
-        """Who takes part in a round: drawn from the seed, or as listed."""
-        if not isinstance(self.participation, (int, float)):
-            return _listed(self.participation, names, round_number)
-        count = max(1, round(self.participation * len(names)))
-        if count == len(names):
-            return list(names)
-        generator = np.random.default_rng(batches.number(self.seed, "participation", round_number))
-        chosen = generator.choice(len(names), size=count, replace=False)
-        return [names[i] for i in sorted(chosen)]
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a run folder holds them, and of those that came later than the run the defaults.
+
+    A default never changes what a run did before there was the setting.
+    """
+    return {**asdict(Settings()), **stored}
 
 
 _LEAST = {
@@ -152,12 +147,6 @@ def _if_given(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
-def _not_negative(name: str, value: object) -> float:
-    if not 0 <= (given := number(name, value)) < math.inf:
-        raise ConfigError(f"{name} must be >= 0, not {shown(value)}")
-    return given
-
-
 def _epochs(name: str, value: object) -> float:
     if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
         raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
@@ -191,7 +180,7 @@ _CHECKS: dict[str, Check] = {
     **{name: partial(_at_least, least) for name, least in _LEAST.items()},
     **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
     **dict.fromkeys(("average_heads", "compile"), flag),
-    **dict.fromkeys(("proximal", "ditto"), _not_negative),
+    **dict.fromkeys(("proximal", "ditto"), bounded),
     **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
     "lr": number,
     "epochs": _if_given(_epochs),
@@ -200,13 +189,3 @@ _CHECKS: dict[str, Check] = {
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
-
-
-def _listed(
-    plan: list[str] | list[list[str]], names: Sequence[str], round_number: int
-) -> list[str]:
-    """A fixed list of names, or a list of such lists taken in turn."""
-    entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
-    for name in entry or [""]:
-        choose(str(name), names, "client in participation")
-    return [name for name in names if name in entry]

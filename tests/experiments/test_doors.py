@@ -16,8 +16,9 @@ from fedgradnorm.blueprint import rebuild
 from fedgradnorm.cli import app
 from fedgradnorm.errors import ConfigError, FedGradNormError, RunFolderError
 from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.setup import CONFIG, fill_client, init_federation
+from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
 from fedgradnorm.experiments.execute import execute
+from fedgradnorm.experiments.layout import AGREED
 
 PROGRAMS = {"os:system": "command", "subprocess:getoutput": "cmd", "builtins:exec": "source"}
 NETWORK = 'name = "mlp"\nwidths = [6, 5]\n'
@@ -76,7 +77,7 @@ def test_join(stranger, mark, tmp_path):
     pytest.importorskip("flwr")
     home, _ = init_federation(tmp_path / "fed", ["class", "value"], ["localhost"])
     fill_client(home, stranger.read_text(), load_config(stranger).table()["data"])
-    assert (home / CONFIG).read_text() == stranger.read_text()
+    assert (home / AGREED).read_text() == stranger.read_text()
     refused(mark, "join", home / "client.toml", "--once")
 
 

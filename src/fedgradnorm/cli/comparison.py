@@ -12,6 +12,7 @@ from fedgradnorm.cli.output import data_bar, resumable, say, tell
 from fedgradnorm.cli.training import Allow, Overrides, trial_display
 from fedgradnorm.cli.watching import watching
 from fedgradnorm.errors import ConfigError, TrainingError
+from fedgradnorm.experiments.layout import FIGURES, TABLES
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.config import Config
@@ -186,8 +187,8 @@ def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> Non
     from fedgradnorm.report.side_by_side import side_grid
 
     found = {name: read_comparison([folder / name], baseline) for name in names}
-    write_grids([side_grid({n.rpartition("-")[2]: c for n, c in found.items()})], folder / "tables")
-    say(f"side by side: {folder / 'tables'} (CSV, Markdown, LaTeX)")
+    write_grids([side_grid({n.rpartition("-")[2]: c for n, c in found.items()})], folder / TABLES)
+    say(f"side by side: {folder / TABLES} (CSV, Markdown, LaTeX)")
 
 
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
@@ -201,6 +202,6 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     for grid in shown_grids(comparison):
         say(to_terminal(grid))
     tell(comparison.notes)
-    write_grids(all_grids(comparison), out / "tables")
-    say(f"tables:  {out / 'tables'} (CSV, Markdown, LaTeX)")
-    say(f"figures: {', '.join(map(str, draw(comparison, out / 'figures')))}")
+    write_grids(all_grids(comparison), out / TABLES)
+    say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
+    say(f"figures: {', '.join(map(str, draw(comparison, out / FIGURES)))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from fedgradnorm.cli.output import check_picture, data_bar, say
 from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.experiments.layout import temporary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -161,17 +161,17 @@ def _save(path: Path, arrays: Mapping[str, NDArray[Any]], what: str) -> None:
     """Write the arrays so that the file is there whole or not at all."""
     import numpy as np
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    here = temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with here.open("wb") as file:
             named: dict[str, Any] = {"synthetic": np.array(True), **arrays}
             np.savez(file, **named)
-        temporary.replace(path)
+        here.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error
     finally:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            here.unlink(missing_ok=True)
     rows = len(next(iter(arrays.values())))
     say(f"{rows:,} synthetic {what} in {path}: {', '.join(arrays)}")

@@ -13,6 +13,7 @@ import typer
 
 from fedgradnorm.cli.output import data_bar, resumable, say
 from fedgradnorm.cli.training import show_runs, trial_display
+from fedgradnorm.experiments.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
 CHANGES: tuple[str, ...] = ()  # overrides of the embedded config; tests make it small
@@ -44,8 +45,8 @@ def demo(
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
         folders = compare(config, METHODS, folder=folder, display=trial_display, data_progress=bar)
     show_runs(folders, folder / "demo.png")
-    write_page(folders, folder / "report.html")
-    say(f"report: {folder / 'report.html'} (one page, opens in any browser, works offline)")
+    write_page(folders, folder / REPORT)
+    say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")
     say(_moral(folders))
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedgradnorm.cli.output import data_bar, err, say
 from fedgradnorm.cli.training import Allow, ConfigFile, Overrides, allowing
+from fedgradnorm.experiments.layout import AGREED, CLIENT
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.deploy.coordinator import Coordinator
@@ -42,7 +43,7 @@ def init(
     for home in init_federation(folder, names, hosts, port):
         say(f"for client {home.name}: {home} (its key is secret: hand it over safely)")
     say(f"server:  fedgradnorm serve CONFIG --federation {folder}")
-    say("clients: put run.toml and data into the folder, then fedgradnorm join client.toml")
+    say(f"clients: put {AGREED} and data into the folder, then fedgradnorm join {CLIENT}")
 
 
 @app.command("try")

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedgradnorm.cli.output import check_picture, say
 from fedgradnorm.cli.pages import is_page, show_page
 from fedgradnorm.cli.training import show_runs
+from fedgradnorm.experiments.layout import REPORT
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments.methods import Method
@@ -46,7 +47,7 @@ def report(
 
     - `fedgradnorm report runs/radcom-compare --out figure.pdf`
     """
-    path = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    path = out or (runs[0] if len(runs) == 1 else Path()) / REPORT
     if is_page(path):
         show_page(runs, path)
     else:

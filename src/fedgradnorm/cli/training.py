@@ -71,8 +71,9 @@ def resume(
     On the CPU the finished run is bit for bit the one that was never stopped. A finished run is
     only shown.
     """
+    from fedgradnorm.experiments.about import read_about
     from fedgradnorm.experiments.execute import execute, resume_config
-    from fedgradnorm.experiments.run import ABOUT, read_about
+    from fedgradnorm.experiments.layout import ABOUT
 
     config = resume_config(run, allow=allow or ())
     if (run / ABOUT).exists() and read_about(run)["finished"]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from fedgradnorm.data.dropped import log_dropped
 from fedgradnorm.errors import DataError, choose
 
 OnBad = Literal["error", "drop"]
+Row = TypeVar("Row", int, str, bytes)
+"""What a reader calls a row: its number, its place in words, or its key."""
 
 
-class BadRows:
+class BadRows(Generic[Row]):
     """Collects bad rows under ``on_bad="drop"``; raises at the first under ``"error"``.
+
+    ``source`` is the file that all the rows are of, if they are of one; errors begin with it.
 
     >>> bad = BadRows("drop")
     >>> bad.add("training.txt, row 7", "14 fields, not 15")
@@ -19,24 +23,28 @@ class BadRows:
     ['training.txt, row 7: 14 fields, not 15']
     """
 
-    def __init__(self, on_bad: OnBad) -> None:
+    def __init__(self, on_bad: OnBad, source: str = "") -> None:
         self.on_bad = choose(on_bad, ("error", "drop"), "on_bad")
-        self.messages: list[str] = []
+        self.source = source
+        self.reasons: dict[Row, str] = {}
 
-    def add(self, where: str, what: str) -> None:
-        """Note a bad row, or raise a DataError that names it."""
-        message = " ".join(f"{where}: {what}".split())
+    def add(self, row: Row, why: str, place: str = "") -> None:
+        """Note the first thing that is wrong with a row, or raise a DataError that names it.
+
+        ``place`` says where the row is, unless ``row`` itself does.
+        """
+        message = " ".join(f"{place or row!s}: {why}".split())
         if self.on_bad == "error":
-            raise DataError(f"{message}; correct it, or leave such rows out with on_bad='drop'")
-        self.messages.append(message)
+            where = f"{self.source}, {message}" if self.source else message
+            raise DataError(f"{where}; correct it, or leave such rows out with on_bad='drop'")
+        self.reasons.setdefault(row, message)
+
+    @property
+    def messages(self) -> list[str]:
+        """A line for each row that was left out."""
+        return list(self.reasons.values())
 
 
 def tell_dropped(messages: list[str], source: object) -> None:
     """Warn about rows left out of ``source``, in one line."""
     log_dropped(f"{source}: {len(messages)} bad rows left out", messages)
-
-
-def short(value: object) -> str:
-    """A value as it may stand in a one-line message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

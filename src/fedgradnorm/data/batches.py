@@ -8,23 +8,13 @@ resumed run, another engine or another machine reads the same rows.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm.errors import ConfigError
-
-
-def number(*parts: object) -> int:
-    """64 bits from any description, stable across processes, machines and versions.
-
-    >>> number("a", 1) == number("a", 1), number("a", 1) == number("a", 2)
-    (True, False)
-    """
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+from fedgradnorm.seeding import number
 
 
 def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -14,12 +14,13 @@ import numpy as np
 from fedgradnorm.checks import shown
 from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.data.arrays import Loaded, Standardize, client_from_arrays, with_splits
+from fedgradnorm.data.bad_rows import BadRows, OnBad
 from fedgradnorm.data.dropped import log_dropped
 from fedgradnorm.data.image_folder import Color, rows_from_images
 from fedgradnorm.data.labels import LabelMap
 from fedgradnorm.data.npz import rows_from_npz
 from fedgradnorm.data.paths import is_file, user_path
-from fedgradnorm.data.rows import BadRows, FileRows, OnBad
+from fedgradnorm.data.rows import FileRows
 from fedgradnorm.data.tables import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.errors import ConfigError, DataError, choose
 from fedgradnorm.tasks import classification, regression
@@ -109,7 +110,7 @@ class FileSource:
         """The rows of one file, in the format its ending says."""
         if not is_file(path):
             raise DataError(f"{path}: no such file; check the path")
-        bad = BadRows(str(path), self.on_bad)
+        bad: BadRows[int] = BadRows(self.on_bad, str(path))
         suffix = path.suffix.lower()
         if suffix == ".npz":
             if self.images or self.inputs or self.targets:

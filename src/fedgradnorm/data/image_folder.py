@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedgradnorm.checks import shown
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.paths import there
-from fedgradnorm.data.rows import BadRows, FileRows
+from fedgradnorm.data.rows import FileRows
 from fedgradnorm.data.tables import read_table, table_targets
 from fedgradnorm.errors import ConfigError, DataError, choose
 
@@ -32,7 +33,7 @@ def rows_from_images(
     path_column: str,
     targets: Sequence[str],
     labels: bool,
-    bad: BadRows,
+    bad: BadRows[int],
     *,
     size: int,
     color: Color,

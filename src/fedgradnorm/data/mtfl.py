@@ -195,7 +195,7 @@ def _build(
     files: Source,
     box_file: Path | None,
     drop_outside: bool,
-    bad: BadRows,
+    bad: BadRows[str],
     progress: Progress | None,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
     """Decode both splits; what comes back is what the cache keeps."""

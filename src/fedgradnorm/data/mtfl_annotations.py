@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgradnorm.data.bad_rows import BadRows, short
+from fedgradnorm.checks import shown
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.errors import DataError
 
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -43,7 +44,7 @@ class Annotations:
     labels: NDArray[np.int64]
 
 
-def parse_annotations(content: bytes, name: str, bad: BadRows) -> Annotations:
+def parse_annotations(content: bytes, name: str, bad: BadRows[str]) -> Annotations:
     """Read ``training.txt`` or ``testing.txt``: 15 fields a row, either slash, any line ending."""
     paths: list[str] = []
     rows: list[int] = []
@@ -68,7 +69,7 @@ def parse_annotations(content: bytes, name: str, bad: BadRows) -> Annotations:
     )
 
 
-def parse_boxes(content: bytes, name: str, bad: BadRows) -> dict[str, Box]:
+def parse_boxes(content: bytes, name: str, bad: BadRows[str]) -> dict[str, Box]:
     """Read the CSV of face boxes (path, x0, y0, x1, y1 and, optionally, score).
 
     Of several boxes for one image the one with the highest score counts, and the first of equals.
@@ -92,12 +93,12 @@ def member_path(text: str) -> str:
     parts = path.split("/")
     outside = path.startswith("/") or ".." in parts or ":" in parts[0]
     if outside:
-        raise ValueError(f"path {short(text)} points outside the data folder")
+        raise ValueError(f"path {shown(text)} points outside the data folder")
     if not path.isprintable():
-        raise ValueError(f"path {short(text)} is not a file name")
+        raise ValueError(f"path {shown(text)} is not a file name")
     kept = [part for part in parts if part not in ("", ".")]
     if not kept:
-        raise ValueError(f"path {short(text)} names no file")
+        raise ValueError(f"path {shown(text)} names no file")
     return "/".join(kept)
 
 
@@ -125,17 +126,17 @@ def _number(text: str | None, what: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{what} {short(text)} is not a finite number")
+        raise ValueError(f"{what} {shown(text)} is not a finite number")
     return value
 
 
 def _label(text: str, column: str, classes: int) -> int:
     if text not in map(str, range(1, classes + 1)):
-        raise ValueError(f"{column} is {short(text)}; it must be 1 .. {classes}")
+        raise ValueError(f"{column} is {shown(text)}; it must be 1 .. {classes}")
     return int(text) - 1
 
 
-def _best_boxes(reader: csv.DictReader[str], name: str, bad: BadRows) -> dict[str, Box]:
+def _best_boxes(reader: csv.DictReader[str], name: str, bad: BadRows[str]) -> dict[str, Box]:
     best: dict[str, tuple[float, Box]] = {}
     for record in reader:
         try:

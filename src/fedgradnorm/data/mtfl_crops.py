@@ -58,7 +58,7 @@ class Crops:
 def crop_faces(
     crops: Crops,
     table: Annotations,
-    bad: BadRows,
+    bad: BadRows[str],
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Arrays of the rows that could be used, and how many were used and left out, by reason."""

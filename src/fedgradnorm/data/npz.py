@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.npyio import NpzFile
 
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.data.memory import check_memory
-from fedgradnorm.data.rows import BadRows, FileRows, is_missing, missing_name, no_label, usable
+from fedgradnorm.data.rows import FileRows, is_missing, missing_name, no_label, row_place, usable
 from fedgradnorm.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 COPIES = 2  # in memory at a time: the array as it is in the file, and its rows as floats
 
 
-def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows) -> FileRows:
+def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows[int]) -> FileRows:
     """Inputs and targets of an ``.npz`` file; pickled objects are never loaded."""
     x, y = _arrays(path, x_key, y_key)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
@@ -81,15 +82,15 @@ def _floats(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
         return array.astype(np.float32 if small else np.float64)
 
 
-def _report_bad(values: NDArray[Any], key: str, bad: BadRows) -> None:
+def _report_bad(values: NDArray[Any], key: str, bad: BadRows[int]) -> None:
     table = values.reshape(len(values), -1)
     good = usable(table)
     for row in np.flatnonzero(~good.all(axis=1)):
         value = table[row][~good[row]][0]
-        bad.add(int(row) + 1, f"array {key!r} holds {value}")
+        bad.add(int(row) + 1, f"array {key!r} holds {value}", row_place(int(row) + 1))
 
 
-def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows) -> list[str]:
+def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> list[str]:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "fiubUS":
@@ -103,5 +104,5 @@ def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows) -> list[str]:
     labels = [str(label).strip() for label in y.tolist()]
     for i, label in enumerate(labels):
         if is_missing(label):
-            bad.add(i + 1, no_label(f"array {key!r}", label))
+            bad.add(i + 1, no_label(f"array {key!r}", label), row_place(i + 1))
     return labels

@@ -44,7 +44,8 @@ def read_rows(
     path: str | Path, *, on_bad: OnBad = "error", progress: Progress | None = None
 ) -> tuple[RadCom, list[str]]:
     """The rows, and one line for each row left out."""
-    path, bad = Path(path), BadRows(on_bad)
+    path = Path(path)
+    bad: BadRows[bytes] = BadRows(on_bad)
     keys: list[Key] = []
     with _opened(path) as file:
         names = _names(path, file)
@@ -53,7 +54,7 @@ def read_rows(
             try:
                 keys.append(_read_row(file, name, is_here, iq[len(keys)]))
             except DataError as error:
-                bad.add(f"{path}, key {_shown(name)}", str(error))
+                bad.add(name, str(error), f"{path}, key {_shown(name)}")
             if progress is not None and (done % REPORT_EVERY == 0 or done == len(names)):
                 progress(done, len(names))
     if not keys:

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from fedgradnorm.data.bad_rows import short
+from fedgradnorm.checks import shown
 from fedgradnorm.data.radcom_set import MODULATIONS, SIGNALS
 from fedgradnorm.errors import DataError
 
@@ -94,7 +94,7 @@ def _place(what: str, name: str) -> int:
     plain = _plain(name)
     place = places.get(plain, places.get(_ALIASES.get(plain, "")))
     if place is None:
-        raise DataError(f"unknown {what} {short(name)} (known: {', '.join(known)})")
+        raise DataError(f"unknown {what} {shown(name)} (known: {', '.join(known)})")
     return place
 
 
@@ -105,11 +105,11 @@ def _decibels(field: str) -> float:
     except ValueError:
         value = float("nan")
     if not abs(value) <= LOUDEST:
-        raise DataError(f"SNR {short(field)} is not a number of dB within +-{LOUDEST:g}")
+        raise DataError(f"SNR {shown(field)} is not a number of dB within +-{LOUDEST:g}")
     return value
 
 
 def _count(field: str) -> int:
     if _INDEX.fullmatch(field) is None:
-        raise DataError(f"index {short(field)} is not a whole number")
+        raise DataError(f"index {shown(field)} is not a whole number")
     return int(field.partition(".")[0])

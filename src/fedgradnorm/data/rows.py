@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgradnorm.checks import shown
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.errors import DataError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-OnBad = Literal["error", "drop"]
 LARGEST = float(np.finfo(np.float32).max)
 """Training is in single precision, so a larger number is as bad as an infinite one."""
 
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 """Texts that stand for no value, in labels as in numbers, in small or capital letters."""
-
-
-@dataclass
-class BadRows:
-    """The rows of one file that cannot be used: an error at once, or dropped and listed."""
-
-    source: str
-    on_bad: OnBad
-    reasons: dict[int, str] = field(default_factory=dict)
-
-    def add(self, row: int, why: str, line: int | None = None) -> None:
-        """Report data row ``row`` (from 1, header not counted)."""
-        if self.on_bad == "error":
-            raise DataError(
-                f"{self.source}, {_place(row, line)}: {why}; correct it, or set on_bad='drop' to "
-                "leave such rows out"
-            )
-        self.reasons.setdefault(row, f"{_place(row, line)}: {why}")
 
 
 @dataclass(frozen=True)
@@ -53,16 +35,17 @@ class FileRows:
     y: NDArray[np.float64] | list[str]
     rows: Sequence[int]
     lines: Sequence[int] | None
-    bad: BadRows
+    bad: BadRows[int]
     inputs: tuple[str, ...] | None = None
 
     def report(self, index: int, why: str) -> None:
         """Report the row at position ``index``."""
-        self.bad.add(self.rows[index], why, self._line(index))
+        row = self.rows[index]
+        self.bad.add(row, why, row_place(row, self._line(index)))
 
     def where(self, index: int) -> str:
         """The file and row at position ``index``, for a message."""
-        return f"{self.bad.source}, {_place(self.rows[index], self._line(index))}"
+        return f"{self.bad.source}, {row_place(self.rows[index], self._line(index))}"
 
     def _line(self, index: int) -> int | None:
         return None if self.lines is None else self.lines[index]
@@ -100,5 +83,6 @@ def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> Dat
     return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
 
 
-def _place(row: int, line: int | None) -> str:
+def row_place(row: int, line: int | None = None) -> str:
+    """Where a data row is: its number from 1, header not counted, and its line if that is known."""
     return f"data row {row}" if line is None else f"data row {row} (line {line})"

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm.checks import shown
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.data.memory import check_memory
 from fedgradnorm.data.rows import (
-    BadRows,
     FileRows,
     is_missing,
     missing_name,
     no_label,
+    row_place,
     usable,
 )
 from fedgradnorm.errors import ConfigError, DataError
@@ -43,7 +44,7 @@ class Table:
     lines: list[int] | None = None
 
 
-def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows) -> Table:
+def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
     """The named columns of a CSV or Parquet file, or all of them."""
     if path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path, columns)
@@ -51,7 +52,11 @@ def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows) -> Table
 
 
 def rows_from_table(
-    path: Path, inputs: Sequence[str] | None, targets: Sequence[str], labels: bool, bad: BadRows
+    path: Path,
+    inputs: Sequence[str] | None,
+    targets: Sequence[str],
+    labels: bool,
+    bad: BadRows[int],
 ) -> FileRows:
     """Inputs and targets of a table; without ``inputs``, every column but the targets is one."""
     wanted = None if inputs is None else [*inputs, *targets]
@@ -68,7 +73,7 @@ def rows_from_table(
 
 
 def table_targets(
-    table: Table, targets: Sequence[str], labels: bool, bad: BadRows
+    table: Table, targets: Sequence[str], labels: bool, bad: BadRows[int]
 ) -> NDArray[np.float64] | list[str]:
     """Label texts of the one target column, or the numbers of all of them."""
     if labels:
@@ -76,7 +81,7 @@ def table_targets(
     return np.stack([numbers(table, name, bad) for name in targets], axis=1)
 
 
-def numbers(table: Table, column: str, bad: BadRows) -> NDArray[np.float64]:
+def numbers(table: Table, column: str, bad: BadRows[int]) -> NDArray[np.float64]:
     """A column as numbers; cells that are none are reported as bad."""
     cells = table.columns[column]
     values = np.array([_number(cell) for cell in cells], dtype=np.float64)
@@ -85,7 +90,7 @@ def numbers(table: Table, column: str, bad: BadRows) -> NDArray[np.float64]:
     return values
 
 
-def texts(table: Table, column: str, bad: BadRows) -> list[str]:
+def texts(table: Table, column: str, bad: BadRows[int]) -> list[str]:
     """A column as label texts; cells that are missing are reported as bad."""
     cells = table.columns[column]
     for i, cell in enumerate(cells):
@@ -108,11 +113,12 @@ def _complaint(cell: object) -> str:
     return f"is {shown(cell)}, {'too large' if is_number else 'not a number'}"
 
 
-def _report(table: Table, index: int, why: str, bad: BadRows) -> None:
-    bad.add(table.rows[index], why, None if table.lines is None else table.lines[index])
+def _report(table: Table, index: int, why: str, bad: BadRows[int]) -> None:
+    row, line = table.rows[index], None if table.lines is None else table.lines[index]
+    bad.add(row, why, row_place(row, line))
 
 
-def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows) -> Table:
+def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
     records = _csv_records(path)
     _, header = next(records, (0, []))
     names = [name.strip() for name in header]
@@ -123,7 +129,8 @@ def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows) -> Table:
     rows, lines = [], []
     for row, (line, fields) in enumerate(records, start=1):
         if len(fields) != len(names):
-            bad.add(row, f"{len(fields)} fields where the header has {len(names)}", line)
+            why = f"{len(fields)} fields where the header has {len(names)}"
+            bad.add(row, why, row_place(row, line))
         rows.append(row)
         lines.append(line)
         for column, place in zip(cells, places.values(), strict=True):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.client import Client
+from fedgradnorm.client_round import LocalSettings
 from fedgradnorm.engines.base import Engine
 from fedgradnorm.engines.distributed import DistributedEngine
 from fedgradnorm.engines.joint import JointEngine
@@ -20,7 +21,6 @@ from fedgradnorm.engines.passes.inner_products import ProductTap
 from fedgradnorm.engines.ranks import asked_for, world
 from fedgradnorm.engines.stacked import StackedEngine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.local import LocalSettings
 from fedgradnorm.models import as_input
 from fedgradnorm.weighting import Needs
 

@@ -12,19 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.batches import Batches, number
+from fedgradnorm.client_round import ClientState, LocalSettings, Report, head_phase, local_round
+from fedgradnorm.data.batches import Batches
 from fedgradnorm.engines.base import Engine
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.local import (
-    ClientState,
-    LocalSettings,
-    Report,
-    evaluate,
-    head_phase,
-    local_round,
-)
+from fedgradnorm.evaluation import evaluate
 from fedgradnorm.models import as_input, working_copy
 from fedgradnorm.reports import Reports, StackedReports
+from fedgradnorm.seeding import number
 
 
 class LoopEngine(Engine):

@@ -11,10 +11,10 @@ from typing import Any
 from fedgradnorm.checks import shown
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.layout import ABOUT
 from fedgradnorm.experiments.reading import present, read_file
 
 FORMAT = 1
-ABOUT = "run.json"
 
 Rule = tuple[str, Callable[[Any], bool]]
 """What a value must be, in words and as a question."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedgradnorm.errors import RunFolderError
+from fedgradnorm.experiments.about import read_about
 from fedgradnorm.experiments.history import read_history
-from fedgradnorm.experiments.run import METRICS, read_about
+from fedgradnorm.experiments.layout import METRICS
 from fedgradnorm.weighting import Static
 
 

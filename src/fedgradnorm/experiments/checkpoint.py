@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from fedgradnorm.errors import FedGradNormError, RunFolderError
+from fedgradnorm.experiments.layout import temporary
 from fedgradnorm.experiments.reading import check_file, opened, present
 
 CHECKSUM = "blake2b"
@@ -21,15 +22,15 @@ CHECKSUM = "blake2b"
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write ``data`` so that ``path`` holds either all of it or what it held before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    here = temporary(path)
     try:
-        with temporary.open("wb") as file:
+        with here.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        here.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        here.unlink(missing_ok=True)
     if os.name != "nt":  # Windows opens no folder
         _sync_folder(path.parent)
 

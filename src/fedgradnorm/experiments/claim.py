@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import locking
+from fedgradnorm.experiments.layout import LOCK
 from fedgradnorm.experiments.reading import flags
 from fedgradnorm.experiments.writing import CHOOSE
 
-LOCK = ".lock"
 ATTEMPTS = 100
 """How often a folder may vanish under our hands before that is an error."""
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from fedgradnorm.data.sources import DataProgress
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.config import Config, check
+from fedgradnorm.experiments.device import usable_device
 from fedgradnorm.experiments.entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments.execute import LoadedData, execute, load_data, output_folder
 from fedgradnorm.experiments.jobs import Watch, run_in_parallel
 from fedgradnorm.experiments.sinks import Show
-from fedgradnorm.experiments.train import usable_device
 from fedgradnorm.experiments.trials import Trial, plan
 
 Display = Callable[[Trial, int, int], AbstractContextManager[Show]]

@@ -29,14 +29,15 @@ from pydantic import (
 from torch import nn
 
 from fedgradnorm import optimizers
+from fedgradnorm.checks import shortened
 from fedgradnorm.client import Client
 from fedgradnorm.data.sources import DataProgress, anchored, load_clients
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.experiments.config_errors import explain
 from fedgradnorm.experiments.methods import Method, find_method
-from fedgradnorm.experiments.networks import build_network, check_network
+from fedgradnorm.experiments.networks import build_network, check_network_options
 from fedgradnorm.experiments.overrides import overridden, put
-from fedgradnorm.experiments.plain import check_plain, shortened
+from fedgradnorm.experiments.plain import check_plain
 from fedgradnorm.experiments.sinks import Tracking
 from fedgradnorm.experiments.toml_text import read_toml as read_toml
 from fedgradnorm.experiments.toml_text import to_toml
@@ -268,7 +269,8 @@ def build(
 def check(config: Config) -> None:
     """Refuse a network that cannot be made, or may not, before any data is read or made."""
     with _blaming(config._origin):
-        check_network(config.network.name, config.network.model_extra or {}, config.allowed)
+        options = config.network.model_extra or {}
+        check_network_options(config.network.name, options, config.allowed)
 
 
 def clients_of(config: Config, progress: DataProgress | None = None) -> list[Client]:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from fedgradnorm.experiments.plain import shortened
+from fedgradnorm.checks import shown
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -27,7 +27,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     wishes = list(dict.fromkeys(_wish(finding) for finding in here))
     value = first["input"]
     near = _near(value, wishes)
-    return f"{key} = {shortened(repr(value), 200)} should be {' or '.join(wishes)}{near}"
+    return f"{key} = {shown(value, 200)} should be {' or '.join(wishes)}{near}"
 
 
 def _unknown(key: str, name: str, names: list[str]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedgradnorm.client import Client
@@ -15,12 +15,11 @@ from fedgradnorm.engines.ranks import is_leader
 from fedgradnorm.errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm.experiments.claim import Claim
 from fedgradnorm.experiments.config import Config, build, clients_of, load_config
-from fedgradnorm.experiments.folder import CHECKPOINT
-from fedgradnorm.experiments.folder import CONFIG as CONFIG
+from fedgradnorm.experiments.fit import train_with
+from fedgradnorm.experiments.layout import ABOUT, CHECKPOINT, CONFIG
 from fedgradnorm.experiments.reading import check_file, present
-from fedgradnorm.experiments.run import ABOUT, Run
+from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.sinks import Show, tracked
-from fedgradnorm.experiments.train import train
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,7 @@ def execute(
     folder = Path(folder)
     if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
         network, clients, weighting, settings = build(config, clients_of(config))
-        return train(
-            network, clients, weighting=weighting, folder=folder, resume=resume, **asdict(settings)
-        )
+        return train_with(network, clients, weighting, settings, folder=folder, resume=resume)
     if not resume:
         _refuse_taken(folder)  # before time is spent on data
     data = data or load_data(config, data_progress)
@@ -66,14 +63,14 @@ def execute(
             _refuse_taken(folder)  # another process may have been faster
         try:
             with tracked(config.output.tracking, folder, config.table(), progress) as show:
-                return train(
+                return train_with(
                     network,
                     clients,
-                    weighting=weighting,
+                    weighting,
+                    settings,
                     folder=claim,
                     resume=resume and present(folder / ABOUT),
                     progress=show,
-                    **asdict(settings),
                 )
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error

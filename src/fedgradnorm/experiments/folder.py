@@ -1,14 +1,4 @@
-"""A run folder on disk: what the run is, how it goes, and where it can go on from.
-
-run.json                 settings, seed, clients, versions, command; whether there is a checkpoint
-config.toml              the resolved config, where the run was started from one
-metrics.csv              the history, append-only
-conflict.csv             cosines between clients' updates, where they are recorded
-log.txt                  warnings and milestones with their time
-checkpoint.safetensors   everything needed to go on, replaced atomically
-network.safetensors      the trained shared network, once finished
-clients/NAME.safetensors each client's head, once finished
-"""
+"""A run folder on disk: what the run is, how it goes, and where it can go on from; see layout."""
 
 from __future__ import annotations
 
@@ -18,21 +8,20 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedgradnorm.errors import FedGradNormError, RunFolderError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.about import ABOUT, read_about, write_about
+from fedgradnorm.experiments.about import read_about, write_about
 from fedgradnorm.experiments.claim import Claim
+from fedgradnorm.experiments.layout import ABOUT, CHECKPOINT, CLIENTS, CONFIG, FILES, LOG, TEMPORARY
 from fedgradnorm.experiments.reading import check_file, present
-from fedgradnorm.experiments.run import CLIENTS, CONFLICT, METRICS, NETWORK, Run, write_models
+from fedgradnorm.experiments.run import Run, write_models
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.writing import writing
-from fedgradnorm.settings import Settings
+from fedgradnorm.settings import completed
 
-CHECKPOINT, LOG, CONFIG = "checkpoint.safetensors", "log.txt", "config.toml"
 Place = str | os.PathLike[str]
 """Where a run is kept: a folder, or the claim on one that this process holds already."""
 
@@ -115,7 +104,7 @@ class RunFolder:
     def _begin(self, state: Mapping[str, Any] | None, resume: bool) -> None:
         """Write to the folder for the first time: from here on it is this run's."""
         self._claim.begun = True
-        for left_by_a_kill in filter(Path.is_file, self.path.rglob(".*.tmp")):
+        for left_by_a_kill in filter(Path.is_file, self.path.rglob(TEMPORARY)):
             left_by_a_kill.unlink()
         if self._claim.config and not present(self.path / CONFIG):
             checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
@@ -198,7 +187,7 @@ class _Log(logging.FileHandler):
 
 def _check_kinds(path: Path) -> None:
     """Refuse a folder in which something else stands where a file of the run is or will be."""
-    for name in (CONFIG, LOG, CHECKPOINT, METRICS, CONFLICT, NETWORK):
+    for name in FILES:
         if present(path / name):
             check_file(path / name)
     if present(path / CLIENTS) and not (path / CLIENTS).is_dir():
@@ -207,8 +196,7 @@ def _check_kinds(path: Path) -> None:
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with anything but the run that was started."""
-    # A setting that came later than the run stands as it is when nobody asks for it.
-    given = {**before, "settings": {**asdict(Settings()), **before["settings"]}}
+    given = {**before, "settings": completed(before["settings"])}
     if difference := _other_clients(before["clients"], now["clients"]):
         raise RunFolderError(f"{path}: cannot resume with other {difference}")
     for key, what in SAME.items():

@@ -14,7 +14,7 @@ from fedgradnorm.experiments.folder import Place
 from fedgradnorm.weighting import GradNorm, Weighting
 
 
-def check_network(network: object) -> None:
+def check_is_module(network: object) -> None:
     """A ModelError unless the network is a module."""
     if isinstance(network, nn.Module):
         return

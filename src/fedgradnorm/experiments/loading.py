@@ -12,18 +12,11 @@ from torch import Tensor, nn
 from fedgradnorm.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm.errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.about import ABOUT, read_about
+from fedgradnorm.experiments.about import read_about
 from fedgradnorm.experiments.history import conflict_table, read_history, read_rows
+from fedgradnorm.experiments.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm.experiments.reading import present
-from fedgradnorm.experiments.run import (
-    CLIENTS,
-    CONFLICT,
-    METRICS,
-    NETWORK,
-    Run,
-    TrainedClient,
-    client_file,
-)
+from fedgradnorm.experiments.run import Run, TrainedClient
 
 Heads = Mapping[str, nn.Module]
 

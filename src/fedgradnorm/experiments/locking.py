@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+from fedgradnorm.experiments.layout import LOCK
+
 PAUSE = 0.05
 """Seconds between two tries where the system cannot wait for a lock."""
 
@@ -28,7 +30,9 @@ def _module(name: str) -> ModuleType | None:
 POSIX, WINDOWS = _module("fcntl"), _module("msvcrt")
 REMOVABLE = POSIX is not None
 """Whether a locked file can be removed; elsewhere the lock must be let go first."""
-HINT = "" if POSIX or WINDOWS else "; if there is none, remove the file .lock.held in it"
+TOKEN = ".held"
+"""What the name of a lock ends with where a file of its own stands for it."""
+HINT = "" if POSIX or WINDOWS else f"; if there is none, remove the file {LOCK}{TOKEN} in it"
 """The way out where a lock can outlive its process, for the end of a message."""
 _HELD = PermissionError if WINDOWS else FileExistsError  # how the two ways say: by another process
 
@@ -80,4 +84,4 @@ def _create(token: Path) -> None:
 
 def _token(path: Path) -> Path:
     """The file that stands for the lock where the system has none."""
-    return path.with_name(f"{path.name}.held")
+    return path.with_name(f"{path.name}{TOKEN}")

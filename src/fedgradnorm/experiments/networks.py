@@ -12,11 +12,11 @@ from torch import nn
 
 from fedgradnorm import models
 from fedgradnorm.client import Client
-from fedgradnorm.data.batches import number
 from fedgradnorm.data.memory import memory_limit
 from fedgradnorm.errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm.experiments.own_networks import find_factory
 from fedgradnorm.options import check_options, options_of
+from fedgradnorm.seeding import number
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -74,8 +74,10 @@ def build_network(
         return _made(name, make)
 
 
-def check_network(name: str, options: Mapping[str, Any], allow: Collection[str] = ()) -> None:
-    """Refuse what needs no data to be refused, before data is read or made."""
+def check_network_options(
+    name: str, options: Mapping[str, Any], allow: Collection[str] = ()
+) -> None:
+    """Refuse a name or options that no network can have, before data is read or made."""
     _maker(name, options, 1, allow)
 
 

@@ -6,8 +6,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedgradnorm.checks import shortened
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.plain import DEEPEST, shortened
+from fedgradnorm.experiments.plain import DEEPEST
 from fedgradnorm.experiments.toml_text import parse_toml
 
 _EITHER = {"training.rounds": "epochs", "training.epochs": "rounds"}

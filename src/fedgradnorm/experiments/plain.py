@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedgradnorm.checks import shortened, shown
 from fedgradnorm.errors import ConfigError
 
 DEEPEST = 20
@@ -14,9 +15,6 @@ DEEPEST = 20
 LONGEST = 4096
 """Characters of a text: as many as a path may have."""
 
-LINE = 1000
-"""Characters of an error that are shown; values in it may be longer."""
-
 
 def check_plain(table: Mapping[str, Any]) -> None:
     """A ConfigError, with the dotted key, for a value that no config can mean."""
@@ -24,12 +22,6 @@ def check_plain(table: Mapping[str, Any]) -> None:
         reason = "nested too deeply" if depth > DEEPEST else _trouble(value)
         if reason:
             raise ConfigError(f"{shortened(key, 100)}: a config cannot hold {reason}")
-
-
-def shortened(text: str, most: int = LINE) -> str:
-    """The text on one line, without its middle where it is longer than that."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 4 :]}"
 
 
 def _walk(table: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
@@ -66,7 +58,7 @@ def _bad_text(value: str) -> str:
     if len(value) > LONGEST:
         return f"a text of {len(value)} characters, more than {LONGEST}"
     if "\0" in value:
-        return f"a text with a null character, {shortened(repr(value), 60)}"
+        return f"a text with a null character, {shown(value, 60)}"
     if any("\ud800" <= character <= "\udfff" for character in value):
         return f"a text that is not Unicode, {shortened(ascii(value), 60)}"
     return ""

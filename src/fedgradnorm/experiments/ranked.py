@@ -10,7 +10,8 @@ from fedgradnorm.engines import ranks
 from fedgradnorm.engines.ranks import World
 from fedgradnorm.errors import ConfigError, FedGradNormError
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.folder import CHECKPOINT, Place, RunFolder
+from fedgradnorm.experiments.folder import Place, RunFolder
+from fedgradnorm.experiments.layout import CHECKPOINT
 from fedgradnorm.experiments.reading import present
 from fedgradnorm.experiments.run import Run
 from fedgradnorm.experiments.table import Row

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from torch import Tensor, nn
 
 from fedgradnorm.blueprint import describe
 from fedgradnorm.errors import ConfigError, choose
+from fedgradnorm.evaluation import predict
 from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.about import ABOUT as ABOUT
 from fedgradnorm.experiments.about import FORMAT as FORMAT
 from fedgradnorm.experiments.about import read_about as read_about
 from fedgradnorm.experiments.about import write_about as write_about
 from fedgradnorm.experiments.history import History, conflict_table
+from fedgradnorm.experiments.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm.experiments.prediction_inputs import network_inputs, refused
 from fedgradnorm.experiments.table import Table
-from fedgradnorm.local import predict
 
 if TYPE_CHECKING:
     import pandas as pd
-
-METRICS, CONFLICT = "metrics.csv", "conflict.csv"
-NETWORK, CLIENTS = "network.safetensors", "clients"
-LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
 
 
 @dataclass
@@ -167,14 +161,6 @@ def write_models(run: Run, folder: Path) -> None:
         }
         tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
         checkpoint.write_tensors(client_file(folder, name), tensors)
-
-
-def client_file(folder: Path, name: str) -> Path:
-    """Where a client's head is stored; any name is safe as a file name."""
-    safe = quote(name, safe="")
-    if len(safe) > LONGEST:
-        safe = f"{safe[:LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
-    return folder / CLIENTS / f"{safe}.safetensors"
 
 
 def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.checks import shortened
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.plain import check_plain, shortened
+from fedgradnorm.experiments.plain import check_plain
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 100

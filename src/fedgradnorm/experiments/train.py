@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import platform
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from fedgradnorm.checks import flag
-from fedgradnorm.client import SPLITS, Client
-from fedgradnorm.data.batches import number
-from fedgradnorm.engines.ranks import RankLost, World, stoppable
-from fedgradnorm.errors import ConfigError, Interrupted, TrainingError
-from fedgradnorm.experiments.due import Checkpoints
-from fedgradnorm.experiments.inputs import (
-    check_network,
-    check_progress,
-    checked_clients,
-    checked_folder,
-    checked_weighting,
-)
-from fedgradnorm.experiments.interrupt import held_back
-from fedgradnorm.experiments.ranked import Keeper, agreed, meet, open_folder
-from fedgradnorm.experiments.run import FORMAT, Run, blueprints
-from fedgradnorm.experiments.trainer import Progress, Trainer
-from fedgradnorm.instructions import require_bf16
-from fedgradnorm.local import FirstLoss, ReportLoss, Schedule, Update
-from fedgradnorm.numerics import numerics
+from fedgradnorm.client import Client
+from fedgradnorm.client_round import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm.experiments.fit import train_with
+from fedgradnorm.experiments.run import Run
+from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm.participation import Participation
 from fedgradnorm.server import Aggregate, Order
-from fedgradnorm.settings import EngineName, Key, Participation, Precision, Settings, Share
+from fedgradnorm.settings import EngineName, Key, Precision, Settings, Share
 from fedgradnorm.weighting import Weighting
-
-log = logging.getLogger("fedgradnorm")
 
 
 def train(
@@ -139,173 +114,40 @@ def train(
     Returns:
         A :class:`fedgradnorm.experiments.run.Run`.
     """
-    given = locals()
-    settings = Settings(**{f.name: given[f.name] for f in fields(Settings)})
-    weighting, clients = checked_weighting(weighting), checked_clients(clients)
-    check_network(network)
-    check_progress(progress)
-    resume, place = flag("resume", resume), checked_folder(folder)
-    world = meet(settings.engine)
-    found = usable_device(settings)
-    network = world.same_network(network)
-    trainer = Trainer(network, clients, weighting, settings, found)
-    about = _about(trainer, network, weighting)
-    keeper: Keeper | None = None
-    if place is not None:
-        keeper = open_folder(place, trainer, about, resume, world)
-        about = keeper.about
-    display = _display(progress if world.leads else False, trainer)
-    try:
-        with display as show, numerics(settings.precision, trainer.device), stoppable(world):
-            _fit(trainer, keeper, show, world)
-        run = trainer.result(about)
-        if keeper is not None:
-            keeper.finish(run)
-        return run
-    except KeyboardInterrupt:
-        where = f"; resume from {folder}" if folder is not None else ""
-        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
-        raise Interrupted(message, trainer.result(about)) from None
-    finally:
-        if keeper is not None:
-            keeper.close()
-
-
-def _fit(
-    trainer: Trainer,
-    keeper: Keeper | None,
-    show: Callable[[Progress], None] | None,
-    world: World,
-) -> None:
-    """All remaining rounds, with evaluations and checkpoints on the way."""
-    started = time.perf_counter()
-    evaluate = trainer.every(trainer.settings.eval_every)
-    checkpoints = Checkpoints(keeper, trainer, world)
-    log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
-    trainer.announce()
-    with held_back() as held:
-        let_through = agreed(world, held)
-        if not trainer.history.rows:
-            trainer.evaluate()
-        while not trainer.done:
-            try:
-                event = trainer.advance(_until_next(trainer.round, evaluate, checkpoints.every))
-            except TrainingError as error:
-                if not isinstance(error, RankLost):
-                    checkpoints.write()
-                raise
-            if trainer.done or (evaluate and trainer.round % evaluate == 0):
-                trainer.evaluate()
-            checkpoints.after_round()
-            try:
-                if show is not None:
-                    show(replace(event, rows=trainer.history.news()))
-                let_through()
-            except KeyboardInterrupt:
-                checkpoints.write()
-                raise
-    log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
-
-
-def _until_next(round_number: int, *intervals: int) -> int:
-    """Rounds until the next evaluation or checkpoint is due."""
-    return min((every - round_number % every for every in intervals if every), default=1 << 30)
-
-
-def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> Any:
-    if progress is True:
-        from fedgradnorm.experiments.display import live_display
-
-        return live_display(trainer.round)
-    return nullcontext(progress or None)
-
-
-def usable_device(settings: Settings) -> torch.device:
-    """Where a run is trained; a ConfigError unless device and precision can be used here.
-
-    It is asked before anything is computed: later, oneDNN's instructions cannot be chosen.
-    """
-    device = _device(settings.device)
-    if settings.precision == "bf16":
-        require_bf16(device)
-    return device
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used here: {reason}") from error
-    return device
-
-
-def _about(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
-    """What is stored with every run, so that anyone can make it again."""
-    from fedgradnorm.version import __version__
-
-    argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
-    heads = {n: h for f in trainer.federations for n, h in f.engine.heads().items()}
-    return {
-        "format": FORMAT,
-        "finished": False,
-        "settings": asdict(trainer.settings),
-        "weighting": describe_weighting(weighting),
-        "clients": {name: _client_info(client) for name, client in trainer.clients.items()},
-        "rounds": trainer.rounds,
-        "gauge": list(trainer.federations[0].gauge),
-        "network": describe_network(network),
-        "blueprints": blueprints(network, heads),
-        "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {
-            "fedgradnorm": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "platform": platform.platform(),
-            "threads": torch.get_num_threads(),
-        },
-    }
-
-
-def describe_network(network: nn.Module) -> dict[str, Any]:
-    """The network's class, its size, and a hash of its layers and shapes."""
-    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
-    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
-    return {
-        "class": type(network).__qualname__,
-        "parameters": sum(p.numel() for p in network.parameters()),
-        "structure": f"{number(layers, shapes):016x}",
-    }
-
-
-def describe_weighting(weighting: Weighting) -> dict[str, Any]:
-    """The weighting's class and plain settings."""
-    plain = (bool, int, float, str)
-    settings: Mapping[str, Any] = {
-        key: value
-        for key, value in vars(weighting).items()
-        if not key.startswith("_") and isinstance(value, plain)
-    }
-    weights = getattr(weighting, "weights", None)
-    extra = {"weights": weights} if isinstance(weights, dict) else {}
-    return {"name": type(weighting).__name__, **settings, **extra}
-
-
-def _client_info(client: Client) -> dict[str, Any]:
-    return {
-        "kind": client.task.kind,
-        "outputs": client.task.outputs,
-        "task": client.task_name,
-        "loss_scale": client.task.loss_scale,
-        "size": client.size,
-        "labels": list(client.labels) if client.labels else None,
-        "columns": list(client.columns) if client.columns else None,
-        "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
-        "inputs": list(client.train[0].shape[1:]),
-        "fingerprint": client.fingerprint(),
-    }
+    settings = Settings(
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        head_steps=head_steps,
+        shared_steps=shared_steps,
+        lr=lr,
+        head_optimizer=head_optimizer,
+        server_optimizer=server_optimizer,
+        local_optimizer=local_optimizer,
+        first_loss=first_loss,
+        update=update,
+        report_loss=report_loss,
+        schedule=schedule,
+        proximal=proximal,
+        final_head_steps=final_head_steps,
+        average_heads=average_heads,
+        ditto=ditto,
+        aggregate=aggregate,
+        order=order,
+        key=key,
+        share=share,
+        participation=participation,
+        gauge=gauge,
+        engine=engine,
+        device=device,
+        precision=precision,
+        compile=compile,
+        seed=seed,
+        log_every=log_every,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        record_conflict=record_conflict,
+    )
+    return train_with(
+        network, clients, weighting, settings, folder=folder, resume=resume, progress=progress
+    )

@@ -14,11 +14,13 @@ from fedgradnorm.client import SPLITS, Client
 from fedgradnorm.data.batches import Batches
 from fedgradnorm.errors import TrainingError
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
-from fedgradnorm.experiments.run import CONFLICT, METRICS, Run, TrainedClient
+from fedgradnorm.experiments.layout import CONFLICT, METRICS
+from fedgradnorm.experiments.run import Run, TrainedClient
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.watch import Watch
 from fedgradnorm.federation import Federation, Outcome
 from fedgradnorm.federations import federations
+from fedgradnorm.participation import participants
 from fedgradnorm.settings import Settings
 from fedgradnorm.weighting import Weighting
 
@@ -95,7 +97,7 @@ class Trainer:
         if every := self.settings.record_conflict:  # a recorded round is the first of its burst
             most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
-        actives = [self.settings.active(self.names, self.round + k) for k in range(count)]
+        actives = [self._active(self.round + k) for k in range(count)]
         outcomes = [
             federation.rounds(
                 self.round, [[n for n in active if n in federation.names] for active in actives]
@@ -116,6 +118,11 @@ class Trainer:
             {row["client"]: row["loss"] for row in rows if row["active"]},
             {row["client"]: row["weight"] for row in rows},
         )
+
+    def _active(self, round_number: int) -> list[str]:
+        """Who takes part in a round."""
+        share, seed = self.settings.participation, self.settings.seed
+        return participants(share, seed, self.names, round_number)
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""

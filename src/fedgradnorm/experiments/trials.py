@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedgradnorm.checks import shortened
 from fedgradnorm.errors import ConfigError, RunFolderError
+from fedgradnorm.experiments.about import read_about
 from fedgradnorm.experiments.config import Config
 from fedgradnorm.experiments.entries import FROZEN_FROM, Entry
-from fedgradnorm.experiments.execute import CONFIG, resume_config
-from fedgradnorm.experiments.plain import shortened
+from fedgradnorm.experiments.execute import resume_config
+from fedgradnorm.experiments.layout import ABOUT, CONFIG
 from fedgradnorm.experiments.reading import present
-from fedgradnorm.experiments.run import ABOUT, read_about
 from fedgradnorm.experiments.sweep import Point, felt_by, file_name, point_name, points
 
 MOST = 100_000

@@ -10,12 +10,11 @@ import hashlib
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from fedgradnorm.experiments.methods import METHODS
 from fedgradnorm.runs.reader import StoredRun
-from fedgradnorm.settings import Settings
+from fedgradnorm.settings import completed
 
 Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""
@@ -101,7 +100,7 @@ def frozen(value: Any) -> Hashable:
 
 def _training(run: StoredRun) -> Facts:
     settings = run.part("settings")
-    return {**asdict(Settings()), **settings} if settings else dict(run.part("training"))
+    return completed(settings) if settings else dict(run.part("training"))
 
 
 def _weighting(run: StoredRun) -> Facts:

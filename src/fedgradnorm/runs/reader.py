@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm.errors import ConfigError, RunFolderError
-from fedgradnorm.experiments.execute import CONFIG
+from fedgradnorm.experiments.about import read_about
 from fedgradnorm.experiments.history import KEYS, PAIRS, Row, salvage_rows
+from fedgradnorm.experiments.layout import ABOUT, CONFIG, CONFLICT, METRICS
 from fedgradnorm.experiments.reading import present, read_file
-from fedgradnorm.experiments.run import ABOUT, CONFLICT, METRICS, read_about
 from fedgradnorm.experiments.toml_text import read_toml
 
 UNKNOWN_SEED = -1

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.checks import whole
 from fedgradnorm.weighting.base import Needs, Signals, Weighting
 from fedgradnorm.weighting.gradients import make_rule
 from fedgradnorm.weighting.gram import root
@@ -114,9 +114,7 @@ class TrimmedMean(Direction):
 
     def __init__(self, trim: int = 1) -> None:
         super().__init__()
-        if trim < 0:
-            raise ConfigError(f"the trimmed mean's trim must be >= 0, not {trim!r}")
-        self.trim = trim
+        self.trim = whole("the trimmed mean's trim", trim, 0)
 
     def combine(self, updates: Tensor) -> Tensor:
         """The mean of the middle rows, once every parameter's values are in order."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.checks import bounded
 from fedgradnorm.weighting.base import Needs, Signals, Weighting
 from fedgradnorm.weighting.rows import MOMENTS, adam, from_log
 
@@ -33,10 +33,8 @@ class FAMO(Weighting):
 
     def __init__(self, logit_lr: float = 0.025, decay: float = 1e-3) -> None:
         super().__init__()
-        for name, value in (("logit_lr", logit_lr), ("decay", decay)):
-            if not 0 <= value < float("inf"):
-                raise ConfigError(f"FAMO's {name} must be >= 0, not {value!r}")
-        self.logit_lr, self.decay = logit_lr, decay
+        self.logit_lr = bounded("FAMO's logit_lr", logit_lr)
+        self.decay = bounded("FAMO's decay", decay)
 
     def weigh(self, signals: Signals) -> Tensor:
         """z_i / F_i, with z stepped by what the last step did to the losses."""

@@ -8,23 +8,29 @@ client i's update. All of it is in :class:`TorchJD`; each method is its equation
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from fedgradnorm.checks import bounded, one_of, shown, whole
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.weighting.gram import GramWeighting
 from fedgradnorm.weighting.rows import draw, private_generator
 
 CPU = torch.device("cpu")
+ScaleMode = Literal["min", "median", "rmse"]
 
 
 def make_rule(name: str, **options: Any) -> Any:
-    """TorchJD's class of this name, made; a ConfigError that says what to install."""
+    """TorchJD's class of this name, made; a ConfigError that says what to install or to change."""
+    for key, value in options.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(f"{name}'s {key} must be a number, not {shown(value)}")
     try:
         return getattr(import_module("torchjd.aggregation"), name)(**options)
     except ImportError as error:
@@ -32,8 +38,9 @@ def make_rule(name: str, **options: Any) -> Any:
             f"{name} comes from TorchJD and its solvers, which are not all here ({error}); "
             "pip install 'fedgradnorm[methods]'"
         ) from error
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        given = f" with {shown(options)}" if options else ""
+        raise ConfigError(f"TorchJD cannot make {name}{given}: {error}") from error
 
 
 class TorchJD(GramWeighting):
@@ -117,8 +124,9 @@ class MGDA(TorchJD):
     """
 
     def __init__(self, tolerance: float = 1e-3, max_iters: int = 100) -> None:
-        super().__init__("MGDAWeighting", epsilon=tolerance, max_iters=max_iters)
-        self.tolerance, self.max_iters = tolerance, max_iters
+        self.tolerance = bounded("MGDA's tolerance", tolerance, above=True)
+        self.max_iters = whole("MGDA's max_iters", max_iters, 1)
+        super().__init__("MGDAWeighting", epsilon=self.tolerance, max_iters=self.max_iters)
 
 
 class PCGrad(TorchJD):
@@ -146,8 +154,8 @@ class GradVac(TorchJD):
     positive = True
 
     def __init__(self, beta: float = 0.5) -> None:
-        super().__init__("GradVacWeighting", beta=beta)
-        self.beta = beta
+        self.beta = bounded("GradVac's beta", beta, 0, 1)
+        super().__init__("GradVacWeighting", beta=self.beta)
         self._cosines: dict[str, dict[str, float]] = {}
 
     def apply(self, gram: Tensor, names: Sequence[str]) -> Tensor:
@@ -182,8 +190,8 @@ class CAGrad(TorchJD):
     positive = True
 
     def __init__(self, c: float = 0.5) -> None:
-        super().__init__("CAGradWeighting", c=c)
-        self.c = c
+        self.c = bounded("CAGrad's c", c)
+        super().__init__("CAGradWeighting", c=self.c)
 
 
 class IMTLG(TorchJD):
@@ -207,7 +215,8 @@ class AlignedMTL(TorchJD):
     arXiv 2305.19000, algorithm 1.
     """
 
-    def __init__(self, scale_mode: Literal["min", "median", "rmse"] = "min") -> None:
+    def __init__(self, scale_mode: ScaleMode = "min") -> None:
+        one_of("Aligned-MTL's scale_mode", scale_mode, get_args(ScaleMode))
         super().__init__("AlignedMTLWeighting", scale_mode=scale_mode)
         self.scale_mode = scale_mode
 
@@ -223,10 +232,8 @@ class FairGrad(TorchJD):
     positive = True
 
     def __init__(self, alpha: float = 1.0) -> None:
-        if not 0 <= alpha < float("inf"):
-            raise ConfigError(f"FairGrad's alpha must be >= 0, not {alpha!r}")
-        super().__init__("FairGradWeighting", alpha=alpha)
-        self.alpha = alpha
+        self.alpha = bounded("FairGrad's alpha", alpha)
+        super().__init__("FairGradWeighting", alpha=self.alpha)
 
 
 class Krum(TorchJD):
@@ -239,8 +246,9 @@ class Krum(TorchJD):
     """
 
     def __init__(self, byzantine: int = 1, selected: int = 1) -> None:
-        super().__init__("KrumWeighting", n_byzantine=byzantine, n_selected=selected)
-        self.byzantine, self.selected = byzantine, selected
+        self.byzantine = whole("Krum's byzantine", byzantine, 0)
+        self.selected = whole("Krum's selected", selected, 1)
+        super().__init__("KrumWeighting", n_byzantine=self.byzantine, n_selected=self.selected)
 
     def apply(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """The rule, for as many clients as there are."""

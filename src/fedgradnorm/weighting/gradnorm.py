@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError, choose
+from fedgradnorm.checks import bounded, one_of, whole
 from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean, only
 from fedgradnorm.weighting.rows import MOMENTS, SMALLEST, VANISHED, adam, from_log
 
@@ -73,16 +73,15 @@ class GradNorm(Weighting):
         warmup: int = 0,
     ) -> None:
         super().__init__()
-        choose(rule, get_args(Rule), "GradNorm rule")
-        choose(optimizer, get_args(Optimizer), "GradNorm optimizer")
-        _in_range("gamma", gamma, 0, float("inf"))
-        _in_range("lr", lr, 0, float("inf"))
-        _in_range("floor", floor, 0, 1)
-        _in_range("smoothing", smoothing, 0, 1)
-        _in_range("guard", guard, 0, 1)
-        _in_range("warmup", warmup, 0, float("inf"))
-        self.gamma, self.rule, self.lr, self.optimizer = gamma, rule, lr, optimizer
-        self.floor, self.smoothing, self.guard, self.warmup = floor, smoothing, guard, warmup
+        one_of("GradNorm rule", rule, get_args(Rule))
+        one_of("GradNorm optimizer", optimizer, get_args(Optimizer))
+        self.rule, self.optimizer = rule, optimizer
+        self.gamma = bounded("GradNorm's gamma", gamma)
+        self.lr = bounded("GradNorm's lr", lr)
+        self.floor = bounded("GradNorm's floor", floor, 0, 1)
+        self.smoothing = bounded("GradNorm's smoothing", smoothing, 0, 1)
+        self.guard = bounded("GradNorm's guard", guard, 0, 1)
+        self.warmup = whole("GradNorm's warmup", warmup, 0)
 
     @property
     def held(self) -> Tensor | None:
@@ -148,9 +147,3 @@ class GradNorm(Weighting):
         if self.optimizer == "sgd":
             return p - self.lr * gradient
         return p - adam(self.rows, gradient, live, self.lr)
-
-
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high or value == float("inf"):
-        top = "" if high == float("inf") else f" and <= {high:g}"
-        raise ConfigError(f"GradNorm's {name} must be >= {low:g}{top}, not {value!r}")

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.checks import bounded, whole
 from fedgradnorm.weighting.base import Needs, Signals, Weighting, active_mean
 from fedgradnorm.weighting.rows import draw, from_log, onto_simplex, safe_log
 
@@ -66,9 +66,7 @@ class QFFL(Weighting):
 
     def __init__(self, q: float = 1.0) -> None:
         super().__init__()
-        if not 0 <= q < float("inf"):
-            raise ConfigError(f"q-FFL's q must be >= 0, not {q!r}")
-        self.q = q
+        self.q = bounded("q-FFL's q", q)
 
     def weigh(self, signals: Signals) -> Tensor:
         """F_i^q."""
@@ -92,9 +90,7 @@ class AFL(Weighting):
 
     def __init__(self, loss_lr: float = 0.01) -> None:
         super().__init__()
-        if not 0 <= loss_lr < float("inf"):
-            raise ConfigError(f"AFL's loss_lr must be >= 0, not {loss_lr!r}")
-        self.loss_lr = loss_lr
+        self.loss_lr = bounded("AFL's loss_lr", loss_lr)
 
     def weigh(self, signals: Signals) -> Tensor:
         """The active clients' mixture after one projected step up."""
@@ -148,11 +144,8 @@ class DWA(Weighting):
 
     def __init__(self, temperature: float = 2.0, every: int = 50) -> None:
         super().__init__()
-        if not 0 < temperature < float("inf"):
-            raise ConfigError(f"DWA's temperature must be > 0, not {temperature!r}")
-        if every < 1:
-            raise ConfigError(f"DWA's every must be >= 1 round, not {every!r}")
-        self.temperature, self.every = temperature, every
+        self.temperature = bounded("DWA's temperature", temperature, above=True)
+        self.every = whole("DWA's every", every, 1)
 
     def weigh(self, signals: Signals) -> Tensor:
         """exp(rate_i / T) with the averages from before this round."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.checks import bounded, whole
 from fedgradnorm.weighting.gram import GramWeighting
 from fedgradnorm.weighting.rows import onto_simplex
 
@@ -33,9 +33,7 @@ class FedMGDA(GramWeighting):
 
     def __init__(self, box: float = 0.1) -> None:
         super().__init__()
-        if not 0 <= box <= 1:
-            raise ConfigError(f"FedMGDA+'s box must be in [0, 1], not {box!r}")
-        self.box = box
+        self.box = bounded("FedMGDA+'s box", box, 0, 1)
 
     def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """lambda_i / |update_i|."""
@@ -65,11 +63,8 @@ class FedCMOO(GramWeighting):
 
     def __init__(self, mixture_lr: float = 0.001, steps: int = 1000) -> None:
         super().__init__()
-        if not 0 < mixture_lr < float("inf"):
-            raise ConfigError(f"FedCMOO's mixture_lr must be > 0, not {mixture_lr!r}")
-        if steps < 1:
-            raise ConfigError(f"FedCMOO's steps must be >= 1, not {steps!r}")
-        self.mixture_lr, self.steps = mixture_lr, steps
+        self.mixture_lr = bounded("FedCMOO's mixture_lr", mixture_lr, above=True)
+        self.steps = whole("FedCMOO's steps", steps, 1)
 
     def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """lambda after this round's steps."""

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedgradnorm.checks import whole
 from fedgradnorm.errors import ConfigError
 from fedgradnorm.weighting.gram import GramWeighting
 
@@ -36,9 +37,7 @@ class NashMTL(GramWeighting):
 
     def __init__(self, iterations: int = 20) -> None:
         super().__init__()
-        if iterations < 1:
-            raise ConfigError(f"Nash-MTL's iterations must be >= 1, not {iterations!r}")
-        self.iterations = iterations
+        self.iterations = whole("Nash-MTL's iterations", iterations, 1)
         self._bargains: dict[int, Bargain] = {}
         _cvxpy()  # what is not installed is said now, not in the first round
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.checks import bounded
 from fedgradnorm.weighting.base import Needs, Signals, Weighting
 from fedgradnorm.weighting.rows import MOMENTS, adam, from_log
 
@@ -32,9 +32,7 @@ class Uncertainty(Weighting):
 
     def __init__(self, scale_lr: float = 0.01) -> None:
         super().__init__()
-        if not 0 <= scale_lr < float("inf"):
-            raise ConfigError(f"{type(self).__name__}'s scale_lr must be >= 0, not {scale_lr!r}")
-        self.scale_lr = scale_lr
+        self.scale_lr = bounded(f"{type(self).__name__}'s scale_lr", scale_lr)
 
     def weigh(self, signals: Signals) -> Tensor:
         """exp(-s_i), after one step on s."""

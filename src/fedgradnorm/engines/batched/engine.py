@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.client import Client
+from fedgradnorm.client_round import LocalSettings
 from fedgradnorm.engines.base import Engine
 from fedgradnorm.engines.batched.first_losses import FirstLosses
 from fedgradnorm.engines.batched.frozen_features import frozen_features
@@ -26,7 +27,6 @@ from fedgradnorm.engines.batched.snapshot import Snapshot
 from fedgradnorm.engines.loop import LoopEngine
 from fedgradnorm.engines.passes.dense import DensePass
 from fedgradnorm.engines.passes.streams import Streams
-from fedgradnorm.local import LocalSettings
 from fedgradnorm.models import working_copy
 from fedgradnorm.reports import Reports
 

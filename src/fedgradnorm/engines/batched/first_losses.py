@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedgradnorm.client_round import first_loss
 from fedgradnorm.engines.loop import LoopEngine
-from fedgradnorm.local import first_loss
 
 
 class FirstLosses:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedgradnorm.engines.batched.joined_data import JoinedData
 from fedgradnorm.engines.batched.plan import Plan
-from fedgradnorm.local import in_parts
+from fedgradnorm.evaluation import in_parts
 
 
 @torch.no_grad()

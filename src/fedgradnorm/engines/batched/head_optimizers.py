@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fedgradnorm import optimizers
+from fedgradnorm.client_round import ClientState
 from fedgradnorm.engines.passes.streams import Streams
-from fedgradnorm.local import ClientState
 
 TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
 

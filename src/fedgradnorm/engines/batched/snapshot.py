@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgradnorm.local import ClientState
+from fedgradnorm.client_round import ClientState
 
 
 class Snapshot:

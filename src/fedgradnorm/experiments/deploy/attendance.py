@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgradnorm.experiments.layout import FEDERATION
+
 log = logging.getLogger("fedgradnorm")
 
 NOW = -1  # a suspended client that is asked in the next round, whichever that is
@@ -71,8 +73,8 @@ class Attendance:
         if self.shut_out(name):
             log.warning(
                 "client %r is shut out of this run: %d answers in a row were refused "
-                "(refusals = %d in federation.toml)",
-                name, self.refusals[name], self.rules.refusals,
+                "(refusals = %d in %s)",
+                name, self.refusals[name], self.rules.refusals, FEDERATION,
             )  # fmt: skip
         elif 0 < self.rules.misses <= self.misses[name]:
             self._suspend(name, round)

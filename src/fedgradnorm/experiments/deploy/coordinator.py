@@ -28,9 +28,10 @@ from fedgradnorm.experiments.deploy.agreement import Agreement
 from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
 from fedgradnorm.experiments.deploy.notices import Notices
 from fedgradnorm.experiments.history import History, Row, conflict_table, pair_rows
-from fedgradnorm.experiments.run import CONFLICT, METRICS
+from fedgradnorm.experiments.layout import CONFLICT, METRICS
 from fedgradnorm.experiments.table import Table
 from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm.participation import participants
 from fedgradnorm.reports import StackedReports
 from fedgradnorm.server import ServerState, server_round
 
@@ -101,7 +102,8 @@ class Coordinator:
 
     def advance(self) -> Progress:
         """One round, repeated while too few answers are good, then a TrainingError."""
-        drawn = self.agreement.settings.active(self.names, self.round)
+        settings = self.agreement.settings
+        drawn = participants(settings.participation, settings.seed, self.names, self.round)
         least, good = 0, dict[str, Answer]()
         for attempt in range(1, self.patience.attempts + 1):
             started = time.monotonic()

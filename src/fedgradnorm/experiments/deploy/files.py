@@ -12,10 +12,9 @@ from fedgradnorm.client import Client
 from fedgradnorm.data.sources import anchored
 from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.experiments.config import Config, clients_of, load_config, make_config
+from fedgradnorm.experiments.layout import CA, CLIENT, FEDERATION, KEY, STATE
 from fedgradnorm.experiments.toml_text import read_toml
 from fedgradnorm.options import check_options, options_of
-
-FEDERATION, CLIENT, KEYS = "federation.toml", "client.toml", "registered"
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,9 @@ class ClientFile:
     name: str
     server: str
     config: str
-    state: str = "state"
-    ca: str = "ca.pem"
-    key: str = "client.key"
+    state: str = STATE
+    ca: str = CA
+    key: str = KEY
     data: dict[str, Any] = field(default_factory=dict)
     folder: Path = Path()
 

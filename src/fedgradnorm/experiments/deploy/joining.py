@@ -25,6 +25,7 @@ from fedgradnorm.experiments.config import build
 from fedgradnorm.experiments.deploy.agreement import agree
 from fedgradnorm.experiments.deploy.files import ClientFile, read_client
 from fedgradnorm.experiments.deploy.participant import Participant
+from fedgradnorm.experiments.layout import LOCK, NODE
 from fedgradnorm.experiments.locking import HINT, alone
 
 log = logging.getLogger("fedgradnorm")
@@ -33,7 +34,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 BAD_INPUT = 2
 AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
 WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
-NODE = "node"  # the file that remembers which node this client was
 
 
 def join_command(path: Path, allow: Sequence[str]) -> list[str]:
@@ -106,7 +106,7 @@ def _alone(state: Path) -> Iterator[None]:
     """One process at a time works with a client's state; the lock ends with the process."""
     with ExitStack() as held:
         try:
-            held.enter_context(alone(state / ".lock"))
+            held.enter_context(alone(state / LOCK))
         except BlockingIOError as error:
             in_use = f"{state} is in use: this client is running already{HINT}"
             raise ConfigError(in_use) from error

@@ -25,11 +25,12 @@ from fedgradnorm.experiments.config import Config, build, check
 from fedgradnorm.experiments.deploy.agreement import Agreement, agree
 from fedgradnorm.experiments.deploy.attendance import Rules
 from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
-from fedgradnorm.experiments.deploy.files import KEYS, FederationFile, read_federation
+from fedgradnorm.experiments.deploy.files import FederationFile, read_federation
+from fedgradnorm.experiments.describe import describe_weighting
 from fedgradnorm.experiments.execute import free_folder, output_folder
 from fedgradnorm.experiments.folder import RunFolder
-from fedgradnorm.experiments.run import ABOUT, FORMAT, Run, blueprints, read_about
-from fedgradnorm.experiments.train import describe_weighting
+from fedgradnorm.experiments.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
+from fedgradnorm.experiments.run import FORMAT, Run, blueprints, read_about
 from fedgradnorm.experiments.trainer import Progress
 from fedgradnorm.models import FlatNetwork, find_gauge
 from fedgradnorm.server import ServerState
@@ -38,7 +39,6 @@ from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
-LINK_LOG, DATABASE = "superlink.log", "superlink.db"
 INPUTS = {"network1": (1, 40, 40), "network2": (256,)}
 Show = Callable[[Progress], None] | None
 
@@ -60,9 +60,12 @@ def serve(
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
-    files, size = (federation / DATABASE, folder / LINK_LOG), FlatNetwork(network).vector.nbytes
+    files, size = (
+        (federation / LINK_DATABASE, folder / LINK_LOG),
+        FlatNetwork(network).vector.nbytes,
+    )
     link = SuperLink(federation, terms.listen, terms.port, *files, size)
-    operator = Operator(terms.address, (federation / "ca.pem").read_bytes(), link)
+    operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
         link.check_free()
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
@@ -72,7 +75,7 @@ def serve(
             try:
                 if not resume:
                     keeper.save_checkpoint()  # the run's name must be known before anybody hears it
-                keys = {n: public_key_pem(federation / KEYS / f"{n}.pub") for n in terms.clients}
+                keys = {n: public_key_pem(public_key(federation, n)) for n in terms.clients}
                 operator.register(keys)
                 operator.start()
                 _meet(operator, terms, coordinator, waiting)

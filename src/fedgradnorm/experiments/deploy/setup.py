@@ -10,22 +10,29 @@ from typing import Any
 
 from fedgradnorm.bounds import Bounds
 from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.deploy.files import CLIENT, FEDERATION, KEYS
+from fedgradnorm.experiments.layout import (
+    AGREED,
+    CA,
+    CLIENT,
+    CLIENTS,
+    FEDERATION,
+    KEY,
+    STATE,
+    public_key,
+)
 from fedgradnorm.experiments.toml_text import to_toml
-
-CONFIG = "run.toml"
 
 _CLIENT = """\
 # Client {name!r}. Start it where the data is:  fedgradnorm join {file}
 # {config} is the run that all have agreed on: the same file that the server serves.
-# Keep client.key to yourself. The folder `state` holds the head and must not be lost.
+# Keep {key} to yourself. The folder `{state}` holds the head and must not be lost.
 
 name = "{name}"
 server = "{server}"
 config = "{config}"
-state = "state"
-ca = "ca.pem"
-key = "client.key"
+state = "{state}"
+ca = "{ca}"
+key = "{key}"
 
 # This client's own data; it never leaves this machine. All options: docs/your-data.md.
 [data]
@@ -37,6 +44,7 @@ task = "classification"
 train = "train.npz"
 test_share = 0.2
 """
+_FILES = {"file": CLIENT, "config": AGREED, "state": STATE, "ca": CA, "key": KEY}
 
 
 def init_federation(
@@ -74,11 +82,11 @@ def init_federation(
     (folder / FEDERATION).write_text(to_toml(table), encoding="utf-8")
     made = []
     for name in clients:
-        own = folder / "clients" / name
-        make_client_key(own / "client.key", folder / KEYS / f"{name}.pub")
-        (own / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
-        words = {"name": name, "server": f"{hosts[0]}:{port}", "config": CONFIG, "file": CLIENT}
-        (own / CLIENT).write_text(_CLIENT.format(**words), encoding="utf-8")
+        own = folder / CLIENTS / name
+        make_client_key(own / KEY, public_key(folder, name))
+        (own / CA).write_bytes((folder / CA).read_bytes())
+        text = _CLIENT.format(name=name, server=f"{hosts[0]}:{port}", **_FILES)
+        (own / CLIENT).write_text(text, encoding="utf-8")
         made.append(own)
     return made
 
@@ -90,7 +98,7 @@ def fill_client(folder: Path, config: str, data: Mapping[str, Any]) -> None:
     path = folder / CLIENT
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     path.write_text(to_toml({**table, "data": dict(data)}), encoding="utf-8")
-    (folder / CONFIG).write_text(config, encoding="utf-8")
+    (folder / AGREED).write_text(config, encoding="utf-8")
 
 
 def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str]) -> None:

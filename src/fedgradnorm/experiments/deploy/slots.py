@@ -14,6 +14,7 @@ from typing import Any
 
 from fedgradnorm.errors import RunFolderError
 from fedgradnorm.experiments import checkpoint
+from fedgradnorm.experiments.layout import SLOTS
 
 log = logging.getLogger("fedgradnorm")
 
@@ -26,7 +27,7 @@ class Slots:
     """Two files for one run; each is written whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = (folder / "state-0.safetensors", folder / "state-1.safetensors")
+        self.paths = tuple(folder / name for name in SLOTS)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def held(self) -> dict[int, dict[str, Any]]:

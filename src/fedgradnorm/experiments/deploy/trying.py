@@ -15,6 +15,7 @@ from fedgradnorm.experiments.deploy.coordinator import Coordinator
 from fedgradnorm.experiments.deploy.joining import join_command
 from fedgradnorm.experiments.deploy.serving import Show, serve
 from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
+from fedgradnorm.experiments.layout import CLIENT, JOIN_LOG
 from fedgradnorm.experiments.networks import NETWORKS
 from fedgradnorm.options import options_of
 
@@ -47,8 +48,8 @@ def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subpro
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     try:
         for home in homes:
-            command = join_command(home / "client.toml", allow)
-            with (home / "join.log").open("ab") as file:
+            command = join_command(home / CLIENT, allow)
+            with (home / JOIN_LOG).open("ab") as file:
                 running.append(
                     subprocess.Popen(
                         command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file

@@ -1,4 +1,7 @@
-"""A run in MLflow, kept in one SQLite file beside the run folder. Nothing leaves the machine."""
+"""A run in MLflow, kept in one SQLite file beside the run folder. Nothing leaves the machine.
+
+Look at it with ``mlflow ui --backend-store-uri sqlite:///`` and the path of that file.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.experiments.layout import LOCK, TRACKED, TRACKED_FILES
 from fedgradnorm.experiments.locking import alone
 from fedgradnorm.experiments.sinks import flat, scalars
 from fedgradnorm.experiments.trainer import Progress
-
-DATABASE = "mlflow.db"
-"""In the folder that holds the run folder; look with ``mlflow ui --backend-store-uri sqlite:///``."""
 
 SILENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """MLflow 3 reports its use to its makers unless told otherwise before it is imported."""
@@ -37,7 +38,7 @@ class MLflow:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder, self.config = folder.resolve(), config
-        self.database = self.folder.parent / DATABASE
+        self.database = self.folder.parent / TRACKED
         self._client: Any = None
         self._run = ""
         self._waiting: list[tuple[str, float, int, int]] = []
@@ -78,7 +79,7 @@ class MLflow:
         name = str(self.config.get("name", "fedgradnorm"))
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            place = (self.database.parent / "mlflow-artifacts").as_uri()
+            place = (self.database.parent / TRACKED_FILES).as_uri()
             known = self._client.create_experiment(name, artifact_location=place)
         else:
             known = experiment.experiment_id
@@ -100,7 +101,7 @@ class MLflow:
     def _alone(self) -> Iterator[None]:
         """One process at a time: SQLite gives up on a file that another is writing to."""
         with (
-            alone(self.database.parent / f".{DATABASE}.lock", waiting=True),
+            alone(self.database.parent / f".{TRACKED}{LOCK}", waiting=True),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # MLflow's about its own libraries

@@ -1,4 +1,7 @@
-"""A run in TensorBoard: event files in the run folder, one step a round."""
+"""A run in TensorBoard: event files in the run folder, one step a round.
+
+Look at them with ``tensorboard --logdir``.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm.experiments.layout import EVENTS
 from fedgradnorm.experiments.sinks import flat, scalars
 from fedgradnorm.experiments.trainer import Progress
-
-EVENTS = "tensorboard"
-"""The folder inside a run folder; look at it with ``tensorboard --logdir``."""
 
 
 class TensorBoard:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedgradnorm import optimizers
 from fedgradnorm.client import Client
 from fedgradnorm.errors import ConfigError
+from fedgradnorm.evaluation import evaluate
 from fedgradnorm.models import FlatNetwork
 from fedgradnorm.tasks import Task
 
@@ -22,10 +23,6 @@ FirstLoss = Literal["dataset", "first_round", "log_classes"]
 Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
-
-ROWS_AT_ONCE = 4096  # in a forward pass over a whole split
-NUMBERS_AT_ONCE = 2**19  # about, on a CPU, to stay in its cache
-FEWEST_ROWS = 64  # but no fewer: products of fewer are slow
 
 
 @dataclass(frozen=True)
@@ -231,33 +228,3 @@ def first_loss(
     if task.kind != "classification":
         raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
     return task.loss_scale * math.log(task.outputs)
-
-
-@torch.no_grad()
-def evaluate(
-    task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Tensor
-) -> dict[str, float]:
-    """Loss and metrics over a whole split, with dropout off and running statistics in use."""
-    return task.measure(predict(network, head, x), y)
-
-
-@torch.no_grad()
-def predict(network: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
-    """Head outputs for all rows of ``x``, in evaluation mode."""
-    modes = network.training, head.training
-    network.eval()
-    head.eval()
-    try:
-        return torch.cat([head(network(part)) for part in in_parts(x)])
-    finally:
-        network.train(modes[0])
-        head.train(modes[1])
-
-
-def in_parts(x: Tensor) -> Sequence[Tensor]:
-    """The rows of ``x``, as many at a time as a forward pass takes best."""
-    rows = ROWS_AT_ONCE
-    if x.numel() and not x.is_cuda:
-        rows = min(rows, max(FEWEST_ROWS, NUMBERS_AT_ONCE // x[0].numel()))
-    parts: tuple[Tensor, ...] = x.split(rows)
-    return parts

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm.client_round import ClientState
 from fedgradnorm.federation import Federation
-from fedgradnorm.local import ClientState
 from fedgradnorm.reports import Reports
 
 SGD = {"head_optimizer": "sgd", "local_optimizer": "sgd", "server_optimizer": "sgd"}

@@ -1,0 +1,72 @@
+"""Where everything of a run lies on disk: every file name, once.
+
+A run folder:
+
+run.json                 settings, seed, clients, versions, command; whether there is a checkpoint
+config.toml              the resolved config, where the run was started from one
+metrics.csv              the history, append-only
+conflict.csv             cosines between clients' updates, where they are recorded
+log.txt                  warnings and milestones with their time
+checkpoint.safetensors   everything needed to go on, replaced atomically
+network.safetensors      the trained shared network, once finished
+clients/NAME.safetensors each client's head, once finished
+tensorboard/             event files, where they are asked for
+superlink.log            what Flower's server said, where there was one
+.lock                    held by the process that writes here
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+ABOUT, CONFIG = "run.json", "config.toml"
+METRICS, CONFLICT = "metrics.csv", "conflict.csv"
+LOG, LINK_LOG = "log.txt", "superlink.log"
+CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.safetensors"
+CLIENTS, EVENTS = "clients", "tensorboard"
+LOCK = ".lock"
+FILES = (CONFIG, LOG, CHECKPOINT, METRICS, CONFLICT, NETWORK)
+"""What is or will be an ordinary file in a run folder, beside run.json."""
+
+REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
+"""What a report of runs writes: its page, and the folders of its tables and figures."""
+
+TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
+"""Beside the run folders, where MLflow is told of them."""
+
+FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "registered"
+"""In a federation's folder: who takes part, Flower's database, and the clients' public keys."""
+
+CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
+"""In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
+CA, KEY, STATE = "ca.pem", "client.key", "state"
+"""Beside them: the certificate it trusts, its private key, and the folder of its state."""
+
+NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
+"""In the folder of a client's state: which node it was, and its last two rounds."""
+
+TEMPORARY = ".*.tmp"
+"""The pattern of files that are being written, or that a kill has left."""
+
+_LONGEST = 150  # file systems allow 255 bytes a name, temporary files need some of them
+
+
+def client_file(folder: Path, name: str) -> Path:
+    """Where a run folder stores a client's head; any name is safe as a file name."""
+    safe = quote(name, safe="")
+    if len(safe) > _LONGEST:
+        safe = f"{safe[:_LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+    return folder / CLIENTS / f"{safe}.safetensors"
+
+
+def public_key(federation: Path, name: str) -> Path:
+    """Where a federation keeps a client's public key."""
+    return federation / REGISTERED / f"{name}.pub"
+
+
+def temporary(path: Path) -> Path:
+    """Where this process writes what will become ``path``."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

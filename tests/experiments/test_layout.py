@@ -1,0 +1,54 @@
+"""The names of a run's files are written once, in ``layout``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import fedgradnorm
+from fedgradnorm.experiments import layout
+
+SOURCE = Path(fedgradnorm.__file__).parent
+NAMES = {
+    word
+    for key, value in vars(layout).items()
+    if key.isupper() and isinstance(value, str | tuple)
+    for word in (value if isinstance(value, tuple) else (value,))
+    if "." in word  # "clients" and "state" are words of other things too
+}
+BELOW = "engines"
+"""It lies below the experiments and knows the certificates that it makes."""
+
+
+def texts(path: Path) -> set[str]:
+    """Every text of a program that is no docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare
+    }
+
+
+def test_no_other_module_writes_the_name_of_a_file() -> None:
+    assert {"run.json", "metrics.csv", "checkpoint.safetensors", ".lock"} <= NAMES
+    for path in SOURCE.rglob("*.py"):
+        if path == Path(layout.__file__) or path.parent.is_relative_to(SOURCE / BELOW):
+            continue
+        assert not texts(path) & NAMES, path
+
+
+def test_temporary_files_are_found_by_their_pattern(tmp_path: Path) -> None:
+    layout.temporary(tmp_path / layout.METRICS).touch()
+    (tmp_path / layout.METRICS).touch()
+    assert list(tmp_path.glob(layout.TEMPORARY)) == [layout.temporary(tmp_path / layout.METRICS)]
+
+
+def test_any_client_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
+    names = ["a", "a/b", "../a", "a b", "é", "x" * 400, "x" * 401]
+    files = {layout.client_file(tmp_path, name) for name in names}
+    assert len(files) == len(names)
+    for file in files:
+        assert file.parent == tmp_path / layout.CLIENTS
+        assert len(file.name.encode()) < 200
