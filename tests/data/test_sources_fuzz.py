@@ -10,6 +10,7 @@ import traceback
 import numpy as np
 import pytest
 
+from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
 from fedgradnorm.data import faces
 from fedgradnorm.data.partition import Dirichlet, Iid, Linear, Pathological, Size
@@ -58,6 +59,8 @@ def valid(tmp_path_factory):
         "radcom": {"samples": 90, "tasks": ["modulation", "signal", "anomaly", "snr"]},
         "faces": {"samples": 50, "test_samples": 5},
         "mtfl": {"path": str(source), "crop": "whole", "allocation": [3] * 5},
+        "school": {"path": str(write_school(folder / "school.mat")), "schools": [1, 3]},
+        "landmine": {"path": str(write_landmine(folder / "mines.mat")), "fields": [2]},
         "files": {"base": str(folder), "clients": [table, archive]},
     }
 

@@ -25,14 +25,13 @@ from fedgradnorm.data.mtfl_annotations import CLASSES, parse_annotations, parse_
 from fedgradnorm.data.mtfl_crops import Crops, crop_faces
 from fedgradnorm.data.mtfl_source import (
     ANNOTATIONS,
-    ENV,
     Found,
     Source,
     find_boxes,
     find_source,
     open_source,
 )
-from fedgradnorm.data.paths import user_path
+from fedgradnorm.data.paths import ENV, user_path
 from fedgradnorm.errors import DataError, choose
 
 __all__ = [
