@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 PAGES = ["README.md", "docs/your-data.md"]
+REAL = "docs/data-clients.md"  # its blocks need the files that it describes
+FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 NOT_HERE = {
     "make test": "is the command this test is run by",
     "pip install -c constraints.txt -e .": "is what `make test` sets up with",
@@ -60,6 +62,24 @@ def test_readme_commands_run(tmp_path):
             env={**os.environ, "PATH": path},
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_the_page_of_real_clients_runs(tmp_path):
+    folder = Path(os.environ.get("FEDGRADNORM_DATA") or tmp_path).expanduser()
+    missing = [name for name in FILES if not (folder / name).exists()]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)} in the folder named by FEDGRADNORM_DATA")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "FEDGRADNORM_CACHE": str(tmp_path / "cache")}
+    program = [sys.executable, "-c", "\n".join(blocks(REAL, "python"))]
+    for words in [program, *map(shlex.split, commands(REAL))]:
+        done = subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
 def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():

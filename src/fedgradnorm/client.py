@@ -152,7 +152,9 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
 
 def as_tensor(where: str, values: Any, name: str) -> Tensor:
     """``values`` as a tensor on the CPU, or a DataError unless they are numbers of one shape."""
-    if isinstance(values, Tensor):
+    if type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad:
+        tensor = values  # itself, so that clients given one test set hold one
+    elif isinstance(values, Tensor):
         tensor = values.detach().cpu()
     else:
         tensor = torch.from_numpy(_array(where, values, name))
@@ -191,7 +193,7 @@ def _finite(where: str, values: Tensor, name: str) -> None:
 def _target(where: str, task: Task, y: Tensor) -> Tensor:
     _finite(where, y, "y")
     if task.kind == "regression":
-        y = y.reshape(len(y), -1)
+        y = y if y.ndim == 2 else y.reshape(len(y), -1)
         if y.shape[1] != task.outputs:
             raise DataError(f"{where}: y has {y.shape[1]} numbers a row, the task {task.outputs}")
         return y if y.is_floating_point() else y.to(torch.float32)

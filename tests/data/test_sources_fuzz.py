@@ -10,6 +10,8 @@ import traceback
 import numpy as np
 import pytest
 
+from beijing_files import beijing_files, write_beijing
+from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
 from fedgradnorm.data import faces
 from fedgradnorm.data.partition import Dirichlet, Iid, Linear, Pathological, Size
@@ -50,6 +52,7 @@ def valid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("valid")
     write(folder / "houses.csv", HOUSES)
     np.savez(folder / "a.npz", x=np.arange(12.0).reshape(6, 2), y=[0, 1] * 3)
+    air = write_beijing(folder / "air.zip", beijing_files("Dongsi", "Shunyi"))
     source = write_zip(folder / "MTFL.zip", mtfl_files(train=15, test=4))
     table = {"name": "houses", "task": "regression", "train": "houses.csv", "targets": "price"}
     table["inputs"] = ["area", "rooms"]
@@ -58,6 +61,9 @@ def valid(tmp_path_factory):
         "radcom": {"samples": 90, "tasks": ["modulation", "signal", "anomaly", "snr"]},
         "faces": {"samples": 50, "test_samples": 5},
         "mtfl": {"path": str(source), "crop": "whole", "allocation": [3] * 5},
+        "school": {"path": str(write_school(folder / "school.mat")), "schools": [1, 3]},
+        "landmine": {"path": str(write_landmine(folder / "mines.mat")), "fields": [2]},
+        "beijing": {"path": str(air), "tasks": ["co", "rain"], "rows": 60},
         "files": {"base": str(folder), "clients": [table, archive]},
     }
 

@@ -97,7 +97,10 @@ def prepare_radcom(source: From, drop_bad: Drop = False) -> None:
 @app.command()
 def show(
     what: Annotated[
-        str, typer.Argument(metavar="NAME_OR_CONFIG", help="radcom, faces, mtfl, or a TOML file.")
+        str,
+        typer.Argument(
+            metavar="NAME_OR_CONFIG", help="A data source (faces, school, ...) or a TOML file."
+        ),
     ],
     options: Annotated[
         list[str] | None,

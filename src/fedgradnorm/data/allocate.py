@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgradnorm.checks import whole
 from fedgradnorm.errors import ConfigError, DataError, choose
 
 Rows = NDArray[np.int64]
@@ -47,6 +48,59 @@ def sizes_of(
             f"allocation has {len(allocation)} sizes for {len(names)} clients ({', '.join(names)})"
         )
     return _checked(dict(zip(names, allocation, strict=True)))
+
+
+def task_sizes(
+    allocation: Allocation,
+    tasks: Sequence[str],
+    known: Sequence[str],
+    clients_per_task: int,
+    rows: int | None,
+    samples: int | None = None,
+) -> dict[str, int]:
+    """Rows per task: as ``allocation`` says, or ``rows`` for each of ``clients_per_task`` clients.
+
+    >>> task_sizes("balanced", ["a", "b"], ["a", "b", "c"], 3, rows=20)
+    {'a': 60, 'b': 60}
+    """
+    each = whole("clients_per_task", clients_per_task, 1)
+    if rows is None:
+        by_order = not isinstance(allocation, str | Mapping)
+        return sizes_of(allocation, tasks if by_order else known, rows=samples)
+    if allocation != "balanced":
+        raise ConfigError(
+            f"rows = {rows!r} and allocation = {allocation!r} both say how many rows a client has; "
+            "leave one of them out"
+        )
+    return {name: each * whole("rows", rows, 1) for name in tasks}
+
+
+def shared_out(task: str, rows: Rows, count: int) -> dict[str, Rows]:
+    """One task's rows for ``count`` clients ``task-0``, ``task-1``, ...; a single one is ``task``.
+
+    >>> {name: len(part) for name, part in shared_out("a", np.arange(7), 2).items()}
+    {'a-0': 4, 'a-1': 3}
+    """
+    if count == 1:
+        return {task: rows}
+    if len(rows) < count:
+        raise DataError(
+            f"task {task!r}: {len(rows)} rows are too few for {count} clients; lower "
+            "clients_per_task, or give the task more rows"
+        )
+    return {f"{task}-{i}": part for i, part in enumerate(np.array_split(rows, count))}
+
+
+def check_enough(sizes: Mapping[str, int], clients_per_task: int, rows: int) -> None:
+    """A DataError where ``rows`` for each client were asked for, and are not there."""
+    wanted = sum(sizes.values())
+    if wanted > rows:
+        clients = clients_per_task * len(sizes)
+        raise DataError(
+            f"{wanted} training rows are asked for, {wanted // clients} for each of {clients} "
+            f"clients, but there are {rows}, {rows // clients} for each; lower rows or "
+            "clients_per_task, or name fewer tasks"
+        )
 
 
 def allocate(rows: int, sizes: Mapping[str, int], seed: int) -> dict[str, Rows]:

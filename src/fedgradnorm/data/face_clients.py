@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.allocate import Rows, allocate, hold_out
+from fedgradnorm.data.allocate import Rows, allocate, hold_out, shared_out
 from fedgradnorm.data.images import unit_pixels
 from fedgradnorm.errors import ConfigError, choose
 from fedgradnorm.tasks import Task, classification, regression
 
 Columns = Mapping[str, NDArray[Any]]
 """``images`` (uint8, [n, 1, side, side]) and one array of n targets per task."""
+
+_Pair = tuple[Tensor, NDArray[Any]]
 
 
 def nme(output: Tensor, target: Tensor) -> Tensor:
@@ -47,11 +49,13 @@ def face_clients(
     validation_share: float,
     seed: int,
     loss_scale: Mapping[str, float] | None,
+    clients_per_task: int = 1,
 ) -> list[Client]:
-    """A client per task, with disjoint training rows and all of the test rows.
+    """So many clients per task, with disjoint training rows and all of the test rows.
 
-    Rows are dealt to everyone in ``sizes`` before ``tasks`` picks from them, so a client's rows do
-    not depend on who else takes part.
+    Rows are dealt to every task in ``sizes`` before ``tasks`` picks from them, so a client's rows
+    do not depend on who else takes part. The test rows of a task are one pair of tensors, which all
+    of its clients hold; the pictures are the same tensor for all tasks.
     """
     scales = dict(loss_scale or {})
     known = ["landmark", *classes]
@@ -64,36 +68,36 @@ def face_clients(
         )
     parts = allocate(len(train["images"]), sizes, seed)
     pixels = torch.from_numpy(unit_pixels(test["images"]))  # one copy for all clients
-    return [
-        _client(name, parts[name], train, (pixels, np.array(test[name])), validation_share,
-                _task(name, classes, scales.get(name, 1.0)), classes.get(name))
-        for name in tasks
-    ]  # fmt: skip
+    made: list[Client] = []
+    for name in tasks:
+        columns = {"images": train["images"], "targets": train[name]}
+        held = pixels, torch.from_numpy(np.array(test[name]))
+        task = _task(name, classes, scales.get(name, 1.0))
+        for client, rows in shared_out(name, parts[name], clients_per_task).items():
+            kept, validation = _splits(client, rows, columns, validation_share)
+            made.append(Client(client, task, kept, held, validation, labels=_labels(name, classes)))
+    return made
 
 
 def _task(name: str, classes: Mapping[str, Sequence[str]], scale: float) -> Task:
     if name == "landmark":
-        return regression(10, metrics={"nme": nme}, loss_scale=scale)
-    return classification(len(classes[name]), loss_scale=scale)
+        return regression(10, metrics={"nme": nme}, loss_scale=scale, name=name)
+    return classification(len(classes[name]), loss_scale=scale, name=name)
 
 
-def _client(
-    name: str,
-    rows: Rows,
-    train: Columns,
-    test: tuple[Tensor, NDArray[Any]],
-    validation_share: float,
-    task: Task,
-    labels: Sequence[str] | None,
-) -> Client:
-    def split(chosen: Rows) -> tuple[Tensor, NDArray[Any]]:
+def _labels(name: str, classes: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
+    return tuple(classes[name]) if name in classes else None
+
+
+def _splits(
+    client: str, rows: Rows, columns: Columns, validation_share: float
+) -> tuple[_Pair, _Pair | None]:
+    """The client's training rows, and those for validation where it has some."""
+
+    def split(chosen: Rows) -> _Pair:
         # Sorted: memory-mapped files are read front to back, and batches are shuffled later anyway.
         chosen = np.sort(chosen)
-        return torch.from_numpy(unit_pixels(train["images"][chosen])), train[name][chosen]
+        return torch.from_numpy(unit_pixels(columns["images"][chosen])), columns["targets"][chosen]
 
-    kept, held = hold_out(rows, validation_share, name)
-    validation = None if held is None else split(held)
-    return Client(
-        name, task, split(kept), test=test, validation=validation,
-        labels=tuple(labels) if labels else None,
-    )  # fmt: skip
+    kept, held = hold_out(rows, validation_share, client)
+    return split(kept), None if held is None else split(held)

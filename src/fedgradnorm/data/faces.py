@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.allocate import Allocation, sizes_of
+from fedgradnorm.data.allocate import Allocation, check_enough, task_sizes
 from fedgradnorm.data.face_clients import face_clients
 from fedgradnorm.data.face_drawing import SIZE, draw, project
 from fedgradnorm.data.memory import check_draw
@@ -82,6 +82,8 @@ def clients(
     samples: int = 10_000,
     test_samples: int = 2_000,
     allocation: Allocation = "balanced",
+    clients_per_task: int = 1,
+    rows: int | None = None,
     validation_share: float = 0.0,
     seed: int = 0,
     loss_scale: Mapping[str, float] | None = None,
@@ -91,13 +93,16 @@ def clients(
     """Five clients like MTFL's: landmark, shape, smile, glasses and pose, on drawn faces.
 
     ``allocation`` is "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by
-    task or in the order of ``tasks``. Training rows are disjoint; test faces are drawn separately.
+    task or in the order of ``tasks``. ``clients_per_task`` clients (``pose-0``, ...) share a task's
+    rows, or have ``rows`` of the ``samples`` each. Training rows are disjoint; test faces are drawn
+    separately, and clients of a task hold the same tensors of them.
     """
     # Pixels become single precision numbers when they are dealt to the clients.
     counts = {"samples": samples, "test_samples": test_samples}
     check_draw("faces", counts, seed, ROW_BYTES + 4 * SIZE**2)
-    by_order = not isinstance(allocation, str | Mapping)
-    sizes = sizes_of(allocation, tasks if by_order else TASKS, rows=samples)
+    sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows, samples)
+    if rows is not None:
+        check_enough(sizes, clients_per_task, samples)
     total = samples + test_samples
 
     def step(start: int) -> Progress | None:
@@ -108,6 +113,7 @@ def clients(
     return face_clients(
         train.columns(), test.columns(), CLASSES, sizes,
         tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
+        clients_per_task=clients_per_task,
     )  # fmt: skip
 
 

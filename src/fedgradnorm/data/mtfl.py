@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm.client import Client
-from fedgradnorm.data.allocate import Allocation, sizes_of
+from fedgradnorm.data.allocate import Allocation, check_enough, task_sizes
 from fedgradnorm.data.bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data.cache import cached, fingerprint
 from fedgradnorm.data.face_clients import face_clients
@@ -25,14 +25,13 @@ from fedgradnorm.data.mtfl_annotations import CLASSES, parse_annotations, parse_
 from fedgradnorm.data.mtfl_crops import Crops, crop_faces
 from fedgradnorm.data.mtfl_source import (
     ANNOTATIONS,
-    ENV,
     Found,
     Source,
     find_boxes,
     find_source,
     open_source,
 )
-from fedgradnorm.data.paths import user_path
+from fedgradnorm.data.paths import ENV, user_path
 from fedgradnorm.errors import DataError, choose
 
 __all__ = [
@@ -153,6 +152,8 @@ def clients(
     crop: Crop = "boxes",
     landmarks: Unit = "pixels",
     allocation: Allocation = "balanced",
+    clients_per_task: int = 1,
+    rows: int | None = None,
     validation_share: float = 0.0,
     seed: int = 0,
     loss_scale: Mapping[str, float] | None = None,
@@ -167,17 +168,21 @@ def clients(
     ``allocation`` is "balanced" (2000 rows each), "imbalanced" (3000, 500, 3000, 500, 3000), or
     sizes by task or in the order of ``tasks``; the rows are disjoint and chosen by ``seed``. Where
     rows are too few (9,983 remain with boxes) the last client is smaller, which is logged.
-    ``validation_share`` of each client's rows is held out; everyone gets the official test split.
+    ``clients_per_task`` clients (``gender-0``, ``gender-1``, ...) share a task's rows, or have
+    ``rows`` each. ``validation_share`` of each client's rows is held out; everyone gets the
+    official test split, and clients of a task hold the same tensors of it.
     """
-    by_order = not isinstance(allocation, str | Mapping)
-    sizes = sizes_of(allocation, tasks if by_order else TASKS)
+    sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows)
     data = prepare(
         source, boxes=boxes, crop=crop, landmarks=landmarks, drop_outside=drop_outside,
         on_bad=on_bad, cache=cache, progress=progress,
     )  # fmt: skip
+    if rows is not None:
+        check_enough(sizes, clients_per_task, len(data.train))
     return face_clients(
         data.train.columns(), data.test.columns(), CLASSES, sizes,
         tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
+        clients_per_task=clients_per_task,
     )  # fmt: skip
 
 

@@ -12,10 +12,9 @@ from typing import NamedTuple, Protocol
 
 from fedgradnorm.data.cache import fingerprint
 from fedgradnorm.data.mtfl_annotations import member_path
-from fedgradnorm.data.paths import there
+from fedgradnorm.data.paths import ENV, there
 from fedgradnorm.errors import DataError
 
-ENV = "FEDGRADNORM_DATA"
 ANNOTATIONS = {"train": "training.txt", "test": "testing.txt"}
 BOXES = "mtfl_boxes.csv"
 

@@ -19,7 +19,7 @@ import torch
 from fedgradnorm.client import Client
 from fedgradnorm.data.bad_rows import OnBad, tell_dropped
 from fedgradnorm.data.memory import check_draw
-from fedgradnorm.data.paths import is_file, user_path
+from fedgradnorm.data.paths import ENV, is_file, user_path
 from fedgradnorm.data.radcom_file import read, read_rows
 from fedgradnorm.data.radcom_generate import ROW_BYTES, generate
 from fedgradnorm.data.radcom_set import (
@@ -55,7 +55,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 TASKS = ("modulation", "signal", "anomaly", "snr")
-ENV = "FEDGRADNORM_DATA"
 _VERSION = 1  # raise it when the same file or seed gives other rows
 
 

@@ -44,6 +44,9 @@ SOURCES: dict[str, Source] = {
     ),
     "mtfl": Source("faces: the MTFL archive or folder", "mtfl", paths=("path", "boxes", "cache")),
     "faces": Source("drawn faces, a stand-in for MTFL", "faces"),
+    "school": Source("exam scores of pupils: 139 schools", "school", paths=("path",)),
+    "landmine": Source("mine or clutter: 29 fields", "landmine", paths=("path",)),
+    "beijing": Source("air and weather: 12 stations", "beijing", paths=("path", "cache")),
     "files": Source(
         "your own tables, archives and images", "files", "client_from_files", ("base",)
     ),

@@ -23,7 +23,8 @@ def contact_sheet(
     source: str, options: Options, clients: Sequence[Client], seed: int, path: Path
 ) -> Path | None:
     """Draw some of the source's rows to ``path``; None if they are neither signals nor images."""
-    return _SHEETS[source]({"seed": seed, **options}, clients, path)
+    draw = _SHEETS.get(source, _own_images)
+    return draw({"seed": seed, **options}, clients, path)
 
 
 def _signals(options: Options, _: Sequence[Client], path: Path) -> Path:
@@ -89,5 +90,4 @@ _SHEETS: dict[str, Callable[[Options, Sequence[Client], Path], Path | None]] = {
     "radcom": _signals,
     "faces": _drawn_faces,
     "mtfl": _mtfl_faces,
-    "files": _own_images,
 }

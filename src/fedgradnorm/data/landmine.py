@@ -1,0 +1,48 @@
+"""Landmine: mine or clutter, from radar, in 29 fields (Xue, Liao, Carin, Krishnapuram, JMLR 2007).
+
+In the layout of the published ``LandmineData.mat``: cells ``feature`` (9 inputs a row) and
+``label`` (1 mine, 0 clutter). A field is a client; 3 to 9% of its rows are mines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedgradnorm.client import Client
+from fedgradnorm.data.cells import Cells
+from fedgradnorm.data.metrics import auc
+from fedgradnorm.data.paths import find_data
+from fedgradnorm.data.pooled import How
+from fedgradnorm.tasks import classification
+
+__all__ = ["FILE", "LABELS", "clients"]
+
+FILE = "LandmineData.mat"
+LABELS = ("clutter", "mine")
+
+_CELLS = Cells("feature", "label", 9, "field", LABELS)
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    fields: Sequence[int] | None = None,
+    test_share: float = 0.25,
+    validation_share: float = 0.0,
+    scaling: How = "pooled",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Client]:
+    """A client a minefield, ``field-1`` to ``field-29``: mine or clutter; accuracy and ``auc``.
+
+    ``source`` is ``LandmineData.mat`` (default: in the folder named by FEDGRADNORM_DATA);
+    ``fields`` picks some by their number. A field's rows are split by ``seed``, whoever else takes
+    part. ``scaling`` is that of the inputs; see :func:`fedgradnorm.data.pooled.scaled`.
+    """
+    del progress  # it takes no time
+    task = classification(2, metrics={"auc": auc}, name="mine")
+    return _CELLS.clients(
+        find_data(source, (FILE,), "landmine"), task, fields,
+        test_share=test_share, validation_share=validation_share, scaling=scaling, seed=seed,
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""School: exam scores of 15,362 pupils of 139 London schools (Inner London Education Authority).
+
+A classic of multi-task learning (Goldstein 1991; Argyriou, Evgeniou, Pontil 2008), in the layout of
+MALSAR's ``school.mat``: cells ``X`` (28 inputs a pupil) and ``Y`` (the score). A client is a
+school.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedgradnorm.client import Client
+from fedgradnorm.data.cells import Cells
+from fedgradnorm.data.paths import find_data
+from fedgradnorm.data.pooled import How
+from fedgradnorm.tasks import regression
+
+__all__ = ["FILE", "clients"]
+
+FILE = "school.mat"
+
+_CELLS = Cells("X", "Y", 28, "school")
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    schools: Sequence[int] | None = None,
+    test_share: float = 0.25,
+    validation_share: float = 0.0,
+    scaling: How = "pooled",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Client]:
+    """A client a school, ``school-1`` to ``school-139``: the exam score (1 .. 70) by regression.
+
+    ``source`` is ``school.mat`` (default: in the folder named by FEDGRADNORM_DATA); ``schools``
+    picks some by their number. A school's rows are split by ``seed``, whoever else takes part.
+    ``scaling`` is that of the inputs; see :func:`fedgradnorm.data.pooled.scaled`.
+    """
+    del progress  # it takes no time
+    return _CELLS.clients(
+        find_data(source, (FILE,), "school"), regression(1, name="score"), schools,
+        test_share=test_share, validation_share=validation_share, scaling=scaling, seed=seed,
+    )  # fmt: skip
