@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgradnorm.data.bad_rows import BadRows, short
+from fedgradnorm.checks import shown
+from fedgradnorm.data.bad_rows import BadRows
 from fedgradnorm.data.beijing.files import StationFile
 from fedgradnorm.data.rows import is_missing, missing_name, usable
 from fedgradnorm.errors import DataError
@@ -45,7 +46,7 @@ class Hours:
         return len(self.time)
 
 
-def parse(file: StationFile, bad: BadRows) -> Hours:
+def parse(file: StationFile, bad: BadRows[str]) -> Hours:
     """Read one file. Under ``on_bad="drop"`` a bad cell is a gap, and a bad row is left out."""
     lines, cells = _cells(file, bad)
     column = _Column(file.name, lines, bad)
@@ -57,7 +58,7 @@ def parse(file: StationFile, bad: BadRows) -> Hours:
     return Hours(hours[kept], columns, wind)
 
 
-def _cells(file: StationFile, bad: BadRows) -> tuple[list[int], dict[str, Sequence[str]]]:
+def _cells(file: StationFile, bad: BadRows[str]) -> tuple[list[int], dict[str, Sequence[str]]]:
     """The line of each row, and the cells of the columns that are needed."""
     try:
         text = file.read().decode("utf-8-sig")
@@ -87,14 +88,14 @@ class _Column:
 
     name: str
     lines: Sequence[int]
-    bad: BadRows
+    bad: BadRows[str]
 
     def numbers(self, column: str, cells: Sequence[str], needed: bool = False) -> Numbers:
         """A column as numbers, gaps as NaN; a gap is reported where the number is ``needed``."""
         values = np.array([_number(cell) for cell in cells])
         for at in np.flatnonzero(~usable(values)).tolist():
             if needed or not is_missing(cells[at]):
-                self.report(at, f"column {column!r} is {short(cells[at])}, not a number")
+                self.report(at, f"column {column!r} is {shown(cells[at])}, not a number")
                 values[at] = np.nan
         return values
 
@@ -104,7 +105,7 @@ class _Column:
         values = np.array([known.get(cell, -1) for cell in cells], dtype=np.int64)
         for at in np.flatnonzero(values < 0).tolist():
             if not is_missing(cells[at]):
-                self.report(at, f"column {WIND!r} is {short(cells[at])}, not a wind direction")
+                self.report(at, f"column {WIND!r} is {shown(cells[at])}, not a wind direction")
         return values
 
     def report(self, at: int, why: str) -> None:
