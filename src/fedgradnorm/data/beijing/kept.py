@@ -20,7 +20,7 @@ def station_hours(file: StationFile, on_bad: OnBad, folder: Path | None) -> tupl
     """The hours of one file, and what was wrong with those that were left out of it."""
 
     def build() -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
-        bad = BadRows(on_bad)
+        bad = BadRows[str](on_bad)
         hours = parse(file, bad)
         numbers = np.stack([hours.columns[name] for name in NUMBERS])
         return {"time": hours.time, "numbers": numbers, "wind": hours.wind}, {"bad": bad.messages}
