@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
-from fedgradnorm.experiments.deploy.trying import free_port, joined
+from fedgradnorm._flower.setup import fill_client, init_federation
+from fedgradnorm._flower.trying import free_port, joined
+from fedgradnorm.experiments._config.config_file import load_config
 
 RESULTS = Path(__file__).parent / "results"
 CLIENTS = ("a", "b", "c")

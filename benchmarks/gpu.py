@@ -14,7 +14,7 @@ import torch
 from timing import alternate
 from work import Work, loss_gap, make_clients, make_ours, make_plain, tiny
 
-from fedgradnorm.numerics import numerics
+from fedgradnorm._round.numerics import numerics
 
 WORKS = [
     Work("3 clients", 3, 64, rounds=400),

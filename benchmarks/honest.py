@@ -16,10 +16,10 @@ import torch
 from record import Row, about, begin, options, wanted, write
 from torch import Tensor
 
-from fedgradnorm.bounds import Bounds, Cut
-from fedgradnorm.errors import DataError
-from fedgradnorm.experiments.config import build, clients_of, load_config
-from fedgradnorm.federation import Federation
+from fedgradnorm._errors import DataError
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.bounds import Bounds, Cut
+from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 from fedgradnorm.weighting import Signals
 
 CONFIGS = Path(__file__).parents[1] / "configs"

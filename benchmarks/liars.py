@@ -20,18 +20,19 @@ from record import Row, about, begin, options, wanted, write
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm import optimizers
-from fedgradnorm.bounds import Bounds
-from fedgradnorm.engines import StackedEngine
-from fedgradnorm.engines.flower.messages import Answer, Order, encode_answer
-from fedgradnorm.experiments.deploy.agreement import Agreement, sent_scalars
-from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
-from fedgradnorm.experiments.methods import find_method
-from fedgradnorm.federation import make_head
-from fedgradnorm.models import FlatNetwork, find_gauge
-from fedgradnorm.reports import Reports
-from fedgradnorm.server import ServerState
-from fedgradnorm.settings import Settings
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._engines import StackedEngine
+from fedgradnorm._federation.federation import make_head
+from fedgradnorm._flower.agreement import Agreement, sent_scalars
+from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.wire.messages import Answer, Order, encode_answer
+from fedgradnorm._round.bounds import Bounds
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import ServerState
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._methods import find_method
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._gauge import find_gauge
 from fedgradnorm.weighting import Weighting
 
 FEATURES, LIAR, ROUNDS = 10, "e", 150

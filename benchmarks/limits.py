@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from work import Work, make_clients, make_network, make_ours, tiny
 
-from fedgradnorm.numerics import numerics
+from fedgradnorm._round.numerics import numerics
 
 WORKS = [
     Work("3 clients, batch 64, 1 + 1 steps", 3, 64, rounds=10),

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgradnorm.experiments.history import History
-from fedgradnorm.report.page import write_page
+from fedgradnorm._report.page.html_page import write_page
+from fedgradnorm._runs.history import History
 
 METHODS = {
     "fedrep": {"name": "Equal"},

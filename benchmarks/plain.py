@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm.data.batches import Batches
+from fedgradnorm._round.batches import Batches
 
 
 class PlainLoop:

@@ -16,8 +16,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedgradnorm.data.radcom import MODULATIONS, SIGNALS, SNRS, WAVEFORMS, RadCom, generate, read
-from fedgradnorm.data.radcom_generate import received
+from fedgradnorm.data.radcom._generate import received
+from fedgradnorm.data.radcom._radcom import (
+    MODULATIONS,
+    SIGNALS,
+    SNRS,
+    WAVEFORMS,
+    RadCom,
+    generate,
+    read,
+)
 
 
 def snr_table(rows: int = 300) -> None:

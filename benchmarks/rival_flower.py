@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from work import LR, Work, make_batches, make_clients, make_heads, make_network
 
 import fedgradnorm as fgn
-from fedgradnorm.data.batches import Batches
+from fedgradnorm._round.batches import Batches
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

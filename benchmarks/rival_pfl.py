@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from work import LR, Work, make_batches, make_heads, make_network
 
 import fedgradnorm as fgn
-from fedgradnorm.data.batches import Batches
+from fedgradnorm._round.batches import Batches
 
 EPS = 1e-8  # of Adam, in the scale of gradients
 

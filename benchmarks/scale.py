@@ -53,8 +53,8 @@ def draw(rows: Sequence[record.Row], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from fedgradnorm.report.colours import COLOURS
-    from fedgradnorm.report.figures import log_scale, save
+    from fedgradnorm._report.colours import COLOURS
+    from fedgradnorm._report.figures.curves import log_scale, save
 
     drawing = Figure(figsize=(9.2, 3.7), layout="constrained")
     FigureCanvasAgg(drawing)

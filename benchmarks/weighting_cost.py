@@ -30,11 +30,11 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.experiments.methods import METHODS
-from fedgradnorm.federation import Federation
-from fedgradnorm.reports import Reports
-from fedgradnorm.server import coefficients
-from fedgradnorm.settings import Settings
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import coefficients
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.weighting import Signals, Weighting
 
 RESULTS = Path(__file__).parent / "results"

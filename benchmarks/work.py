@@ -9,10 +9,10 @@ import torch
 from plain import PlainLoop
 
 import fedgradnorm as fgn
-from fedgradnorm.data.batches import Batches
-from fedgradnorm.federation import Federation, make_head
-from fedgradnorm.federations import federations
-from fedgradnorm.settings import Precision, Settings
+from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._federation.sharing import federations
+from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.settings import Precision, Settings
 
 
 @dataclass(frozen=True)

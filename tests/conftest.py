@@ -14,7 +14,7 @@ from torch import nn
 
 import toys
 from fedgradnorm import Client
-from fedgradnorm.instructions import LIMIT, obstacle
+from fedgradnorm._instructions import LIMIT, obstacle
 
 HELD = ("ATEN_CPU_CAPABILITY", LIMIT, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ORDER = 1

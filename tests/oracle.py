@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.client_round import LocalSettings
-from fedgradnorm.data.batches import Batches
-from fedgradnorm.federation import make_head
-from fedgradnorm.models import find_gauge
+from fedgradnorm._federation.federation import make_head
+from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm.models._gauge import find_gauge
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fedgradnorm_in_one_file.py"
 

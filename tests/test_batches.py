@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgradnorm.data.batches import Batches, permutations
-from fedgradnorm.seeding import number
+from fedgradnorm._round.batches import Batches, permutations
+from fedgradnorm._round.seeding import number
 
 sizes, batch_sizes = st.integers(1, 40), st.integers(1, 12)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.bounds import Bounds
-from fedgradnorm.reports import StackedReports
-from fedgradnorm.server import ServerState, server_round
+from fedgradnorm._round.bounds import Bounds
+from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.server import ServerState, server_round
 from fedgradnorm.weighting import AFL, Equal, GradDrop, GradNorm, InverseFirstLoss, Needs, Weighting
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "40"))

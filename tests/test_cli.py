@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from experiments.small_config import small_config
-from fedgradnorm.cli import app
-from fedgradnorm.cli import demo as demo_module
-from fedgradnorm.experiments.execute import execute
+from fedgradnorm._cli import app
+from fedgradnorm._cli import demo as demo_module
+from fedgradnorm.experiments._execute import execute
 
 
 def cli(*words):
@@ -325,7 +325,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
 
 
 def execute_config(config, folder: Path, rounds: int) -> Path:
-    from fedgradnorm.experiments.config import load_config
+    from fedgradnorm.experiments._config.config_file import load_config
 
     execute(load_config(config, [f"training.rounds={rounds}"]), folder)
     return folder

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.client_round import ClientState
-from fedgradnorm.federation import Federation
-from fedgradnorm.reports import Reports
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.client_round import ClientState
+from fedgradnorm._round.reports import Reports
 
 SGD = {"head_optimizer": "sgd", "local_optimizer": "sgd", "server_optimizer": "sgd"}
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.data.batches import Batches
-from fedgradnorm.tasks import squared_error
+from fedgradnorm._round.batches import Batches
+from fedgradnorm.tasks._measures import squared_error
 from fedgradnorm.weighting import Equal, GradNorm
 
 EVERYBODY = list(toys.NAMES)

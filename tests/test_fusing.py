@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from fedgradnorm import GradNorm, optimizers
-from fedgradnorm.engines.passes.dense import DensePass
-from fedgradnorm.engines.passes.streams import Streams
-from fedgradnorm.federation import Federation
-from fedgradnorm.fusing import Fused
-from fedgradnorm.models import FlatNetwork
+from fedgradnorm import GradNorm
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._engines.passes.dense import DensePass
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._fusing import Fused
+from fedgradnorm.models._flat import FlatNetwork
 
 
 def twice(x: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ def test_without_triton_gradients_are_not_turned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "fedgradnorm.engines.passes.triton_backward", raising=False)
+    monkeypatch.delitem(sys.modules, "fedgradnorm._engines.passes.triton_backward", raising=False)
     network = FlatNetwork(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     run = DensePass(network, ["0.weight"], Streams(torch.device("cpu")))
     with caplog.at_level(logging.WARNING, "fedgradnorm"):

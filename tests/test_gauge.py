@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.models import find_gauge
+from fedgradnorm.models._gauge import find_gauge
 
 X = torch.ones(2, toys.FEATURES)
 

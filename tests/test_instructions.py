@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
-from fedgradnorm import instructions
-from fedgradnorm.cli import app
-from fedgradnorm.experiments.compare import compare
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.instructions import LIMIT, OLDER, obstacle, require_bf16
+from fedgradnorm import _instructions as instructions
+from fedgradnorm._cli import app
+from fedgradnorm._instructions import LIMIT, OLDER, obstacle, require_bf16
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._config.config_file import load_config
 
 CPU = torch.device("cpu")
 REFUSED = 'would kill this process.*start again with ONEDNN_MAX_CPU_ISA=AVX512.*precision = "float'
@@ -94,9 +94,9 @@ def test_the_network_that_any_engine_trains_is_refused() -> None:
 @pytest.mark.usefixtures("deadly")
 def test_a_client_of_a_deployment_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from fedgradnorm.experiments.deploy.agreement import Agreement
-    from fedgradnorm.experiments.deploy.participant import Participant
-    from fedgradnorm.settings import Settings
+    from fedgradnorm._flower.agreement import Agreement
+    from fedgradnorm._flower.participant import Participant
+    from fedgradnorm._round.settings import Settings
 
     agreement = Agreement(Settings(precision="bf16", rounds=1, device="cpu"), 1, (), "")
     with pytest.raises(fgn.ConfigError, match=REFUSED):

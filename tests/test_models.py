@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.models import FlatNetwork, find_gauge, network1, network2, working_copy
+from fedgradnorm.models._flat import FlatNetwork, working_copy
+from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._networks import network1, network2
 
 X = torch.ones(2, toys.FEATURES)
 

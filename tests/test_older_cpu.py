@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedgradnorm.instructions import LIMIT
+from fedgradnorm._instructions import LIMIT
 
 TESTS = Path(__file__).parent
 HELD = {"ATEN_CPU_CAPABILITY": "default", LIMIT: "SSE41"}

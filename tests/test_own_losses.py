@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments.history import KEYS, SIGNALS
+from fedgradnorm._runs.history import KEYS, SIGNALS
 
 X, PLACES = toys.rows("place", 24)
 CORNERS = toys.rows("corner", 24)

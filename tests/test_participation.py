@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.participation import participants
-from fedgradnorm.settings import Settings
+from fedgradnorm._round.participation import participants
+from fedgradnorm._round.settings import Settings
 
 NAMES = ["ann", "bob", "cy", "dee", "eve"]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.heads import check_alike
+from fedgradnorm._federation.head_averaging import check_alike
 
 SGD = {"name": "sgd", "lr": 0.05}
 AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}

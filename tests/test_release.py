@@ -20,7 +20,7 @@ BESIDE = {
     *("constraints.txt", "pyproject.toml", ".gitignore", "PKG-INFO"),
 }
 LARGEST = 2_000_000  # bytes of an archive
-COMMAND = "import sys; from fedgradnorm.cli import main; sys.argv[0] = 'fedgradnorm'; main()"
+COMMAND = "import sys; from fedgradnorm._cli import main; sys.argv[0] = 'fedgradnorm'; main()"
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgradnorm.reports import Reports, StackedReports
-from fedgradnorm.server import ServerState, coefficients, server_round
+from fedgradnorm._round.reports import Reports, StackedReports
+from fedgradnorm._round.server import ServerState, coefficients, server_round
 from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
 
 NAMES = ["a", "b", "c"]

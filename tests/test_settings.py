@@ -10,8 +10,8 @@ import pytest
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments import train
-from fedgradnorm.settings import Settings, completed
+from fedgradnorm._round.settings import Settings, completed
+from fedgradnorm._training import train
 
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:

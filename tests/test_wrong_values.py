@@ -18,7 +18,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.settings import Settings
+from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import GradNorm
 
 EXAMPLES = int(os.environ.get("FEDGRADNORM_FUZZ", "150"))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm.federation import Federation
-from fedgradnorm.settings import Settings
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Equal, Weighting
 
 FEATURES = 6

@@ -3,9 +3,9 @@
 >>> import fedgradnorm as fgn
 """
 
-from fedgradnorm import models
-from fedgradnorm.client import Client
-from fedgradnorm.errors import (
+from fedgradnorm import data, experiments, models, tasks, weighting
+from fedgradnorm._client import Client
+from fedgradnorm._errors import (
     ConfigError,
     DataError,
     FedGradNormError,
@@ -14,11 +14,12 @@ from fedgradnorm.errors import (
     RunFolderError,
     TrainingError,
 )
-from fedgradnorm.experiments.loading import load
-from fedgradnorm.experiments.run import Run
-from fedgradnorm.experiments.train import train
+from fedgradnorm._moved import keep_old_paths
+from fedgradnorm._runs.loading import load
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.train import train
+from fedgradnorm._version import __version__
 from fedgradnorm.tasks import Task, classification, regression
-from fedgradnorm.version import __version__
 from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
@@ -41,8 +42,14 @@ __all__ = [
     "Weighting",
     "__version__",
     "classification",
+    "data",
+    "experiments",
     "load",
     "models",
     "regression",
+    "tasks",
     "train",
+    "weighting",
 ]
+
+keep_old_paths()

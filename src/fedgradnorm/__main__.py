@@ -1,6 +1,6 @@
 """``python -m fedgradnorm``."""
 
-from fedgradnorm.cli import main
+from fedgradnorm._cli import main
 
 if __name__ == "__main__":
     main()

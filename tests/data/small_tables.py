@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgradnorm.data.files import client_from_files
+from fedgradnorm.data._files.client_files import client_from_files
 
 HOUSES = """area,rooms,price,kind
 50,2,100.5,flat

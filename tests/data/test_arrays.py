@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedgradnorm import classification, regression
-from fedgradnorm.data.arrays import client_from_arrays
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._arrays import client_from_arrays
 
 N = 20
 X = np.arange(2.0 * N).reshape(N, 2)

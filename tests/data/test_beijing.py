@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from beijing_files import FIRST, HEADER, beijing_files, name, rows_of, text, write_beijing
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import beijing
-from fedgradnorm.data.beijing.table import DIRECTIONS
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.data.beijing._hours import DIRECTIONS
 
 PLACE = {each: place for place, each in enumerate(HEADER.replace('"', "").split(","))}
 

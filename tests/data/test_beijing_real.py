@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedgradnorm._errors import DataError
 from fedgradnorm.data import beijing
-from fedgradnorm.data.beijing.clients import POLLUTANTS
-from fedgradnorm.data.paths import find_data
-from fedgradnorm.errors import DataError
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data.beijing._stations import POLLUTANTS
 
 pytestmark = pytest.mark.real_data
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from fedgradnorm.data.cache import cached, default_folder, fingerprint
-from fedgradnorm.errors import DataError
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._cache import cached, default_folder, fingerprint
 
 KEY = {"source": "abc", "size": 40}
 

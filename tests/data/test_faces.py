@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import faces
-from fedgradnorm.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.small_tables import HOUSES, kinds, prices, write
-from fedgradnorm.data.files import client_from_files
+from fedgradnorm.data._files.client_files import client_from_files
 
 
 def test_a_table_gives_the_named_columns(houses):

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from data.small_tables import HOUSES, one_line, prices, write
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._files.client_files import client_from_files
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.errors import DataError
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._files.client_files import client_from_files
 
 EXAMPLES = int(os.environ.get("FEDGRADNORM_FUZZ", "150"))
 FUZZ = settings(

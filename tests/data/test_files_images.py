@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from data.small_tables import one_line, write
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._files.client_files import client_from_files
 
 
 @pytest.fixture

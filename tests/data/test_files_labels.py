@@ -10,8 +10,8 @@ from torch import nn
 
 import fedgradnorm as fgn
 from data.small_tables import kinds, labelled, one_line, write
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.errors import DataError
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._files.client_files import client_from_files
 
 
 def test_text_labels_become_sorted_classes(houses):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from data.small_tables import one_line
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._files.client_files import client_from_files
 
 
 def test_npz_and_relative_paths(tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import faces, mtfl
-from fedgradnorm.data.sources import load_clients
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.data._sources import load_clients
 from mtfl_archive import mtfl_files, write_zip
 
 TASKS = ["landmark", "gender", "smile", "glasses", "pose"]

@@ -10,8 +10,8 @@ import pytest
 from scipy.io import loadmat, savemat
 
 from cell_files import cell, school_tables, write_landmine, write_school
-from fedgradnorm.data.matlab import _HEADER, read_cells
-from fedgradnorm.errors import DataError
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._matlab.format5 import _HEADER, read_cells
 
 KINDS = ["f8", "f4", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
 
@@ -92,7 +92,7 @@ def test_what_is_not_read_says_why(tmp_path):
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedgradnorm.data.matlab.LARGEST", 10_000)
+    monkeypatch.setattr("fedgradnorm.data._matlab.format5.LARGEST", 10_000)
     file = tmp_path / "bomb.mat"
     savemat(file, {"X": cell([np.zeros((1000, 28))])}, do_compression=True)
     with pytest.raises(DataError, match="too large after 10000 bytes"):

@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 
 from data.small_tables import one_line, write
-from fedgradnorm.data import faces, images, radcom
-from fedgradnorm.data.files import client_from_files
-from fedgradnorm.data.memory import memory_limit
-from fedgradnorm.data.radcom_file import read_rows
-from fedgradnorm.data.sources import load_clients
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data import _images as images
+from fedgradnorm.data import faces, radcom
+from fedgradnorm.data._files.client_files import client_from_files
+from fedgradnorm.data._memory import memory_limit
+from fedgradnorm.data._sources import load_clients
+from fedgradnorm.data.radcom._radcom_file import read_rows
 
 KEY = "('ask', 'short-range', 0, {})"
 

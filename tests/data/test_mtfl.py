@@ -4,8 +4,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.errors import ConfigError, DataError
 from mtfl_archive import POINTS, box_csv, jpeg, mtfl_files, row, text, write_folder, write_zip
 
 BOX = (10.0, 12.0, 50.0, 60.0)

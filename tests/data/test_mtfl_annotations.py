@@ -3,14 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgradnorm.data.bad_rows import BadRows
-from fedgradnorm.data.mtfl_annotations import (
-    CLASSES,
-    member_path,
-    parse_annotations,
-    parse_boxes,
-)
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data.mtfl._annotations import CLASSES, member_path, parse_annotations, parse_boxes
 from mtfl_archive import POINTS, row, text
 
 GOOD = row("a/b.jpg")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data.allocate import allocate, sizes_of
-from fedgradnorm.data.face_clients import nme
-from fedgradnorm.errors import ConfigError, DataError
+from fedgradnorm.data._partition.allocate import allocate, sizes_of
+from fedgradnorm.data.faces._face_clients import nme
 from mtfl_archive import mtfl_files, write_zip
 
 NAMES = ["landmark", "gender", "smile", "glasses", "pose"]

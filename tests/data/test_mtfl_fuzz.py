@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.errors import DataError
 from mtfl_archive import mtfl_files, write_zip
 
 FILES = mtfl_files(train=2, test=1)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.errors import DataError
 
 pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgradnorm import Client, classification, regression
-from fedgradnorm.data.partition import (
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._partition.partitioners import (
     Dirichlet,
     Iid,
     Linear,
@@ -19,7 +20,6 @@ from fedgradnorm.data.partition import (
     partition_client,
     partitioner,
 )
-from fedgradnorm.errors import ConfigError, DataError
 
 LABELS = np.random.default_rng(0).integers(0, 5, size=500)
 EXAMPLES = [

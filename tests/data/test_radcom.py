@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom_generate import cell_counts, received
-from fedgradnorm.data.radcom_set import ORIGINAL_SAMPLES, WINDOW
-from fedgradnorm.errors import ConfigError
+from fedgradnorm.data.radcom._generate import cell_counts, received
+from fedgradnorm.data.radcom._signal_set import ORIGINAL_SAMPLES, WINDOW
 
 SNRS = np.array(radcom.SNRS, dtype=np.float64)
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedgradnorm.data import radcom, radcom_channel
-from fedgradnorm.data.radcom_set import WINDOW
-from fedgradnorm.data.radcom_signals import MAKERS, pulsed, root_raised_cosine
+from fedgradnorm.data import radcom
+from fedgradnorm.data.radcom import _channel as radcom_channel
+from fedgradnorm.data.radcom._signal_set import WINDOW
+from fedgradnorm.data.radcom._signals import MAKERS, pulsed, root_raised_cosine
 
 
 def mean_power(values):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedgradnorm as fgn
 from beijing_files import beijing_files, write_beijing
 from cell_files import write_landmine, write_school
-from fedgradnorm.cli import app
+from fedgradnorm._cli import app
 from fedgradnorm.data.beijing import FILES
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedgradnorm.data.sources import load_clients
-from fedgradnorm.errors import ConfigError
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.data._sources import load_clients
 
 SIGNALS = {"samples": 600, "tasks": ["modulation", "snr"]}
 

@@ -13,11 +13,11 @@ import pytest
 from beijing_files import beijing_files, write_beijing
 from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
+from fedgradnorm._errors import ConfigError, FedGradNormError
+from fedgradnorm._options import options_of
 from fedgradnorm.data import faces
-from fedgradnorm.data.partition import Dirichlet, Iid, Linear, Pathological, Size
-from fedgradnorm.data.sources import SOURCES, anchored, load_clients
-from fedgradnorm.errors import ConfigError, FedGradNormError
-from fedgradnorm.options import options_of
+from fedgradnorm.data._partition.partitioners import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._sources import SOURCES, anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "30"))

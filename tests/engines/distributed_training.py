@@ -15,7 +15,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.engines.ranks import is_leader
+from fedgradnorm._engines.ranks import is_leader
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm.errors import ConfigError
+from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting import IMTLG, FedMGDA
 from oracle import mixed_clients
 

@@ -22,9 +22,9 @@ import toys
 from engines.distributed_killed import train
 from engines.distributed_training import CASES, results
 from experiments.small_config import small_config
-from fedgradnorm.engines.distributed import DistributedEngine
-from fedgradnorm.engines.ranks import World
-from fedgradnorm.experiments.ranked import meet
+from fedgradnorm._engines.distributed import DistributedEngine
+from fedgradnorm._engines.ranks import World
+from fedgradnorm._training.ranked import meet
 from fedgradnorm.weighting import MGDA
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.experiments.run import Run
-from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.trainer import Progress
 from oracle import mixed_clients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

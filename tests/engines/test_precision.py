@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm.engines.stacked import StackedEngine
-from fedgradnorm.experiments.run import Run
-from fedgradnorm.experiments.trainer import Progress
-from fedgradnorm.models import working_copy
+from fedgradnorm._engines.stacked import StackedEngine
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.trainer import Progress
+from fedgradnorm.models._flat import working_copy
 from fedgradnorm.weighting import MGDA
 from oracle import mixed_clients
 

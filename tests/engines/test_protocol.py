@@ -11,10 +11,10 @@ from torch import Tensor
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.engines import JointEngine
-from fedgradnorm.engines.joint import engine as joint
-from fedgradnorm.federation import Federation
-from fedgradnorm.server import ServerState, columns, server_round
+from fedgradnorm._engines import JointEngine
+from fedgradnorm._engines.joint import joint_engine as joint
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.server import ServerState, columns, server_round
 
 ENGINES = ("loop", "joint", "stacked", "distributed")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedgradnorm.data.batches import Batches
-from fedgradnorm.engines.batched.row_windows import CpuRows, GpuRows
+from fedgradnorm._engines.batched.row_windows import CpuRows, GpuRows
+from fedgradnorm._round.batches import Batches
 
 DEVICES = [
     "cpu",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedgradnorm.engines.passes.dense import DensePass
-from fedgradnorm.engines.passes.streams import Streams
-from fedgradnorm.models import FlatNetwork
+from fedgradnorm._engines.passes.dense import DensePass
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm.models._flat import FlatNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

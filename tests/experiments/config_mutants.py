@@ -9,9 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm.experiments.methods import METHODS
-from fedgradnorm.experiments.toml_text import to_toml
-from fedgradnorm.settings import Settings
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._config.toml_text import to_toml
+from fedgradnorm.experiments._methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 BASES = sorted(path.read_text() for path in (ROOT / "configs").glob("*.toml"))

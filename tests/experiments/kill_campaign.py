@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from experiments.small_config import small_config
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import LoadedData, execute, load_data
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import LoadedData, execute, load_data
 
 STAMPED = ("run.json", "log.txt", ".lock")
 """Files that hold times, or nothing."""

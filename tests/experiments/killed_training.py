@@ -16,7 +16,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments import checkpoint
+from fedgradnorm._runs import checkpoint
 
 ROUNDS = 24
 

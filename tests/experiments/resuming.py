@@ -16,7 +16,7 @@ import fedgradnorm as fgn
 import toys
 from experiments import killed_training
 from experiments.killed_training import go
-from fedgradnorm.experiments import checkpoint
+from fedgradnorm._runs import checkpoint
 
 TESTS = Path(killed_training.__file__).parents[1]
 

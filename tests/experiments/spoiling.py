@@ -25,12 +25,12 @@ import torch
 import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
-from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.averaged import averaged_weights
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import execute, resume_config
-from fedgradnorm.runs.groups import group
-from fedgradnorm.runs.reader import collect, read_run
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect, read_run
+from fedgradnorm.experiments._averaged import averaged_weights
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute, resume_config
 
 SPARE = 2 << 30
 """Bytes of address space that a reader may take beyond what the process has at the start."""

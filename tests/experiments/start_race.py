@@ -15,8 +15,8 @@ import torch
 
 import fedgradnorm as fgn
 from experiments.small_config import small_config
-from fedgradnorm.experiments.config import Config, load_config
-from fedgradnorm.experiments.execute import LoadedData, execute, load_data
+from fedgradnorm.experiments._config.config_file import Config, load_config
+from fedgradnorm.experiments._execute import LoadedData, execute, load_data
 
 STARTERS = 3
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import toys
 from fedgradnorm import RunFolderError
-from fedgradnorm.experiments import checkpoint
+from fedgradnorm._runs import checkpoint
 
 STATE = {
     "tensors": {

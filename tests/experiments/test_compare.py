@@ -12,19 +12,19 @@ import pytest
 import scipy.stats
 
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError, DataError, RunFolderError, TrainingError
-from fedgradnorm.experiments import compare as module
-from fedgradnorm.experiments.averaged import averaged_weights
-from fedgradnorm.experiments.compare import compare
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import execute, load_data, new_folder, resume_config
-from fedgradnorm.experiments.loading import load
-from fedgradnorm.experiments.run import read_about
-from fedgradnorm.experiments.summary import estimate, t_quantile
-from fedgradnorm.report.record import records_of
-from fedgradnorm.report.tables import loss, metric, task_rows
-from fedgradnorm.runs.groups import group
-from fedgradnorm.runs.reader import collect, read_run
+from fedgradnorm._errors import ConfigError, DataError, RunFolderError, TrainingError
+from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.summaries import loss, metric, task_rows
+from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.loading import load
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect, read_run
+from fedgradnorm._stored.summary import estimate, t_quantile
+from fedgradnorm.experiments import _compare as module
+from fedgradnorm.experiments._averaged import averaged_weights
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute, load_data, new_folder, resume_config
 
 METHODS = ["fedrep", "fedgradnorm"]
 

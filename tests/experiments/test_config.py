@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.config import build, load_config, make_config
-from fedgradnorm.experiments.overrides import overridden, parse_value
-from fedgradnorm.experiments.toml_text import to_toml
-from fedgradnorm.settings import Settings
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._config.config_file import build, load_config, make_config
+from fedgradnorm.experiments._config.overrides import overridden, parse_value
+from fedgradnorm.experiments._config.toml_text import to_toml
 
 TEXT = """
 method = "fedgradnorm"

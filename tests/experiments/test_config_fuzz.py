@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import toys
 from experiments.config_mutants import BASES, mutant, words
 from experiments.small_config import small_config
-from fedgradnorm.cli import app
-from fedgradnorm.errors import ConfigError, FedGradNormError
-from fedgradnorm.experiments.config import build, load_config
+from fedgradnorm._cli import app
+from fedgradnorm._errors import ConfigError, FedGradNormError
+from fedgradnorm.experiments._config.config_file import build, load_config
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "300"))
 FIRST = int(os.environ.get("FEDGRADNORM_FUZZ_FROM", "0"))

@@ -12,15 +12,15 @@ import torch
 from typer.testing import CliRunner
 
 from experiments.small_config import small_config
-from fedgradnorm import optimizers
-from fedgradnorm.cli import app
-from fedgradnorm.data import memory
-from fedgradnorm.data.memory import memory_limit
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.config import LONGEST_NAME, build, load_config
-from fedgradnorm.experiments.overrides import overridden
-from fedgradnorm.experiments.sweep import points
-from fedgradnorm.experiments.toml_text import LARGEST
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._cli import app
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.data import _memory as memory
+from fedgradnorm.data._memory import memory_limit
+from fedgradnorm.experiments._config.config_file import LONGEST_NAME, build, load_config
+from fedgradnorm.experiments._config.overrides import overridden
+from fedgradnorm.experiments._config.toml_text import LARGEST
+from fedgradnorm.experiments._sweep import points
 
 
 @pytest.fixture
@@ -120,9 +120,13 @@ def test_a_network_too_large_is_counted_and_not_tried(config):
 
 
 def test_the_largest_network_is_what_training_needs_of_the_memory(config, monkeypatch):
-    monkeypatch.setattr("fedgradnorm.experiments.networks.memory_limit", lambda: 16 * 59)
+    monkeypatch.setattr(
+        "fedgradnorm.experiments._config.named_networks.memory_limit", lambda: 16 * 59
+    )
     assert build(load_config(config))[0]  # 3 x 6 + 6 x 5 weights and 11 biases
-    monkeypatch.setattr("fedgradnorm.experiments.networks.memory_limit", lambda: 16 * 58)
+    monkeypatch.setattr(
+        "fedgradnorm.experiments._config.named_networks.memory_limit", lambda: 16 * 58
+    )
     with pytest.raises(ConfigError, match="parameters"):
         build(load_config(config))
 

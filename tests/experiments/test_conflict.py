@@ -15,12 +15,12 @@ from torch.nn.functional import cosine_similarity
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit, stored
-from fedgradnorm.conflict import pairs
-from fedgradnorm.engines import JointEngine
-from fedgradnorm.experiments.methods import find_method
-from fedgradnorm.reports import StackedReports
-from fedgradnorm.server import ServerState, columns, server_round
-from fedgradnorm.settings import EngineName
+from fedgradnorm._engines import JointEngine
+from fedgradnorm._federation.conflict import pairs
+from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.server import ServerState, columns, server_round
+from fedgradnorm._round.settings import EngineName
+from fedgradnorm.experiments._methods import find_method
 
 BY_GRADIENT = ("pcgrad", "upgrad", "graddrop", "trimmed-mean", "config")
 

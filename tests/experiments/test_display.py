@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from experiments.small_config import small_config
-from fedgradnorm.experiments import display
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.display import clock, live_display
-from fedgradnorm.experiments.execute import execute
-from fedgradnorm.experiments.trainer import Progress
+from fedgradnorm._training import display
+from fedgradnorm._training.display import clock, live_display
+from fedgradnorm._training.trainer import Progress
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute
 
 
 def event(number, losses=None):

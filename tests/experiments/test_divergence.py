@@ -10,8 +10,8 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments.divergence import rates
-from fedgradnorm.settings import Settings
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.divergence import rates
 
 STEEP = {"head_optimizer": "sgd", "server_optimizer": "sgd", "eval_every": 0, "batch_size": 8}
 

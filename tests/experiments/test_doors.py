@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from experiments.small_config import small_config
-from fedgradnorm.blueprint import rebuild
-from fedgradnorm.cli import app
-from fedgradnorm.errors import ConfigError, FedGradNormError, RunFolderError
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
-from fedgradnorm.experiments.execute import execute
-from fedgradnorm.experiments.layout import AGREED
+from fedgradnorm._cli import app
+from fedgradnorm._errors import ConfigError, FedGradNormError, RunFolderError
+from fedgradnorm._flower.setup import fill_client, init_federation
+from fedgradnorm._runs.blueprint import rebuild
+from fedgradnorm._runs.layout import AGREED
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute
 
 PROGRAMS = {"os:system": "command", "subprocess:getoutput": "cmd", "builtins:exec": "source"}
 NETWORK = 'name = "mlp"\nwidths = [6, 5]\n'
@@ -165,7 +165,7 @@ def test_processes_of_its_own_take_no_module_from_the_working_folder(tmp_path, m
         (tmp_path / f"{name}.py").write_text(text)
     home, _ = init_federation(tmp_path / "fed", ["class", "value"], ["localhost"])
     (home / "client.toml").write_text('name = "class"\nserver = "x:1"\nconfig = "no.toml"\n')
-    program = "from fedgradnorm.experiments.deploy.joining import join\nimport pathlib, sys\n"
+    program = "from fedgradnorm._flower.joining import join\nimport pathlib, sys\n"
     program += "join(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, str(home / "client.toml")],

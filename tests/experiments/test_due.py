@@ -11,12 +11,12 @@ import pytest
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit
-from fedgradnorm.engines.ranks import World
-from fedgradnorm.experiments import due
-from fedgradnorm.experiments.due import Checkpoints
-from fedgradnorm.experiments.folder import RunFolder
-from fedgradnorm.experiments.trainer import Trainer
-from fedgradnorm.settings import Settings
+from fedgradnorm._engines.ranks import World
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.folder import RunFolder
+from fedgradnorm._training import due
+from fedgradnorm._training.due import Checkpoints
+from fedgradnorm._training.trainer import Trainer
 
 
 class Costly:

@@ -3,12 +3,12 @@
 import pytest
 
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.compare import compare
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.entries import split_entries
-from fedgradnorm.experiments.execute import resume_config
-from fedgradnorm.report.comparison import read_comparison
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._entries import split_entries
+from fedgradnorm.experiments._execute import resume_config
 
 
 def test_settings_after_a_method_make_a_variant_of_it(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments.run import read_about
+from fedgradnorm._runs.about import read_about
 
 
 def train(folder: Path | None, **more: Any) -> fgn.Run:

@@ -18,10 +18,9 @@ from torch import nn
 
 import fedgradnorm as fgn
 from experiments.spoiling import stop, toy_run
-from fedgradnorm import blueprint
-from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.about import read_about
-from fedgradnorm.experiments.averaged import averaged_weights
+from fedgradnorm._runs import blueprint, checkpoint
+from fedgradnorm._runs.about import read_about
+from fedgradnorm.experiments._averaged import averaged_weights
 
 FLIPS = 60
 

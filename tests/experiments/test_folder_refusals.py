@@ -15,9 +15,9 @@ import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
 from experiments.spoiling import snapshot, stop, toy_run
-from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import execute
+from fedgradnorm._runs import checkpoint
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute
 
 CHECKPOINT = "checkpoint.safetensors"
 

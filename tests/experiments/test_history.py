@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgradnorm import RunFolderError
-from fedgradnorm.experiments.history import History, read_history, read_rows
+from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import History, read_history
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 numbers = st.floats(allow_nan=False)

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedgradnorm.experiments import interrupt, jobs
-from fedgradnorm.experiments.interrupt import held_back, one_press
+from fedgradnorm._training import interrupt
+from fedgradnorm._training.interrupt import held_back, one_press
+from fedgradnorm.experiments import _jobs as jobs
 
 
 def press() -> None:

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import fedgradnorm
-from fedgradnorm.experiments import layout
+from fedgradnorm._runs import layout
 
 SOURCE = Path(fedgradnorm.__file__).parent
 NAMES = {

@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.methods import METHODS, find_method
-from fedgradnorm.settings import Settings
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._methods import METHODS, find_method
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
 NAMES = ["fedgradnorm", "fedgradnorm-direct", "fedrep", "fedper", "local", "central"]

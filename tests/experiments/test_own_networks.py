@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError, ModelError
-from fedgradnorm.experiments.config import build, load_config
-from fedgradnorm.experiments.execute import execute, resume_config
-from fedgradnorm.experiments.own_networks import VARIABLE
+from fedgradnorm._errors import ConfigError, ModelError
+from fedgradnorm.experiments._config.config_file import build, load_config
+from fedgradnorm.experiments._config.own_networks import VARIABLE
+from fedgradnorm.experiments._execute import execute, resume_config
 
 MODULE = """
 import os

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments.compare import compare
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.entries import read_entries
-from fedgradnorm.experiments.methods import METHODS
-from fedgradnorm.experiments.reproduce import NAMES, SIDE_BY_SIDE, experiments, load_experiment
-from fedgradnorm.experiments.run import read_about
-from fedgradnorm.experiments.sweep import points
-from fedgradnorm.experiments.trials import plan
-from fedgradnorm.report.comparison import read_comparison
-from fedgradnorm.report.comparison_figures import draw
-from fedgradnorm.report.comparison_grids import all_grids
-from fedgradnorm.report.grid import write_grids
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm._report.figures.comparison_figures import draw
+from fedgradnorm._report.grid import write_grids
+from fedgradnorm._report.tables.comparison_grids import all_grids
+from fedgradnorm._runs.about import read_about
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._entries import read_entries
+from fedgradnorm.experiments._methods import METHODS
+from fedgradnorm.experiments._reproduce import NAMES, SIDE_BY_SIDE, experiments, load_experiment
+from fedgradnorm.experiments._sweep import points
+from fedgradnorm.experiments._trials import plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FACES = 'data={source="faces",samples=60,test_samples=10}'
@@ -39,7 +39,7 @@ def _no_data_folder(monkeypatch):
 
 @pytest.mark.parametrize("name", [*NAMES, *SIDE_BY_SIDE])
 def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
-    inside = files("fedgradnorm.experiments.reproduce") / f"{name}.toml"
+    inside = files("fedgradnorm.experiments._reproduce") / f"{name}.toml"
     beside = CONFIGS / f"{name}.toml"
     assert beside.is_symlink()
     assert beside.read_text() == inside.read_text()

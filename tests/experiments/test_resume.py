@@ -12,8 +12,8 @@ import fedgradnorm as fgn
 import toys
 from experiments.killed_training import ROUNDS, go
 from experiments.resuming import assert_equal_to_the_bit, begun
-from fedgradnorm.experiments.run import read_about
-from fedgradnorm.settings import EngineName
+from fedgradnorm._round.settings import EngineName
+from fedgradnorm._runs.about import read_about
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path, uninterrupted: Path) -> None:

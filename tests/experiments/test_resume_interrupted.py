@@ -13,8 +13,9 @@ from torch import Tensor
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit
-from fedgradnorm.experiments import checkpoint, interrupt
-from fedgradnorm.tasks import squared_error
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._training import interrupt
+from fedgradnorm.tasks._measures import squared_error
 
 
 class TestCtrlC:

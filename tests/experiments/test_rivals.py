@@ -10,10 +10,10 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.experiments.averaged import averaged_weights, static_from_run
-from fedgradnorm.experiments.config import for_method, make_config
-from fedgradnorm.experiments.methods import METHODS
-from fedgradnorm.experiments.rivals import RIVALS
+from fedgradnorm.experiments._averaged import averaged_weights, static_from_run
+from fedgradnorm.experiments._config.config_file import for_method, make_config
+from fedgradnorm.experiments._literature import RIVALS
+from fedgradnorm.experiments._methods import METHODS
 
 SMALL = {"batch_size": 8, "lr": 0.01, "rounds": 4, "shared_steps": 2}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm import blueprint
+from fedgradnorm._runs import blueprint
 
 X = np.random.default_rng(5).normal(size=(9, toys.FEATURES))
 NAMES = ["a/b", "../up", "..", ".", "C:\\d", "per%cent", "ü", "长" * 60, "A", "a", "nul\0", "a\nb"]

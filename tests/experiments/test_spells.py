@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit
-from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.run import read_about
-from fedgradnorm.experiments.spells import LONGEST, Spells
-from fedgradnorm.experiments.watch import holding
-from fedgradnorm.tasks import squared_error
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import read_about
+from fedgradnorm._training.spells import LONGEST, Spells
+from fedgradnorm._training.watch import holding
+from fedgradnorm.tasks._measures import squared_error
 
 ROUNDS = 80
 TROUBLES = st.lists(st.booleans(), min_size=1, max_size=300)

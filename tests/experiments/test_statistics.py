@@ -7,7 +7,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgradnorm.experiments.statistics import (
+from fedgradnorm._stored.summary import estimate
+from fedgradnorm.experiments._statistics import (
     delta_m,
     factor,
     first_reach,
@@ -17,7 +18,6 @@ from fedgradnorm.experiments.statistics import (
     paired_p,
     student_p,
 )
-from fedgradnorm.experiments.summary import estimate
 
 numbers = st.floats(-100, 100).map(lambda x: round(x, 3))
 

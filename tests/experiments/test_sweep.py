@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError, RunFolderError
-from fedgradnorm.experiments.compare import compare
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import resume_config
-from fedgradnorm.settings import Settings
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import resume_config
 
 METHODS = ["fedrep", "fedgradnorm"]
 

@@ -11,13 +11,13 @@ import pytest
 import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
-from fedgradnorm.errors import ConfigError
-from fedgradnorm.experiments import sinks
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import execute
-from fedgradnorm.experiments.history import read_rows
-from fedgradnorm.experiments.sinks import open_sink, scalars
-from fedgradnorm.experiments.sinks.mlflow_sink import SILENT
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._training import sinks
+from fedgradnorm._training.sinks import open_sink, scalars
+from fedgradnorm._training.sinks.mlflow_sink import SILENT
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the readers warn about their own libraries
 
@@ -124,7 +124,7 @@ def test_failed_training_is_marked(config, tmp_path):
 
 
 def test_several_processes_write_to_one_mlflow(config, tmp_path):
-    from fedgradnorm.experiments.compare import compare
+    from fedgradnorm.experiments._compare import compare
 
     folders = compare(config("mlflow"), ["fedrep", "fedgradnorm"], 1, jobs=2)
     client, runs = mlflow_runs(folders[0].parent)
@@ -181,6 +181,6 @@ def test_nothing_leaves_the_machine(tmp_path, kind):
 
 
 def test_only_the_sinks_import_them():
-    code = "import sys; import fedgradnorm.experiments.execute; import fedgradnorm.cli\n"
+    code = "import sys; import fedgradnorm.experiments._execute; import fedgradnorm._cli\n"
     code += "assert not {'mlflow', 'tensorboard'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

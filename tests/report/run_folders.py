@@ -7,7 +7,7 @@ import json
 import math
 from pathlib import Path
 
-from fedgradnorm.experiments.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.history import History, conflict_table, pair_rows
 
 TASKS = {"gender": "accuracy", "landmark": "mae"}
 WEIGHTINGS = {

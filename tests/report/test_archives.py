@@ -15,20 +15,20 @@ import pytest
 import scipy.stats
 from typer.testing import CliRunner
 
-from fedgradnorm.cli.app import app
-from fedgradnorm.experiments.entries import own_name
-from fedgradnorm.experiments.sweep import point_name
-from fedgradnorm.report import figures
-from fedgradnorm.report.arms import LOSS, SCORE
-from fedgradnorm.report.comparison import comparison_of
-from fedgradnorm.report.comparison_grids import all_grids, tasks_grid
-from fedgradnorm.report.figures import figure
-from fedgradnorm.report.grid import to_csv
-from fedgradnorm.report.page import page_of
-from fedgradnorm.report.record import records_of
-from fedgradnorm.report.tables import task_rows
-from fedgradnorm.runs.groups import group
-from fedgradnorm.runs.reader import collect
+from fedgradnorm._cli.app import app
+from fedgradnorm._report.arms import LOSS, SCORE
+from fedgradnorm._report.comparison import comparison_of
+from fedgradnorm._report.figures import curves as figures
+from fedgradnorm._report.figures.curves import figure
+from fedgradnorm._report.grid import to_csv
+from fedgradnorm._report.page.html_page import page_of
+from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.comparison_grids import all_grids, tasks_grid
+from fedgradnorm._report.tables.summaries import task_rows
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect
+from fedgradnorm.experiments._entries import own_name
+from fedgradnorm.experiments._sweep import point_name
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ARCHIVES = sorted(RESULTS.glob("*/runs.tar.xz"))

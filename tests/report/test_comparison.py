@@ -9,17 +9,22 @@ import pytest
 import scipy.stats
 from rich.console import Console
 
-from fedgradnorm.cli import output
-from fedgradnorm.errors import RunFolderError
-from fedgradnorm.report import figures_sweep
-from fedgradnorm.report.arms import LOSS, SCORE
-from fedgradnorm.report.cells import bare
-from fedgradnorm.report.comparison import comparison_of, read_comparison
-from fedgradnorm.report.comparison_figures import draw
-from fedgradnorm.report.comparison_grids import all_grids, methods_grid, shown_grids, tasks_grid
-from fedgradnorm.report.grid import Cell, Grid, to_csv, to_latex, to_markdown, to_terminal
-from fedgradnorm.report.samples import sample_of
-from fedgradnorm.runs.reader import StoredRun
+from fedgradnorm._cli import output
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._report.arms import LOSS, SCORE
+from fedgradnorm._report.cells import bare
+from fedgradnorm._report.comparison import comparison_of, read_comparison
+from fedgradnorm._report.figures import sweep_points as figures_sweep
+from fedgradnorm._report.figures.comparison_figures import draw
+from fedgradnorm._report.grid import Cell, Grid, to_csv, to_latex, to_markdown, to_terminal
+from fedgradnorm._report.samples import sample_of
+from fedgradnorm._report.tables.comparison_grids import (
+    all_grids,
+    methods_grid,
+    shown_grids,
+    tasks_grid,
+)
+from fedgradnorm._stored.reader import StoredRun
 
 LOSSES = {"fedrep": (0.60, 30.0), "fedgradnorm": (0.50, 30.3), "local": (0.55, 40.0)}
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedgradnorm._report.figures.face_sheet import face_sheet
 from fedgradnorm.data import faces
-from fedgradnorm.report.face_sheet import face_sheet
 
 
 @pytest.mark.parametrize("count", [1, 8, 11])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgradnorm.errors import ConfigError, DataError
-from fedgradnorm.report.figures import figure
-from fedgradnorm.report.record import Record
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._report.figures.curves import figure
+from fedgradnorm._report.record import Record
 
 
 def record(label="fedrep", seed=0, rounds=6, clients=("a", "b"), shift=0.0):

@@ -7,21 +7,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgradnorm.experiments.methods import METHODS
-from fedgradnorm.report import figures_methods, figures_paper
-from fedgradnorm.report.arms import SCORE
-from fedgradnorm.report.colours import TASKS
-from fedgradnorm.report.comparison import comparison_of
-from fedgradnorm.report.comparison_figures import draw
-from fedgradnorm.report.comparison_grids import methods_grid, tasks_grid
-from fedgradnorm.report.figures import figure, method_lines
-from fedgradnorm.report.figures_methods import methods_figure
-from fedgradnorm.report.figures_paper import paper_figure
-from fedgradnorm.report.figures_weights import weights_size
-from fedgradnorm.report.grid import to_markdown
-from fedgradnorm.report.ranking import MANY, SIGHTS, ranking, sight, standouts
-from fedgradnorm.report.side_by_side import side_grid
-from fedgradnorm.runs.reader import StoredRun
+from fedgradnorm._report.arms import SCORE
+from fedgradnorm._report.colours import TASKS
+from fedgradnorm._report.comparison import comparison_of
+from fedgradnorm._report.figures import methods_glance as figures_methods
+from fedgradnorm._report.figures import paper as figures_paper
+from fedgradnorm._report.figures.comparison_figures import draw
+from fedgradnorm._report.figures.curves import figure, method_lines
+from fedgradnorm._report.figures.methods_glance import methods_figure
+from fedgradnorm._report.figures.paper import paper_figure
+from fedgradnorm._report.figures.weight_panels import weights_size
+from fedgradnorm._report.grid import to_markdown
+from fedgradnorm._report.ranking import MANY, SIGHTS, ranking, sight, standouts
+from fedgradnorm._report.tables.comparison_grids import methods_grid, tasks_grid
+from fedgradnorm._report.tables.side_by_side import side_grid
+from fedgradnorm._stored.reader import StoredRun
+from fedgradnorm.experiments._methods import METHODS
 
 ALL = len(METHODS)
 CLIENTS = ("landmark", "gender", "smile", "glasses", "pose")

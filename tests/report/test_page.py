@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedgradnorm.errors import ConfigError, RunFolderError
-from fedgradnorm.report import page_data
-from fedgradnorm.report.page import make_page, write_page
-from fedgradnorm.report.page_figures import log_ticks
-from fedgradnorm.runs.groups import group
-from fedgradnorm.runs.reader import collect
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._report.page import curve_points as page_data
+from fedgradnorm._report.page.html_page import make_page, write_page
+from fedgradnorm._report.page.panels import log_ticks
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect
 from report.run_folders import write_run
 
 NASTY = '</script><img src=x onerror=alert(1)><b>%{y}</b> & "q"'

@@ -4,7 +4,7 @@ import webbrowser
 
 from typer.testing import CliRunner
 
-from fedgradnorm.cli import app
+from fedgradnorm._cli import app
 from report.run_folders import write_run
 
 

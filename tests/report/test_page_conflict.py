@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from fedgradnorm.experiments.history import pair_rows
-from fedgradnorm.report.page import make_page
-from fedgradnorm.report.page_conflict import MEAN, cosine_series, with_task
+from fedgradnorm._report.page.conflict_map import MEAN, cosine_series, with_task
+from fedgradnorm._report.page.html_page import make_page
+from fedgradnorm._runs.history import pair_rows
 from report.run_folders import write_run
 
 THREE = {"gender": "accuracy", "landmark": "mae", "pose": "accuracy"}

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 from PIL import Image
 
-from fedgradnorm.report.colours import COLOURS
-from fedgradnorm.report.page import write_page
+from fedgradnorm._report.colours import COLOURS
+from fedgradnorm._report.page.html_page import write_page
 from report.run_folders import write_run
 from report.test_page import NASTY
 

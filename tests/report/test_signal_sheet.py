@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fedgradnorm._report.figures.signal_sheet import signal_sheet
 from fedgradnorm.data import radcom
-from fedgradnorm.report.signal_sheet import signal_sheet
 
 
 @pytest.mark.parametrize("synthetic", [True, False])

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.cli.app import app
-from fedgradnorm.report.comparison import comparison_of, read_comparison
-from fedgradnorm.report.comparison_grids import methods_grid, tasks_grid
-from fedgradnorm.report.grid import to_csv
-from fedgradnorm.report.page import make_page, page_of
-from fedgradnorm.report.record import records_of
-from fedgradnorm.report.tables import results_table, task_rows
-from fedgradnorm.runs.groups import data_sets, group
-from fedgradnorm.runs.reader import StoredRun, collect
+from fedgradnorm._cli.app import app
+from fedgradnorm._report.comparison import comparison_of, read_comparison
+from fedgradnorm._report.grid import to_csv
+from fedgradnorm._report.page.html_page import make_page, page_of
+from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.comparison_grids import methods_grid, tasks_grid
+from fedgradnorm._report.tables.summaries import results_table, task_rows
+from fedgradnorm._stored.groups import data_sets, group
+from fedgradnorm._stored.reader import StoredRun, collect
 
 WIDE = nn.Sequential(nn.Linear(toys.FEATURES, 9), nn.ReLU()).double()
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.experiments.execute import execute, resume_config
-from fedgradnorm.runs.groups import group
-from fedgradnorm.runs.reader import collect
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect
+from fedgradnorm.experiments._execute import execute, resume_config
 
 VERSIONS = ("early", "checked")
 METHODS = ("fedgradnorm", "fedrep", "fedgradnorm-direct", "ditto", "uw", "local")

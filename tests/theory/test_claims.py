@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 import torch
 
-from fedgradnorm.theory import study_assumptions, study_bilevel, study_rules
-from fedgradnorm.theory.claims import STUDIES
-from fedgradnorm.theory.problems import conflicting
-from fedgradnorm.theory.rates import fit_rate, spectral_radius
-from fedgradnorm.theory.rounds import Steps, block_update, follow
+from fedgradnorm._theory import study_assumptions, study_bilevel, study_rules
+from fedgradnorm._theory.claims import STUDIES
+from fedgradnorm._theory.problems import conflicting
+from fedgradnorm._theory.rates import fit_rate, spectral_radius
+from fedgradnorm._theory.simulated_rounds import Steps, block_update, follow
 from fedgradnorm.weighting import Static
 
 

@@ -5,10 +5,10 @@ import sys
 
 from typer.testing import CliRunner
 
-from fedgradnorm.cli import app
-from fedgradnorm.report.theory_figure import theory_figure
-from fedgradnorm.theory import claims, study_assumptions
-from fedgradnorm.theory.findings import Claim, Curve, Finding, Panel
+from fedgradnorm._cli import app
+from fedgradnorm._report.figures.theory_figure import theory_figure
+from fedgradnorm._theory import claims, study_assumptions
+from fedgradnorm._theory.findings import Claim, Curve, Finding, Panel
 
 PANEL = Panel("a title", "x", "y", [Curve("one", (1, 2), (1e-3, 1e-5)),
                                     Curve("", (1, 2), (1e-2, 1e-4), "dashed"),
@@ -41,5 +41,5 @@ def test_panels_that_do_not_fill_a_row_are_drawn_too(tmp_path):
 
 
 def test_importing_the_package_does_not_import_theory():
-    code = "import sys, fedgradnorm; sys.exit('fedgradnorm.theory' in sys.modules)"
+    code = "import sys, fedgradnorm; sys.exit('fedgradnorm._theory' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fedgradnorm.theory.bilevel import itd
-from fedgradnorm.theory.equilibrium import Pull, absolute_share, first_losses, pace_share
-from fedgradnorm.theory.lower import WeightedLosses
-from fedgradnorm.theory.problems import conflicting
-from fedgradnorm.theory.rounds import Steps, follow
+from fedgradnorm._theory.bilevel import itd
+from fedgradnorm._theory.equilibrium import Pull, absolute_share, first_losses, pace_share
+from fedgradnorm._theory.lower import WeightedLosses
+from fedgradnorm._theory.problems import conflicting
+from fedgradnorm._theory.simulated_rounds import Steps, follow
 from fedgradnorm.weighting import GradNorm
 
 RULES = [

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from fedgradnorm.theory.problems import conflicting
-from fedgradnorm.theory.rounds import Steps, block_update, federate, follow, heads_of, local_mixing
+from fedgradnorm._theory.problems import conflicting
+from fedgradnorm._theory.simulated_rounds import (
+    Steps,
+    block_update,
+    federate,
+    follow,
+    heads_of,
+    local_mixing,
+)
 from fedgradnorm.weighting import Equal, Static
 
 WEIGHTS = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)

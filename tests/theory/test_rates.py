@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedgradnorm.errors import DataError
-from fedgradnorm.theory.rates import fit_rate, power_law, spectral_radius
+from fedgradnorm._errors import DataError
+from fedgradnorm._theory.rates import fit_rate, power_law, spectral_radius
 
 K = torch.arange(500, dtype=torch.float64)
 

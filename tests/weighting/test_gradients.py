@@ -13,8 +13,8 @@ from torch import Tensor
 from torchjd import aggregation
 
 from fedgradnorm import ConfigError
-from fedgradnorm.reports import StackedReports
-from fedgradnorm.server import ServerState, server_round
+from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.server import ServerState, server_round
 from fedgradnorm.weighting import (
     IMTLG,
     MGDA,
@@ -35,8 +35,8 @@ from fedgradnorm.weighting import (
     UPGrad,
     Weighting,
 )
-from fedgradnorm.weighting.gram import unit
-from fedgradnorm.weighting.rows import draw as own_generator
+from fedgradnorm.weighting._arithmetic import draw as own_generator
+from fedgradnorm.weighting._gram import unit
 from weighting.laws import NAMES, bound, draw, everybody, played
 
 Make = Callable[[], Weighting]

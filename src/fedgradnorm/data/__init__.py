@@ -1,1 +1,51 @@
-"""Where clients come from: embedded data, public sets, and a user's own files."""
+"""Where clients come from: public data sets, generated ones, your own arrays and files.
+
+Each is imported when it is first used: reading faces needs other libraries than training does.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedgradnorm._lazy import on_demand
+
+if TYPE_CHECKING:
+    from fedgradnorm.data import beijing, faces, landmine, mtfl, radcom, school
+    from fedgradnorm.data._arrays import client_from_arrays
+    from fedgradnorm.data._files.client_files import client_from_files
+    from fedgradnorm.data._partition.by_label import Dirichlet, Pathological
+    from fedgradnorm.data._partition.partitioner_base import Partitioner
+    from fedgradnorm.data._partition.partitioners import Iid, Linear, Size, partition_client
+
+__all__ = [
+    "Dirichlet",
+    "Iid",
+    "Linear",
+    "Partitioner",
+    "Pathological",
+    "Size",
+    "beijing",
+    "client_from_arrays",
+    "client_from_files",
+    "faces",
+    "landmine",
+    "mtfl",
+    "partition_client",
+    "radcom",
+    "school",
+]
+
+_SETS = ("beijing", "faces", "landmine", "mtfl", "radcom", "school")
+__getattr__ = on_demand(
+    __name__,
+    {name: f"{__name__}.{name}" for name in _SETS}
+    | {
+        "client_from_arrays": f"{__name__}._arrays",
+        "client_from_files": f"{__name__}._files.client_files",
+        "Dirichlet": f"{__name__}._partition.by_label",
+        "Pathological": f"{__name__}._partition.by_label",
+        "Partitioner": f"{__name__}._partition.partitioner_base",
+        "Iid": f"{__name__}._partition.partitioners",
+        "Linear": f"{__name__}._partition.partitioners",
+        "Size": f"{__name__}._partition.partitioners",
+        "partition_client": f"{__name__}._partition.partitioners",
+    },
+)

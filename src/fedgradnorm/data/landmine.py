@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedgradnorm.client import Client
-from fedgradnorm.data.cells import Cells
-from fedgradnorm.data.metrics import auc
-from fedgradnorm.data.paths import find_data
-from fedgradnorm.data.pooled import How
-from fedgradnorm.tasks import classification
+from fedgradnorm._client import Client
+from fedgradnorm.data._matlab.client_cells import Cells
+from fedgradnorm.data._metrics import auc
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._pooled import How
+from fedgradnorm.tasks._task import classification
 
 __all__ = ["FILE", "LABELS", "clients"]
 
@@ -38,7 +38,7 @@ def clients(
 
     ``source`` is ``LandmineData.mat`` (default: in the folder named by FEDGRADNORM_DATA);
     ``fields`` picks some by their number. A field's rows are split by ``seed``, whoever else takes
-    part. ``scaling`` is that of the inputs; see :func:`fedgradnorm.data.pooled.scaled`.
+    part. ``scaling`` is that of the inputs; see :func:`fedgradnorm.data._pooled.scaled`.
     """
     del progress  # it takes no time
     task = classification(2, metrics={"auc": auc}, name="mine")

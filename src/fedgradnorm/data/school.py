@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedgradnorm.client import Client
-from fedgradnorm.data.cells import Cells
-from fedgradnorm.data.paths import find_data
-from fedgradnorm.data.pooled import How
-from fedgradnorm.tasks import regression
+from fedgradnorm._client import Client
+from fedgradnorm.data._matlab.client_cells import Cells
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._pooled import How
+from fedgradnorm.tasks._task import regression
 
 __all__ = ["FILE", "clients"]
 
@@ -37,7 +37,7 @@ def clients(
 
     ``source`` is ``school.mat`` (default: in the folder named by FEDGRADNORM_DATA); ``schools``
     picks some by their number. A school's rows are split by ``seed``, whoever else takes part.
-    ``scaling`` is that of the inputs; see :func:`fedgradnorm.data.pooled.scaled`.
+    ``scaling`` is that of the inputs; see :func:`fedgradnorm.data._pooled.scaled`.
     """
     del progress  # it takes no time
     return _CELLS.clients(

@@ -1,1 +1,23 @@
-"""From settings to a finished run: training, storing, resuming, comparing."""
+"""Runs from config files: read one, change it, train it, and tell a tracker how it goes."""
+
+from typing import TYPE_CHECKING
+
+from fedgradnorm._lazy import on_demand
+
+if TYPE_CHECKING:
+    from fedgradnorm._training.sinks import Sink, open_sink
+    from fedgradnorm.experiments._config.config_file import Config, load_config
+    from fedgradnorm.experiments._execute import execute
+
+__all__ = ["Config", "Sink", "execute", "load_config", "open_sink"]
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "Config": f"{__name__}._config.config_file",
+        "load_config": f"{__name__}._config.config_file",
+        "execute": f"{__name__}._execute",
+        "Sink": "fedgradnorm._training.sinks",
+        "open_sink": "fedgradnorm._training.sinks",
+    },
+)

@@ -1,11 +1,11 @@
 """How the server weighs its clients: one method, one file, one page."""
 
-from fedgradnorm.weighting.base import Needs, Signals, Weighting
-from fedgradnorm.weighting.by_task import ByTask
-from fedgradnorm.weighting.directions import ConFIG, GradDrop, TrimmedMean
-from fedgradnorm.weighting.famo import FAMO
-from fedgradnorm.weighting.fixed import BySize, Equal, Static
-from fedgradnorm.weighting.gradients import (
+from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._by_task import ByTask
+from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
+from fedgradnorm.weighting._famo import FAMO
+from fedgradnorm.weighting._fixed import BySize, Equal, Static
+from fedgradnorm.weighting._gradients import (
     IMTLG,
     MGDA,
     AlignedMTL,
@@ -18,8 +18,8 @@ from fedgradnorm.weighting.gradients import (
     TorchJD,
     UPGrad,
 )
-from fedgradnorm.weighting.gradnorm import GradNorm
-from fedgradnorm.weighting.loss_based import (
+from fedgradnorm.weighting._gradnorm import GradNorm
+from fedgradnorm.weighting._loss_based import (
     AFL,
     DWA,
     QFFL,
@@ -27,9 +27,9 @@ from fedgradnorm.weighting.loss_based import (
     InverseFirstLoss,
     RandomWeights,
 )
-from fedgradnorm.weighting.mgda import FedCMOO, FedMGDA
-from fedgradnorm.weighting.nash import NashMTL
-from fedgradnorm.weighting.uncertainty import IMTLL, Uncertainty
+from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
+from fedgradnorm.weighting._nash import NashMTL
+from fedgradnorm.weighting._uncertainty import IMTLL, Uncertainty
 
 __all__ = [
     "AFL",

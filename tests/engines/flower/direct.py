@@ -17,16 +17,16 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm import optimizers
-from fedgradnorm.bounds import Bounds
-from fedgradnorm.engines.flower.messages import Order, encode_order
-from fedgradnorm.engines.flower.node import answered
-from fedgradnorm.experiments.deploy.agreement import Agreement, sent_scalars
-from fedgradnorm.experiments.deploy.coordinator import Coordinator, Patience
-from fedgradnorm.experiments.deploy.participant import Participant
-from fedgradnorm.models import FlatNetwork
-from fedgradnorm.server import ServerState
-from fedgradnorm.settings import Settings
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._flower.agreement import Agreement, sent_scalars
+from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.participant import Participant
+from fedgradnorm._flower.wire.messages import Order, encode_order
+from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._round.bounds import Bounds
+from fedgradnorm._round.server import ServerState
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.weighting import Weighting
 
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as if in a run

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.setup import fill_client, init_federation
-from fedgradnorm.experiments.deploy.trying import free_port
+from fedgradnorm._flower.setup import fill_client, init_federation
+from fedgradnorm._flower.trying import free_port
+from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"

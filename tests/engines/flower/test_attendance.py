@@ -11,9 +11,9 @@ import torch
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
-from fedgradnorm.engines.flower.messages import Refused
-from fedgradnorm.experiments.deploy.attendance import Attendance, Rules
-from fedgradnorm.experiments.deploy.coordinator import Patience
+from fedgradnorm._flower.attendance import Attendance, Rules
+from fedgradnorm._flower.coordinator import Patience
+from fedgradnorm._flower.wire.messages import Refused
 
 NOBODY, EVERYBODY = (list), (lambda: ["a", "b"])
 

@@ -25,19 +25,19 @@ from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
-from fedgradnorm.engines.flower.collecting import Incoming, collect
-from fedgradnorm.engines.flower.door import Guard, Turned
-from fedgradnorm.engines.flower.limits import Limits
-from fedgradnorm.engines.flower.messages import (
+from fedgradnorm._flower.wire.collecting import Incoming, collect
+from fedgradnorm._flower.wire.door import Guard, Turned
+from fedgradnorm._flower.wire.limits import Limits
+from fedgradnorm._flower.wire.message_parts import put_together
+from fedgradnorm._flower.wire.messages import (
     Answer,
     Refused,
     decode_answer,
     encode_answer,
     encode_order,
 )
-from fedgradnorm.engines.flower.node import check_order
-from fedgradnorm.engines.flower.parts import put_together
-from fedgradnorm.engines.flower.requests import NODES, OPEN, check_request
+from fedgradnorm._flower.wire.node import check_order
+from fedgradnorm._flower.wire.requests import NODES, OPEN, check_request
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "300"))
 LIMITS, NODE, ASKED = Limits(SHARED.nbytes), 77, "a" * 64

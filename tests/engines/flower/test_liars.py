@@ -14,10 +14,10 @@ from flwr.app import MetricRecord
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
-from fedgradnorm.bounds import Bounds
-from fedgradnorm.engines.flower.messages import Answer, Order, Refused, decode_answer, encode_answer
-from fedgradnorm.experiments.deploy.files import FEDERATION, FederationFile, read_federation
-from fedgradnorm.experiments.deploy.setup import init_federation
+from fedgradnorm._flower.federation_file import FEDERATION, FederationFile, read_federation
+from fedgradnorm._flower.setup import init_federation
+from fedgradnorm._flower.wire.messages import Answer, Order, Refused, decode_answer, encode_answer
+from fedgradnorm._round.bounds import Bounds
 
 SHARED = torch.arange(4, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)

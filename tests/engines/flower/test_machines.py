@@ -20,11 +20,11 @@ import torch
 
 import fedgradnorm as fgn
 from engines.flower.machines import NAMES, Machines, children, finished, kill, until
-from fedgradnorm.experiments import checkpoint
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.trying import joined
-from fedgradnorm.experiments.execute import execute
-from fedgradnorm.experiments.history import read_rows
+from fedgradnorm._flower.trying import joined
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._execute import execute
 from loopback import assert_alone, run_inside
 
 pytestmark = pytest.mark.slow

@@ -16,9 +16,9 @@ from flwr.app.message import Array
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
-from fedgradnorm.engines.flower.door import HEADER, Guard, Turned
-from fedgradnorm.engines.flower.limits import CHUNK, Limits
-from fedgradnorm.engines.flower.messages import (
+from fedgradnorm._flower.wire.door import HEADER, Guard, Turned
+from fedgradnorm._flower.wire.limits import CHUNK, Limits
+from fedgradnorm._flower.wire.messages import (
     SALT,
     Answer,
     Order,

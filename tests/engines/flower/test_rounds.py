@@ -14,9 +14,9 @@ import torch
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
-from fedgradnorm.experiments.deploy.agreement import sent_scalars
-from fedgradnorm.experiments.deploy.coordinator import Patience
-from fedgradnorm.experiments.deploy.participant import Participant
+from fedgradnorm._flower.agreement import sent_scalars
+from fedgradnorm._flower.coordinator import Patience
+from fedgradnorm._flower.participant import Participant
 from fedgradnorm.weighting import MGDA, InverseFirstLoss
 
 CASES = {
@@ -165,7 +165,7 @@ def test_other_settings_and_unknown_rounds_are_refused_by_the_client(tmp_path, c
 
 
 def test_what_is_sent_follows_from_the_method():
-    from fedgradnorm.settings import Settings
+    from fedgradnorm._round.settings import Settings
 
     def sent(weighting, **options):
         return sent_scalars(weighting, Settings(**options))

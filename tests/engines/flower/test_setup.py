@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from engines.flower.machines import NAMES, Machines
-from fedgradnorm.cli import app
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.deploy.agreement import agree
-from fedgradnorm.experiments.deploy.files import read_client, read_federation
-from fedgradnorm.experiments.deploy.serving import check_config, run_folder
-from fedgradnorm.experiments.deploy.slots import Slots, StateLost
+from fedgradnorm._cli import app
+from fedgradnorm._flower.agreement import agree
+from fedgradnorm._flower.federation_file import read_client, read_federation
+from fedgradnorm._flower.serving import check_config, run_folder
+from fedgradnorm._flower.slots import Slots, StateLost
+from fedgradnorm.experiments._config.config_file import load_config
 
 
 def cli(*words):
@@ -181,9 +181,9 @@ def test_help():
 
 
 def test_a_server_without_data_knows_where_the_gauge_is(tmp_path):
-    from fedgradnorm.experiments.config import build
-    from fedgradnorm.experiments.deploy.serving import _gauge
-    from fedgradnorm.models import FlatNetwork
+    from fedgradnorm._flower.serving import _gauge
+    from fedgradnorm.experiments._config.config_file import build
+    from fedgradnorm.models._flat import FlatNetwork
 
     config = load_config(Machines(tmp_path, rounds=3).config)
     network = build(config, [])[0]

@@ -30,13 +30,13 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.protobuf.client import ProtobufRequestContext
 
 import fedgradnorm as fgn
-from fedgradnorm.engines.flower.connections import HEAD
-from fedgradnorm.engines.flower.limits import Limits
-from fedgradnorm.engines.flower.messages import Refused
-from fedgradnorm.engines.flower.operator import STARTING, Operator
-from fedgradnorm.engines.flower.process import SuperLink
-from fedgradnorm.experiments.deploy import joining
-from fedgradnorm.experiments.deploy.trying import free_port
+from fedgradnorm._flower import joining
+from fedgradnorm._flower.trying import free_port
+from fedgradnorm._flower.wire.connections import HEAD
+from fedgradnorm._flower.wire.limits import Limits
+from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.wire.operator import STARTING, Operator
+from fedgradnorm._flower.wire.process import SuperLink
 
 pytestmark = pytest.mark.slow
 

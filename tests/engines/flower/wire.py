@@ -33,13 +33,13 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedgradnorm.engines.flower.keys import public_key_pem
-from fedgradnorm.engines.flower.messages import Answer, Order, decode_order, encode_answer
-from fedgradnorm.engines.flower.node import _keys
-from fedgradnorm.engines.flower.operator import Operator
-from fedgradnorm.engines.flower.process import SuperLink
-from fedgradnorm.experiments.deploy.setup import init_federation
-from fedgradnorm.experiments.deploy.trying import free_port
+from fedgradnorm._flower.setup import init_federation
+from fedgradnorm._flower.trying import free_port
+from fedgradnorm._flower.wire.keys import public_key_pem
+from fedgradnorm._flower.wire.messages import Answer, Order, decode_order, encode_answer
+from fedgradnorm._flower.wire.node import _keys
+from fedgradnorm._flower.wire.operator import Operator
+from fedgradnorm._flower.wire.process import SuperLink
 
 SHARED = torch.arange(400, dtype=torch.float32)
 NAMES = ("good", "bad")

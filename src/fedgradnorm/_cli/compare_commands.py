@@ -1,0 +1,207 @@
+"""``compare`` and ``reproduce``: many runs, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgradnorm._cli.output import data_bar, resumable, say, tell
+from fedgradnorm._cli.training_commands import Allow, Overrides, trial_display
+from fedgradnorm._cli.watching import watching
+from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._runs.layout import FIGURES, TABLES
+
+if TYPE_CHECKING:
+    from fedgradnorm.experiments._config.config_file import Config
+
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--methods", "-m", help="Between commas: names (see `methods`), or name key=value ..."
+    ),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option("--seeds", "-s", help="How many, from the config's own on.", show_default=False),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in a process.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or auto.", show_default=False)
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Where runs, tables and figures go.", show_default=False),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option("--baseline", "-b", help="The method to test against.", show_default=False),
+]
+
+
+def compare(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    methods: Methods = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    device: Device = None,
+    out: Out = None,
+    start: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="Train nothing: compare the runs in this folder."),
+    ] = None,
+    baseline: Baseline = None,
+    allow: Allow = None,
+) -> None:
+    """Train several methods from several seeds and show them side by side.
+
+    Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
+    stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
+    where it has one; [sweep] holds lists in the place of values and runs every combination.
+    Settings after a method's name make a variant of it, which may stand beside the method itself.
+    Tables (CSV, Markdown, LaTeX) and figures are written beside the runs.
+
+    Examples:
+
+    - `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
+
+    - `fedgradnorm compare configs/radcom.toml -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
+
+    - `fedgradnorm compare --from runs/table2 --baseline fedgradnorm`
+    """
+    from fedgradnorm.experiments._config.config_file import load_config
+    from fedgradnorm.experiments._entries import split_entries
+
+    if start:
+        if config is not None:
+            raise ConfigError("give a config to train, or --from a folder to compare, not both")
+        show_comparison(start, baseline or "", out or start[0])
+        return
+    if config is None:
+        raise ConfigError("no config to train; name a TOML file, or --from a folder of runs")
+    wanted = load_config(config, changed(overrides, device), allow=allow or ())
+    names = None if methods is None else split_entries(methods)
+    run_and_show(wanted, names, seeds, jobs, out, baseline)
+
+
+def reproduce(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="fig2, table2, fig3 of the paper; scale, gamma, alpha, participation, steps, "
+            "baselines; all of these; or methods: every method on faces and on signals.",
+        ),
+    ],
+    overrides: Overrides = None,
+    *,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    device: Device = None,
+    out: Out = None,
+    baseline: Baseline = None,
+    allow: Allow = None,
+) -> None:
+    """Run an experiment of the paper, or one of ours, and show its table and figure.
+
+    The configs are those in configs/. Everything goes to runs/NAME, or to --out (and NAME inside
+    it, for several). Called again, finished runs are kept and stopped ones resumed. The face
+    experiments read MTFL from the folder named by FEDGRADNORM_DATA.
+
+    Examples:
+
+    - `fedgradnorm reproduce table2 --seeds 1`
+
+    - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
+    """
+    from fedgradnorm.experiments._reproduce import SIDE_BY_SIDE, experiments, load_experiment
+
+    names = experiments(experiment)
+    folder = Path("runs") / experiment if out is None else out
+    words = changed(overrides, device)
+    wanted = {name: load_experiment(name, words, allow=allow or ()) for name in names}
+    trouble: TrainingError | None = None
+    for name, config in wanted.items():
+        if len(wanted) > 1:
+            say(f"== {name}")
+        place = folder / name if len(wanted) > 1 else folder
+        try:
+            run_and_show(config, None, seeds, jobs, place, baseline)
+        except TrainingError as error:  # the others are none the worse for it
+            trouble = trouble or error
+    if names == SIDE_BY_SIDE:
+        write_side_by_side(folder, names, baseline or "")
+    if trouble is not None:
+        raise trouble
+
+
+def changed(overrides: list[str] | None, device: str | None) -> list[str]:
+    """The words that change a config, with the device among them."""
+    return [*([f"training.device={device}"] if device else []), *(overrides or [])]
+
+
+def run_and_show(
+    config: Config,
+    methods: list[str] | None,
+    seeds: int | None,
+    jobs: int,
+    out: Path | None,
+    baseline: str | None,
+) -> None:
+    """Train what is missing, then show the tables and the figure of all."""
+    from fedgradnorm.experiments._compare import compare as run_all
+    from fedgradnorm.experiments._compare import compare_folder
+    from fedgradnorm.experiments._entries import read_entry
+    from fedgradnorm.experiments._methods import find_method
+
+    if baseline is not None:
+        find_method(baseline)
+    folder = compare_folder(config) if out is None else out
+    trouble: TrainingError | None = None
+    with resumable("the same command"), data_bar("data") as bar, watching() as watch:
+        try:
+            run_all(
+                config, methods, seeds, folder=folder, jobs=jobs,
+                display=trial_display, watch=watch, data_progress=bar,
+            )  # fmt: skip
+        except TrainingError as error:
+            trouble = error
+    texts = config.compare.methods if methods is None else methods
+    names = {read_entry(text).method for text in texts}
+    default = config.compare.baseline if config.compare.baseline in names else ""
+    show_comparison([folder], baseline or default, folder)
+    if trouble is not None:
+        raise trouble
+
+
+def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:
+    """Write one table of the comparisons that lie in ``folder`` by these names."""
+    from fedgradnorm._report.comparison import read_comparison
+    from fedgradnorm._report.grid import write_grids
+    from fedgradnorm._report.tables.side_by_side import side_grid
+
+    found = {name: read_comparison([folder / name], baseline) for name in names}
+    write_grids([side_grid({n.rpartition("-")[2]: c for n, c in found.items()})], folder / TABLES)
+    say(f"side by side: {folder / TABLES} (CSV, Markdown, LaTeX)")
+
+
+def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
+    """Print the tables and what is missing; write tables and figures to ``out``."""
+    from fedgradnorm._report.comparison import read_comparison
+    from fedgradnorm._report.figures.comparison_figures import draw
+    from fedgradnorm._report.grid import to_terminal, write_grids
+    from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
+
+    comparison = read_comparison(places, baseline)
+    for grid in shown_grids(comparison):
+        say(to_terminal(grid))
+    tell(comparison.notes)
+    write_grids(all_grids(comparison), out / TABLES)
+    say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
+    say(f"figures: {', '.join(map(str, draw(comparison, out / FIGURES)))}")

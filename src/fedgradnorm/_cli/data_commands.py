@@ -1,0 +1,180 @@
+"""``data generate``, ``data prepare`` and ``data show``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgradnorm._cli.output import check_picture, data_bar, say
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._runs.layout import temporary
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+app = typer.Typer(help="Make, prepare and look at data.", no_args_is_help=True)
+generate = typer.Typer(help="Make synthetic data and save it as .npz.", no_args_is_help=True)
+prepare = typer.Typer(
+    help="Read a published data set once; later runs take it from the cache.", no_args_is_help=True
+)
+app.add_typer(generate, name="generate")
+app.add_typer(prepare, name="prepare")
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")]
+From = Annotated[Path, typer.Option("--from", help="The downloaded file or folder.")]
+Drop = Annotated[bool, typer.Option("--drop-bad", help="Leave out and list rows that are bad.")]
+
+
+@generate.command("radcom")
+def generate_radcom(
+    out: Out,
+    samples: Annotated[int, typer.Option(help="Rows to make.")] = 125_361,
+    seed: Seed = 0,
+) -> None:
+    """Radio signals like RadComDynamic's: iq [n, 256], modulation, signal, snr."""
+    from fedgradnorm.data import radcom
+
+    _check_npz(out)
+    with data_bar("signals") as bar:
+        data = radcom.generate(samples, seed, progress=bar)
+    arrays = {name: getattr(data, name) for name in ("iq", "modulation", "signal", "snr")}
+    _save(out, arrays, "radio signals")
+
+
+@generate.command("faces")
+def generate_faces(
+    out: Out, samples: Annotated[int, typer.Option(help="Faces to draw.")] = 10_000, seed: Seed = 0
+) -> None:
+    """Drawn faces like MTFL's: images [n, 1, 40, 40], landmark, shape, smile, glasses, pose."""
+    from fedgradnorm.data import faces
+
+    _check_npz(out)
+    with data_bar("faces") as bar:
+        data = faces.generate(samples, seed, progress=bar)
+    _save(out, data.columns(), "faces")
+
+
+@prepare.command("mtfl")
+def prepare_mtfl(
+    source: From,
+    boxes: Annotated[
+        Path | None, typer.Option(help="CSV of face boxes; default: mtfl_boxes.csv beside it.")
+    ] = None,
+    crop: Annotated[str, typer.Option(help="boxes, or whole pictures.")] = "boxes",
+    drop_bad: Drop = False,
+) -> None:
+    """Decode, crop and shrink every face of MTFL.zip or its folder."""
+    from fedgradnorm.data import mtfl
+
+    with data_bar("faces") as bar:
+        data = mtfl.prepare(
+            source,
+            boxes=boxes,
+            crop=crop,
+            on_bad="drop" if drop_bad else "error",
+            progress=bar,
+        )
+    for split, counts in data.info["rows"].items():
+        say(f"{split}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    say(f"{'prepared' if data.fresh else 'already'} in {data.folder}")
+
+
+@prepare.command("radcom")
+def prepare_radcom(source: From, drop_bad: Drop = False) -> None:
+    """Read RadComDynamic's HDF5 file into arrays."""
+    from fedgradnorm.data import radcom
+
+    with data_bar("signals") as bar:
+        data = radcom.prepare(source, on_bad="drop" if drop_bad else "error", progress=bar)
+    say(f"{len(data):,} signals of {source} are in the cache")
+
+
+@app.command()
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_CONFIG", help="A data source (faces, school, ...) or a TOML file."
+        ),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Options of the source (samples=2000), or changes to the config.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also draw a contact sheet here.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Show the clients: task, rows, class shares; with --out also a picture of the data.
+
+    Examples:
+
+    - `fedgradnorm data show faces samples=2000 --out faces.png`
+
+    - `fedgradnorm data show configs/radcom.toml`
+    """
+    from fedgradnorm._report.tables.summaries import clients_table
+    from fedgradnorm.data._sources import load_clients
+
+    check_picture(out)
+    source, given, seed = _chosen(what, options or [], seed)
+    with data_bar(source) as bar:
+        clients = load_clients(source, given, seed, bar)
+    say(clients_table(clients))
+    if out is not None:
+        from fedgradnorm._report.figures.sheets import contact_sheet
+
+        made = contact_sheet(source, given, clients, seed, out)
+        say(f"contact sheet: {made}" if made else "no contact sheet: the rows are no pictures")
+
+
+def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any], int]:
+    """Source, options and seed, from a source's name or a config."""
+    from fedgradnorm._errors import choose
+    from fedgradnorm.data._sources import SOURCES
+    from fedgradnorm.experiments._config.config_file import load_config
+    from fedgradnorm.experiments._config.overrides import overridden
+
+    if what in SOURCES:
+        return what, overridden({}, words), seed
+    if "/" not in what and "." not in what and not Path(what).exists():
+        choose(what, SOURCES, "data source (and no config file)")
+    config = load_config(what, words)
+    return config.data.source, dict(config.data.model_extra or {}), config.seed
+
+
+def _check_npz(path: Path) -> None:
+    if path.suffix != ".npz":
+        raise ConfigError(f"{path}: the file's name must end in .npz")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder")
+
+
+def _save(path: Path, arrays: Mapping[str, NDArray[Any]], what: str) -> None:
+    """Write the arrays so that the file is there whole or not at all."""
+    import numpy as np
+
+    here = temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with here.open("wb") as file:
+            named: dict[str, Any] = {"synthetic": np.array(True), **arrays}
+            np.savez(file, **named)
+        here.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        with suppress(OSError):
+            here.unlink(missing_ok=True)
+    rows = len(next(iter(arrays.values())))
+    say(f"{rows:,} synthetic {what} in {path}: {', '.join(arrays)}")

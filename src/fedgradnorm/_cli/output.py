@@ -1,0 +1,124 @@
+"""What the commands share: where they speak, how they fail, how they show that data is coming."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import Progress
+from typer.core import TyperGroup
+
+from fedgradnorm._engines.ranks import is_leader
+from fedgradnorm._errors import FedGradNormError, TrainingError
+from fedgradnorm._training.interrupt import one_press
+from fedgradnorm.data._sources import DataProgress
+
+FILE_WIDTH = 120
+BAD_INPUT, FAILED, STOPPED = 2, 1, 130
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Commands(TyperGroup):
+    """The group of all commands: every error that is ours becomes one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        if not is_leader():  # one of torchrun's other processes: rank 0 speaks for all
+            out.quiet = err.quiet = True
+        with one_press(), _warnings_shown():
+            try:
+                return super().invoke(ctx)
+            except TrainingError as error:
+                raise fail(str(error), FAILED) from None
+            except FedGradNormError as error:
+                raise fail(str(error), BAD_INPUT) from None
+            except KeyboardInterrupt as stop:
+                raise fail(str(stop) or "stopped; nothing new was kept", STOPPED) from None
+
+
+def fail(message: str, code: int) -> typer.Exit:
+    """Say on one line of stderr what is wrong; the exit to raise."""
+    word = "stopped" if code == STOPPED else "error"
+    line = " ".join(message.split())
+    line = line if line.startswith(word) else f"{word}: {line}"
+    err.print(line, markup=False, soft_wrap=True, style="yellow" if code == STOPPED else "red")
+    return typer.Exit(code)
+
+
+def say(text: Any = "") -> None:
+    """Print to stdout; paths and names are taken as they are, and a file is wider than 80.
+
+    A table that is wider yet runs on, into the terminal's next line if need be: cut, it would lose
+    its last columns.
+    """
+    if not out.is_terminal:
+        out.width = FILE_WIDTH
+    out.print(text, markup=False, soft_wrap=isinstance(text, str), crop=False)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print what should be known beside a result, to stderr."""
+    for note in notes:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Ctrl-C inside says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        reached = str(stop).partition(";")[0]
+        if not reached:  # before anything was kept
+            raise
+        raise KeyboardInterrupt(f"{reached}; go on with: {command}") from None
+
+
+@contextmanager
+def data_bar(title: str) -> Iterator[DataProgress | None]:
+    """A bar that appears once data takes time to read or make; None where nobody watches."""
+    if not err.is_terminal:
+        yield None
+        return
+    progress = Progress(console=err, transient=True)
+    task = progress.add_task(title)
+
+    def show(done: int, total: int) -> None:
+        if done < total:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+        if done >= total:
+            progress.stop()
+
+    try:
+        yield show
+    finally:
+        progress.stop()
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """The library's warnings on stderr, above a live display rather than through it."""
+    handler = RichHandler(logging.WARNING, err, show_time=False, show_path=False)
+    logger = logging.getLogger("fedgradnorm")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture format before any work is done."""
+    if path is not None:
+        from fedgradnorm._report.figures.curves import check_format
+
+        check_format(path)

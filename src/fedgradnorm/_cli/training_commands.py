@@ -1,0 +1,138 @@
+"""``run`` and ``resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedgradnorm._cli.output import data_bar, err, resumable, say, tell
+
+if TYPE_CHECKING:
+    from fedgradnorm._training.sinks import Show
+    from fedgradnorm.experiments._trials import Trial
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/radcom.toml.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Change the config: dotted keys, TOML values, e.g. training.epochs=3 seed=2.",
+        show_default=False,
+    ),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-module",
+        metavar="MODULE",
+        help="Let the config's network be MODULE:factory, a program of yours. May be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def run(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None) -> None:
+    """Train one config and keep everything in a run folder.
+
+    The folder is OUTPUT/NAME-METHOD-seedSEED, with a number where that is taken. It holds the
+    resolved config, a log, metrics.csv, checkpoints, and at the end the trained network and heads.
+
+    Examples:
+
+    - `fedgradnorm run configs/radcom.toml`
+
+    - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 training.epochs=3`
+
+    - `fedgradnorm run configs/radcom.toml weighting.gamma=0.5 output.folder=/tmp/runs`
+    """
+    from fedgradnorm.experiments._config.config_file import load_config
+    from fedgradnorm.experiments._execute import execute, new_folder
+
+    wanted = load_config(config, overrides or [], allow=allow or ())
+    folder = new_folder(wanted)
+    with resumable(f"fedgradnorm resume {folder}{allowing(allow)}"), data_bar("data") as bar:
+        execute(wanted, folder, progress=True, data_progress=bar)
+    show_run(folder)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that stopped.")],
+    *,
+    allow: Allow = None,
+) -> None:
+    """Go on with a run that was stopped, from its last checkpoint.
+
+    On the CPU the finished run is bit for bit the one that was never stopped. A finished run is
+    only shown.
+    """
+    from fedgradnorm._runs.about import read_about
+    from fedgradnorm._runs.layout import ABOUT
+    from fedgradnorm.experiments._execute import execute, resume_config
+
+    config = resume_config(run, allow=allow or ())
+    if (run / ABOUT).exists() and read_about(run)["finished"]:
+        say(f"{run} is finished; nothing to do")
+    else:
+        with resumable(f"fedgradnorm resume {run}{allowing(allow)}"), data_bar("data") as bar:
+            execute(config, run, resume=True, progress=True, data_progress=bar)
+    show_run(run)
+
+
+def allowing(modules: list[str] | None) -> str:
+    """The words that allow the same modules again."""
+    return "".join(f" --allow-module {module}" for module in modules or ())
+
+
+@contextmanager
+def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
+    """The live display of one run of a comparison."""
+    from fedgradnorm._training.display import live_display
+
+    with live_display(None, f"{trial.title} ({number}/{count})", err) as show:
+        yield show
+
+
+def show_run(folder: Path) -> None:
+    """The table of one run, and where it is."""
+    from fedgradnorm._engines.ranks import is_leader
+
+    if not is_leader():
+        return
+    from fedgradnorm._report.record import records_of
+    from fedgradnorm._report.tables.summaries import results_table, task_rows
+    from fedgradnorm._stored.groups import group
+    from fedgradnorm._stored.reader import read_run
+
+    run = read_run(folder)
+    groups, notes = group([run])
+    for one in groups:
+        say(results_table(task_rows(records_of(groups)), f"{one.label}, seed {run.seed}"))
+    tell([*run.problems, *notes])
+    say(f"run folder: {folder}")
+    say(f"report:     fedgradnorm report {folder} --open")
+
+
+def show_runs(places: list[Path], picture: Path) -> None:
+    """The table and the figure of several runs."""
+    from fedgradnorm._report.figures.curves import figure
+    from fedgradnorm._report.page.sentences import missing
+    from fedgradnorm._report.record import records_of
+    from fedgradnorm._report.tables.summaries import results_table, task_rows
+    from fedgradnorm._stored.groups import group
+    from fedgradnorm._stored.reader import collect
+
+    runs, nowhere = collect(places)
+    groups, notes = group(runs)
+    records = records_of(groups)
+    rows = task_rows(records)
+    counts = sorted({row.seeds for row in rows} or {0})
+    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    say(results_table(rows, f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""))
+    tell([*nowhere, *missing(runs, groups), *notes])
+    say(f"figure: {figure(records, picture)}")

@@ -1,0 +1,83 @@
+"""Several runs at once, as they happen, on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedgradnorm._cli.output import err
+
+if TYPE_CHECKING:
+    from fedgradnorm.experiments._jobs import News, Watch
+
+PLAIN_SECONDS = 30.0
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """What a comparison in several processes tells its news to.
+
+    In a terminal: the runs under way, each with a bar. Elsewhere: a line when a run ends, and one
+    every half minute that says how far the others are.
+    """
+    board = Board()
+    if not err.is_terminal:
+        yield board.lines
+        return
+    with Live(get_renderable=board.render, console=err, refresh_per_second=4, transient=True):
+        yield board.show
+
+
+class Board:
+    """The runs under way, and how many are over."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, News] = {}
+        self.over = 0
+        self.said = time.monotonic()
+
+    def show(self, news: Sequence[News]) -> None:
+        """Take what is new."""
+        for item in news:
+            if item.done:
+                self.over += 1
+                self.running.pop(item.trial.title, None)
+            else:
+                self.running[item.trial.title] = item
+
+    def render(self) -> RenderableType:
+        """A bar for every run under way."""
+        grid = Table.grid(padding=(0, 2))
+        for title, item in list(self.running.items()):
+            if item.event is not None:
+                bar = ProgressBar(item.event.rounds, item.event.round, width=24)
+                grid.add_row(Text(title), bar, f"round {item.event.round}/{item.event.rounds}")
+        grid.add_row(Text(f"{self.over} runs done" if self.over else "starting ...", style="dim"))
+        return grid
+
+    def lines(self, news: Sequence[News]) -> None:
+        """Print plain lines."""
+        self.show(news)
+        for item in news:
+            if item.done:
+                how = f"failed: {item.failed}" if item.failed else "done"
+                self._say(f"{item.trial.title}: {how} ({self.over} runs over)")
+        if self.running and time.monotonic() - self.said >= PLAIN_SECONDS:
+            parts = [
+                f"{title} {100 * item.event.round // item.event.rounds}%"
+                for title, item in self.running.items()
+                if item.event is not None
+            ]
+            self._say("under way: " + ", ".join(parts))
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        err.print(line, markup=False, highlight=False, soft_wrap=True)

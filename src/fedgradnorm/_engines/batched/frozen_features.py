@@ -1,0 +1,41 @@
+"""The frozen network's outputs for the steps of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._engines.batched.joined_data import JoinedData
+from fedgradnorm._engines.batched.plan import Plan
+from fedgradnorm._round.evaluation import in_parts
+
+
+@torch.no_grad()
+def frozen_features(
+    network: nn.Module, data: JoinedData, rows: Tensor, plan: Plan
+) -> Callable[[int], Tensor]:
+    """The network's outputs for each step in ``rows``; no row is computed more often than once.
+
+    Where the steps visit the data more than once, all of the active clients' rows are computed
+    instead of all of the visits.
+    """
+    names = [name for part in plan.parts for name in part.names]
+    if rows.numel() < sum(data.sizes[name] for name in names):
+        outputs = _forward(network, data.inputs[rows.flatten()])
+        return lambda step: outputs.view(*rows.shape, -1)[step]
+    if plan.columns is None:
+        table = _forward(network, data.inputs)
+    else:
+        stretches = [(data.begin[name], data.sizes[name]) for name in names]
+        device = data.inputs.device
+        here = torch.cat([torch.arange(a, a + n, device=device) for a, n in stretches])
+        outputs = _forward(network, data.inputs[here])
+        table = outputs.new_empty(len(data.inputs), outputs.shape[1])
+        table[here] = outputs
+    return lambda step: table[rows[step]]
+
+
+def _forward(network: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([network(part) for part in in_parts(x)])

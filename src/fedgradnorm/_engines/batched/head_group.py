@@ -1,0 +1,112 @@
+"""Heads that are run with one call: what the engines ask of them, and the plainest kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm.tasks._task import Task
+
+
+@dataclass(frozen=True)
+class Members:
+    """Clients whose heads have one shape, one loss function and one batch size."""
+
+    names: list[str]
+    positions: Tensor  # rows of the clients in the engine's order
+    batch: int
+    task: Task
+    scale: Tensor  # [clients]: each task's loss_scale
+
+
+class HeadGroup(ABC):
+    """The heads of some clients. Gradients are autograd's; a kind of heads may know better.
+
+    ``chosen`` are the members that take part, None: all. ``features`` is [clients x batch, F].
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.names, self.positions = members.names, members.positions
+        self.batch, self.task, self.scale = members.batch, members.task, members.scale
+
+    @abstractmethod
+    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
+        """Leaves to differentiate."""
+
+    @abstractmethod
+    def outputs(self, features: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """The heads' outputs, a row per row of ``features``."""
+
+    @abstractmethod
+    def place_gradients(self, gradients: Sequence[Tensor], members: Sequence[int]) -> None:
+        """Hand each head that takes part its gradient."""
+
+    def losses(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        parameters: Sequence[Tensor],
+        chosen: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss of each client, for autograd."""
+        scale = some(self.scale, chosen)
+        rows = self.task.loss_function(self.outputs(features, parameters), targets)
+        return rows.view(len(scale), self.batch).mean(dim=1) * scale
+
+    def head_gradients(
+        self, features: Tensor, targets: Tensor, chosen: Tensor | None
+    ) -> Sequence[Tensor]:
+        """Gradients of the heads' parameters."""
+        leaves = self.parameters(chosen)
+        losses = self.losses(features, targets, leaves, chosen)
+        return torch.autograd.grad(losses.sum(), leaves)
+
+    def signal(
+        self, features: Tensor, targets: Tensor, chosen: Tensor | None, with_heads: bool
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """Each client's loss, d loss / d features and, if asked for, the heads' gradients."""
+        features = features.detach().requires_grad_()
+        leaves = self.parameters(chosen)
+        values = self.losses(features, targets, leaves, chosen)
+        wanted = [features, *leaves] if with_heads else [features]
+        back, *gradients = torch.autograd.grad(values.sum(), wanted)
+        return values.detach(), back, gradients
+
+    def fuse(self) -> None:  # noqa: B027  # nothing to fuse is an answer
+        """Let the compiler make few kernels of the many small ones, where there are any."""
+
+
+class LoneHead(HeadGroup):
+    """One client's head, of whatever kind, called as it is."""
+
+    def __init__(self, members: Members, head: nn.Module) -> None:
+        super().__init__(members)
+        self.head = head
+
+    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:  # noqa: ARG002
+        """The head's own."""
+        return [p for p in self.head.parameters() if p.requires_grad]
+
+    def outputs(self, features: Tensor, parameters: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
+        """By the head itself, which holds ``parameters``."""
+        output: Tensor = self.head(features)
+        return output
+
+    def place_gradients(self, gradients: Sequence[Tensor], members: Sequence[int]) -> None:  # noqa: ARG002
+        """To the head's parameters."""
+        for parameter, gradient in zip(self.parameters(), gradients, strict=True):
+            parameter.grad = aligned(gradient)
+
+
+def some(rows: Tensor, chosen: Tensor | None) -> Tensor:
+    """The ``chosen`` rows, None: all."""
+    return rows if chosen is None else rows[chosen]
+
+
+def aligned(gradient: Tensor) -> Tensor:
+    """Row after row in memory: a fused optimiser would misread a transposed gradient."""
+    return gradient.contiguous()

@@ -1,0 +1,52 @@
+"""All clients' heads stepped at once, with moments that remain each client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm._round.client_round import ClientState
+
+TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
+
+
+class HeadOptimizers:
+    """One for all heads; on a GPU some more, as a kernel takes few tensors, to run abreast."""
+
+    def __init__(
+        self,
+        states: Mapping[str, ClientState],
+        spec: Mapping[str, Any],
+        device: torch.device,
+        streams: Streams,
+    ) -> None:
+        self._states, self._streams = states, streams
+        every = [p for state in states.values() for p in state.head.parameters()]
+        some = max(TENSORS_ABREAST, -(-len(every) // 4)) if device.type == "cuda" else None
+        parts = [every[k : k + some] for k in range(0, len(every), some)] if some else [every]
+        self._optimizers = [optimizers.build(part, spec) for part in parts]
+        self.link()
+
+    def link(self) -> None:
+        """These optimisers step all heads, but each client's own holds the same moments."""
+        for optimizer in self._optimizers:
+            mine = {p for group in optimizer.param_groups for p in group["params"]}
+            for state in self._states.values():
+                for parameter in mine.intersection(state.head.parameters()):
+                    optimizer.state[parameter] = state.optimizer.state[parameter]
+
+    def clear(self) -> None:
+        """Forget the heads' gradients: a head without one does not step."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Every head that has a gradient takes a step."""
+        for number, optimizer in enumerate(self._optimizers):
+            with self._streams.branch(number, when=len(self._optimizers) > 1):
+                optimizer.step()
+        self._streams.join()

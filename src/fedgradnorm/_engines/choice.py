@@ -1,0 +1,169 @@
+"""Which engine runs a federation: the fastest that is right, and why."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.distributed import DistributedEngine
+from fedgradnorm._engines.joint import JointEngine
+from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._engines.passes.gauge import GaugeTap
+from fedgradnorm._engines.passes.inner_products import ProductTap
+from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._engines.ranks import asked_for, world
+from fedgradnorm._engines.stacked import StackedEngine
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm.models._fit import as_input
+from fedgradnorm.weighting import Needs
+
+log = logging.getLogger("fedgradnorm")
+
+PROBE_ROWS = 4
+
+
+def make_engine(
+    name: str,
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+    device: torch.device,
+    **settings: Any,
+) -> Engine:
+    """The engine of this name, or with "auto" the fastest that does this training right.
+
+    Under torchrun "auto" spreads the clients over ranks. A client alone is not worth a message:
+    every rank trains it, all with the same result.
+    """
+
+    if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
+        return _make_local(name, network, clients, gauge, how, needs, device, **settings)
+
+    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> Engine:
+        given = {**settings, "heads": heads}
+        # Inner products across ranks are taken from the gradients themselves.
+        each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
+        return _make_local("auto", network, own, gauge, how, each, device, **given)
+
+    heads = settings["heads"]
+    return DistributedEngine(clients, heads, world=world(), device=device, make_local=make_local)
+
+
+def _make_local(
+    name: str,
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+    device: torch.device,
+    **settings: Any,
+) -> Engine:
+    """An engine that runs all of these clients in this process."""
+    obstacles = {
+        "joint": joint_obstacle(network, clients, gauge, how, needs),
+        "stacked": stacked_obstacle(network, clients, how),
+        "loop": None,
+    }
+    if name == "auto":
+        name = next(key for key, obstacle in obstacles.items() if obstacle is None)
+        reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
+        log.info("engine %s%s", name, f" ({reasons})" if reasons else "")
+    elif obstacles[name] is not None:
+        raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
+    given = {"gauge": gauge, "how": how, "device": device, **settings}
+    if name == "joint":
+        return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
+    return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)
+
+
+def joint_obstacle(
+    network: nn.Module,
+    clients: Sequence[Client],
+    gauge: Sequence[str],
+    how: LocalSettings,
+    needs: Needs,
+) -> str | None:
+    """Why one pass for everybody would not be the same training, or None if it is."""
+    if how.shared_steps != 1:
+        return f"shared_steps = {how.shared_steps}, so the clients' networks differ"
+    if how.update != "gradient" or how.report_loss != "before":
+        return "it sends raw gradients and losses before the step only"
+    if Needs.GRADIENT in needs:
+        return "the weighting needs every client's gradient"
+    return _mixing_obstacle(network, clients) or _tap_obstacle(network, clients, gauge, needs)
+
+
+def stacked_obstacle(
+    network: nn.Module, clients: Sequence[Client], how: LocalSettings
+) -> str | None:
+    """Why stacked networks would not be the same training, or None if they are."""
+    local = how.local_optimizer or {}
+    plain = {key: value for key, value in local.items() if key not in ("name", "lr") and value}
+    if how.update != "gradient" or how.report_loss != "before":
+        return "it sends raw gradients and losses before the step only"
+    if local.get("name") != "sgd" or plain:
+        return "its local steps are plain SGD"
+    if how.proximal and how.shared_steps > 1:
+        return "its local steps have no proximal term"
+    return _mixing_obstacle(network, clients)
+
+
+def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
+    """Rows must not see each other, nor chance: tried out, not guessed from layer names."""
+    shapes = {tuple(client.train[0].shape[1:]) for client in clients}
+    if len(shapes) > 1:
+        return f"clients have inputs of different shapes {sorted(shapes)}"
+    for client in clients:
+        if client.head is not None and _random_or_mixing(client.head, None):
+            return f"the head of client {client.name!r} has dropout or batch statistics"
+    if _random_or_mixing(network, _probe(network, clients)):
+        return "the shared network has dropout or batch statistics"
+    return None
+
+
+def _probe(network: nn.Module, clients: Sequence[Client]) -> Tensor:
+    """A few real rows, from the first clients."""
+    rows = [torch.as_tensor(client.train[0])[:PROBE_ROWS] for client in clients[:2]]
+    return as_input(torch.cat(rows), network, "cpu")
+
+
+@torch.no_grad()
+def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
+    """Whether a row's output depends on chance or on the other rows of its batch."""
+    known = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    if any(isinstance(part, known) for part in module.modules()):
+        return True
+    if x is None:
+        return False
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[]):
+        whole, again = trial(x), trial(x)
+        halves = torch.cat([trial(half) for half in x.chunk(2)])
+    loose = 1e-3 * float(whole.abs().max()) + 1e-6  # far above rounding, far below statistics
+    return not (
+        torch.allclose(whole, again, rtol=0, atol=loose)
+        and torch.allclose(whole, halves, rtol=0, atol=loose)
+    )
+
+
+def _tap_obstacle(
+    network: nn.Module, clients: Sequence[Client], gauge: Sequence[str], needs: Needs
+) -> str | None:
+    trial = copy.deepcopy(network)
+    tap = GaugeTap(trial, gauge)
+    products = ProductTap(trial) if Needs.GRAM in needs else None
+    with torch.enable_grad():
+        trial(_probe(network, clients))
+    if products is not None and (problem := products.problem()) is not None:
+        return f"the weighting needs the products of all gradients, and {problem}"
+    return tap.problem()

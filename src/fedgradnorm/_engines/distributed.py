@@ -1,0 +1,176 @@
+"""Clients spread over the ranks of torch.distributed, for a cluster that trusts itself.
+
+Client i lives on rank i mod K, with its head, its optimiser and its data on that rank's device, run
+by the best engine for that rank's own clients. What crosses ranks in a round is what the server
+needs: a row of numbers per client, and one sum of weighted updates. The server's step is the same
+arithmetic on the same numbers on every rank, so the new network need not be sent at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._engines.ranks import World
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.reports import Reports
+
+COLUMNS = ("active", "failed", "loss", "loss_ratio", "gauge_norm")
+
+
+@dataclass(frozen=True)
+class DistributedReports(Reports):
+    """Reports of which this rank holds a part; the server asks all ranks at once."""
+
+    world: World
+    local: Reports | None  # None: none of this rank's clients took part
+    shares: Sequence[Sequence[int]]  # each rank's clients, as rows
+    like: Tensor
+
+    def aggregate(self, coefficients: Tensor) -> Tensor:
+        """sum_i c_i update_i: each rank its own part, then one sum over ranks."""
+        mine = torch.zeros_like(self.like)
+        if self.local is not None:
+            own = torch.tensor(self.shares[self.world.rank], device=coefficients.device)
+            mine.copy_(self.local.aggregate(coefficients[own]))
+        return self.world.sum(mine)
+
+    def gradients(self) -> Tensor:
+        """All ranks' updates; sent only if the weighting asks for them."""
+        most = max(map(len, self.shares))
+        mine = self.like.new_zeros(most, len(self.like))
+        if self.local is not None:
+            mine[: len(self.shares[self.world.rank])] = self.local.gradients()
+        whole = self.like.new_empty(len(self.active), len(self.like))
+        for rows, part in zip(self.shares, self.world.stack(mine), strict=True):
+            whole[list(rows)] = part[: len(rows)]
+        return whole
+
+
+class DistributedEngine(Engine):
+    """Runs this rank's share of the clients and meets the other ranks for everything else.
+
+    ``make_local`` makes the engine for some clients. All ranks must call every method in the same
+    order: the trainer does, since all of them run the same rounds.
+    """
+
+    name = "distributed"
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        heads: Mapping[str, nn.Module],
+        *,
+        world: World,
+        device: torch.device,
+        make_local: Callable[[Sequence[Client], Mapping[str, nn.Module]], Engine],
+    ) -> None:
+        self.world, self.device = world, device
+        self.names = [client.name for client in clients]
+        _check_alike(world, clients)
+        self.shares = [range(rank, len(clients), world.size) for rank in range(world.size)]
+        own = [clients[i] for i in self.shares[world.rank]]
+        self.local = make_local(own, {c.name: heads[c.name] for c in own}) if own else None
+        sizes = [float(client.size) for client in clients]
+        self._size = torch.tensor(sizes, dtype=torch.float64, device=device)
+        self._heads = {name: copy.deepcopy(head).to(device) for name, head in heads.items()}
+        self._heads.update(self.local.heads() if self.local is not None else {})
+
+    def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """This rank's part of ``active`` works; a row of numbers per client goes round."""
+        own = [self.names[i] for i in self.shares[self.world.rank]]
+        mine = [name for name in active if name in set(own)]
+        local = None
+        table = torch.zeros(len(COLUMNS), len(self.names), dtype=torch.float64, device=self.device)
+        if self.local is not None and mine:
+            local = self.local.run_clients(shared, round_number, mine)
+            failed = torch.tensor([name in set(local.failed) for name in own])
+            columns = (local.active, failed, local.loss, local.loss_ratio, local.gauge_norm)
+            rows = torch.tensor(self.shares[self.world.rank], device=self.device)
+            table[:, rows] = torch.stack([c.to(self.device, torch.float64) for c in columns])
+        self.world.sum(table)  # each row is zero on all ranks but one: the sum is exact
+        lost = table[1].tolist()
+        return DistributedReports(
+            active=table[0] > 0,
+            size=self._size,
+            loss=table[2],
+            loss_ratio=table[3],
+            gauge_norm=table[4],
+            failed=[name for name, bad in zip(self.names, lost, strict=True) if bad],
+            world=self.world,
+            local=local,
+            shares=self.shares,
+            like=shared,
+        )
+
+    @property
+    def conflict_obstacle(self) -> str | None:
+        """No rank has all updates."""
+        return "the updates are spread over the ranks, whose engines may form no single ones"
+
+    def trial(self) -> DistributedEngine:
+        """With a trial of each rank's own engine."""
+        twin = copy.copy(self)
+        twin.local = None if self.local is None else self.local.trial()
+        return twin
+
+    def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
+        """Each rank its own clients'."""
+        if self.local is not None:
+            self.local.tune_heads(shared, steps, round_number)
+
+    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client that has this split."""
+        return self._merged({} if self.local is None else self.local.evaluate(shared, split))
+
+    def heads(self) -> dict[str, nn.Module]:
+        """Each client's head, those of other ranks as they are now."""
+        mine = {} if self.local is None else self.local.heads()
+        states = {name: _on_host(dict(head.state_dict())) for name, head in mine.items()}
+        for name, state in self._merged(states).items():
+            if name not in mine:
+                self._heads[name].load_state_dict(state)
+        return dict(self._heads)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All clients' private state, by name, on every rank."""
+        return self._merged({} if self.local is None else _on_host(self.local.state_dict()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what any engine's ``state_dict`` returned, from any number of ranks."""
+        if self.local is not None:
+            self.local.load_state_dict(state)
+
+    def _merged(self, mine: Mapping[str, Any]) -> dict[str, Any]:
+        """All ranks' values by client, in the order of clients."""
+        found = {name: value for part in self.world.gather(mine) for name, value in part.items()}
+        return {name: found[name] for name in self.names if name in found}
+
+
+def _check_alike(world: World, clients: Sequence[Client]) -> None:
+    """Every rank must have been given the same clients, since any may be asked to run any."""
+    mine = [(c.name, c.size, c.task.kind, c.task.outputs) for c in clients]
+    for rank, theirs in enumerate(world.gather(mine)):
+        if theirs != mine:
+            raise ConfigError(
+                f"rank {rank} was given other clients than rank {world.rank}; make the same ones "
+                "on every rank, with the same seed"
+            )
+
+
+def _on_host(value: Any) -> Any:
+    """The nested state with its tensors on the CPU, so that any rank can read it."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _on_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_host(item) for item in value)
+    return value

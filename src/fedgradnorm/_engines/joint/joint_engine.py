@@ -1,0 +1,149 @@
+"""All clients in one pass: with one shared step, FedGradNorm costs what joint training costs.
+
+At the start of a round all clients hold the same shared network, so one forward pass serves them
+all. The last layer's gradient comes first in a backward pass: each client's gauge norm is measured
+there, the weights are moved, each client's part of the signal is scaled by p_i / N, and ONE
+backward pass gives the aggregate. Nobody's full gradient is ever formed, also where the weighting
+needs all inner products of them: see ``passes.inner_products``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._engines.batched import BatchedEngine, Plan
+from fedgradnorm._engines.joint.cuda_graph import CapturedRounds
+from fedgradnorm._engines.joint.joint_reports import JointReports
+from fedgradnorm._engines.passes.autograd import AutogradPass
+from fedgradnorm._engines.passes.inner_products import ProductPass
+from fedgradnorm._engines.passes.shared_pass import Pass
+from fedgradnorm._fusing import Fused
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import COLUMNS, ServerState
+
+WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
+
+
+def in_order(
+    losses: Sequence[Tensor], squared: Sequence[Tensor], positions: Tensor, clients: int
+) -> tuple[Tensor, Tensor]:
+    """Losses and gauge norms in the order of the clients, 0 where nothing was measured."""
+    found = torch.stack([torch.cat(list(losses)), torch.cat(list(squared))]).double()
+    loss, total = found.new_zeros(2, clients).index_copy_(1, positions, found).unbind()
+    return loss, total.sqrt()
+
+
+class JointEngine(BatchedEngine):
+    """One forward and one backward pass for everybody."""
+
+    name = "joint"
+
+    def __init__(
+        self, *arguments: Any, gauge: Sequence[str], products: bool = False, **settings: Any
+    ) -> None:
+        super().__init__(*arguments, gauge=gauge, **settings)
+        self._in_order: Callable[..., tuple[Tensor, Tensor]] = in_order
+        self._pass: Pass
+        if products:
+            self._pass = ProductPass(self.front, gauge)
+        else:
+            self._pass = self.dense or AutogradPass(self.front, gauge)
+        self._captured: CapturedRounds | None = None
+        self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed
+
+    @property
+    def conflict_obstacle(self) -> str | None:
+        """It never has a single client's update."""
+        return "it forms no single updates"
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        for group in self.groups:
+            group.fuse()
+        self._pass.fuse()
+        self._in_order = Fused(in_order)
+
+    def burst(self, server: ServerState) -> int:
+        """Many on a GPU, unless the weighting decides something on the host."""
+        captured = self.device.type == "cuda" and server.weighting.capturable
+        return CapturedRounds.LONGEST if captured else 1
+
+    def rounds(
+        self, server: ServerState, first: int, actives: Sequence[Sequence[str]]
+    ) -> list[dict[str, list[float]]]:
+        """From a captured graph, once a few ordinary rounds have gone well with everybody."""
+        everybody = all(len(active) == len(self.clients) for active in actives)
+        if self._warm < WARM_ROUNDS or not everybody or self.burst(server) == 1:
+            return []
+        if self._captured is None:
+            self._captured = CapturedRounds(self, server)
+        results = self._captured.run(first, len(actives))
+        if results is None:  # not finite, and undone: let the ordinary rounds find out who it was
+            self._captured, self._warm = None, -len(actives)
+            return []
+        for state in self.loop.states.values():
+            state.rounds += len(actives)
+        return [dict(zip(COLUMNS, table.tolist(), strict=True)) for table in results]
+
+    def run_together(
+        self, shared: Tensor, round_number: int, active: Sequence[str]
+    ) -> Reports | None:
+        """A round that, with everybody in it, brings a captured graph nearer."""
+        reports = super().run_together(shared, round_number, active)
+        if reports is not None and len(active) == len(self.clients):
+            self._warm += 1
+        return reports
+
+    def run_in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """By the loop, which moves tensors that a graph is tied to."""
+        self._captured, self._warm = None, min(self._warm, 0)
+        return super().run_in_turn(shared, round_number, active)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; a graph is tied to the very tensors it was made with."""
+        self._captured, self._warm = None, 0
+        super().load_state_dict(state)
+
+    def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
+        """One round of the clients in ``plan``."""
+        run = self._pass
+        output = run.forward(shared, self.data.inputs[rows[0]])
+        if not self.how.together:
+            later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
+            self.head_phase(lambda s: later(s) if later and s else output, rows, plan)
+        losses, signal = self._signal(output, rows[0], plan)
+        squared = run.measure(signal, plan.stretches)
+        loss, norm = self._in_order(losses, squared, plan.positions, len(self.sizes))
+        return JointReports(
+            active=plan.active,
+            size=self.sizes,
+            loss=loss,
+            loss_ratio=self.first_losses.ratio(loss, plan.active),
+            gauge_norm=norm,
+            failed=(),
+            run=run,
+            owner=plan.owner,
+        )
+
+    def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
+        """Each part's losses, and d loss / d output; heads step along where all go together."""
+        together = self.how.together
+        if together:
+            self.optimizers.clear()
+        losses, signals = [], []
+        for part in self.streams.side_by_side(plan.parts):
+            targets = self.targets(part, rows[part.rows])
+            values, signal, gradients = part.group.signal(
+                z[part.rows], targets, part.chosen, together
+            )
+            losses.append(values)
+            signals.append(signal)
+            if together:
+                part.group.place_gradients(gradients, part.members)
+        if together:
+            self.optimizers.step()
+        return losses, torch.cat(signals)

@@ -1,0 +1,199 @@
+"""The reference engine: one client after another, as the paper writes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.client_round import (
+    ClientState,
+    LocalSettings,
+    Report,
+    head_phase,
+    local_round,
+)
+from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm._round.reports import Reports, StackedReports
+from fedgradnorm._round.seeding import number
+from fedgradnorm.models._fit import as_input
+from fedgradnorm.models._flat import working_copy
+
+
+class LoopEngine(Engine):
+    """Runs clients one by one on a scratch copy of the shared network."""
+
+    name = "loop"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        heads: Mapping[str, nn.Module],
+        *,
+        gauge: Sequence[str],
+        how: LocalSettings,
+        batch_size: int | None,
+        seed: int,
+        device: torch.device,
+        bf16: bool = False,
+    ) -> None:
+        assert how.head_optimizer is not None
+        self.clients = {client.name: client for client in clients}
+        self.how, self.seed, self.device = how, seed, device
+        self.network = working_copy(network, device, bf16=bf16)
+        self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
+        self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
+        self.data = {c.name: _placed(c, self.network.module, device) for c in clients}
+        self.states = {
+            name: ClientState(
+                copy.deepcopy(head).to(device), how.head_optimizer, self.network.buffers()
+            )
+            for name, head in heads.items()
+        }
+
+    def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """Everybody in ``active`` works in turn; a client that fails is rolled back and named."""
+        reports: dict[str, Report] = {}
+        for name in active:
+            before = self.states[name].state_dict()
+            report = self._run_client(name, shared, round_number)
+            head_is_finite = all(p.isfinite().all() for p in self.states[name].head.parameters())
+            if report.finite and head_is_finite:
+                reports[name] = report
+            else:
+                self.states[name].load_state_dict(before)
+        return self._stacked(shared, reports, failed=[n for n in active if n not in reports])
+
+    def _run_client(self, name: str, shared: Tensor, round_number: int) -> Report:
+        state, (x, y) = self.states[name], self.data[name]["train"]
+        rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
+        if self.network.has_buffers:
+            self.network.load_buffers(state.buffers)
+        with self._chance("noise", name, round_number):
+            report = local_round(
+                self.clients[name],
+                state,
+                self.network,
+                shared,
+                self.gauge,
+                lambda step: (x[rows[step]], y[rows[step]]),
+                (x, y),
+                self.how,
+            )
+        if self.network.has_buffers:
+            state.buffers = self.network.buffers()
+        return report
+
+    @contextmanager
+    def _chance(self, *counter: object) -> Iterator[None]:
+        """Dropout and the like draw from torch's generator: make that a function of a counter."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(number(self.seed, *counter) % 2**63)
+            yield
+
+    def _stacked(self, shared: Tensor, reports: dict[str, Report], failed: list[str]) -> Reports:
+        names = list(self.clients)
+
+        def column(key: str) -> Tensor:
+            values = [getattr(reports[n], key) if n in reports else 0.0 for n in names]
+            return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+        updates = shared.new_zeros(len(names), len(shared))
+        for name, report in reports.items():
+            updates[names.index(name)] = report.update
+        sizes = [float(c.size) for c in self.clients.values()]
+        return StackedReports(
+            active=torch.tensor([name in reports for name in names], device=self.device),
+            size=torch.tensor(sizes, dtype=torch.float64, device=self.device),
+            loss=column("loss"),
+            loss_ratio=column("loss_ratio"),
+            gauge_norm=column("gauge_norm"),
+            updates=updates,
+            failed=failed,
+        )
+
+    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client that has this split."""
+        self.network.vector.copy_(shared)
+        results = {}
+        for name, client in self.clients.items():
+            if split not in self.data[name]:
+                continue
+            state = self.states[name]
+            if self.network.has_buffers:
+                self.network.load_buffers(state.buffers)
+            x, y = self.data[name][split]
+            try:
+                results[name] = evaluate(client.task, self.network.module, state.head, x, y)
+            except ConfigError as error:
+                raise ConfigError(f"client {name!r}, {split} data: {error}") from error
+        return results
+
+    def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
+        """One client after another; the network's running statistics stay as they are."""
+        first = round_number * self.how.steps
+        for name, state in self.states.items():
+            self.network.vector.copy_(shared)
+            if self.network.has_buffers:
+                self.network.load_buffers(state.buffers)
+            self.network.module.eval()
+            state.head.train()
+            with self._chance("final", name):
+                batch = partial(self._batch, name, first)
+                head_phase(self.clients[name].task, state, self.network, batch, steps)
+
+    def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
+        """A client's batch number ``first + step``, counted from the run's start."""
+        x, y = self.data[name]["train"]
+        rows = torch.from_numpy(self.batches.rows(name, first + step)).to(x.device)
+        return x[rows], y[rows]
+
+    def trial(self) -> LoopEngine:
+        """The same clients and data, with copies of what a round changes."""
+        assert self.how.head_optimizer is not None
+        twin = copy.copy(self)
+        twin.states = {n: s.copy(self.how.head_optimizer) for n, s in self.states.items()}
+        return twin
+
+    def heads(self) -> dict[str, nn.Module]:
+        """Each client's head."""
+        return {name: state.head for name, state in self.states.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All clients' private state, by name."""
+        return {name: state.state_dict() for name, state in self.states.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; clients that it does not know keep theirs."""
+        for name, client_state in self.states.items():
+            if name in state:
+                client_state.load_state_dict(state[name])
+
+
+def _range(part: slice, device: torch.device) -> Tensor:
+    return torch.arange(part.start, part.stop, device=device)
+
+
+def _placed(
+    client: Client, network: nn.Module, device: torch.device
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The client's splits on the device, in the network's dtype."""
+    splits = {"train": client.train, "validation": client.validation, "test": client.test}
+    dtype = next(network.parameters()).dtype
+    placed = {}
+    for split, pair in splits.items():
+        if pair is not None:
+            x, y = (torch.as_tensor(part) for part in pair)
+            y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
+            placed[split] = (as_input(x, network, device), y)
+    return placed

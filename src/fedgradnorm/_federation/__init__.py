@@ -1,0 +1,1 @@
+"""Clients that share a network: one round after another, and who shares with whom."""

@@ -1,0 +1,89 @@
+"""Ditto: beside the shared network, each client trains a whole network of its own near to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.weighting import Equal, Weighting
+
+
+class Ditto(Federation):
+    """A federation whose clients also keep a personal network v_i and a head for it.
+
+        v_i <- optimiser step along  grad F_i(v_i) + lambda (v_i - omega),   lambda = ``ditto``
+
+    with omega as the server sent it this round. Reports, weights and the shared network are those
+    of the federation, untouched by the personal ones; evaluations and the trained run are personal.
+    Personal steps take the server's optimiser, each client its own, and the same batches.
+    Source: Li et al., "Ditto: Fair and robust federated learning through personalization" (2021),
+    algorithm 1.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        weighting: Weighting,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        super().__init__(network, clients, weighting, settings, device)
+        alone = replace(settings, ditto=0.0, participation=1.0, aggregate="mean", key="client")
+        self.personal = {
+            client.name: Federation(network, [client], Equal(), alone, device) for client in clients
+        }
+
+    @property
+    def burst(self) -> int:
+        """One: personal networks are stepped from the host."""
+        return 1
+
+    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
+        """Personal steps toward the network as it was sent, then the federation's own round."""
+        for name in active:
+            self._step(self.personal[name], round_number)
+        return super().round(round_number, active)
+
+    def _step(self, own: Federation, round_number: int) -> None:
+        server = own.server
+        reports = own.engine.run_clients(server.shared.data, round_number, own.names)
+        if reports.failed:
+            return
+        one = torch.ones(1, dtype=torch.float64, device=server.shared.device)
+        away = server.shared.data - self.server.shared.data
+        server.shared.grad = reports.aggregate(one) + self.settings.ditto * away
+        server.optimizer.step()
+
+    def finish(self, round_number: int) -> None:
+        """The personal networks' heads, where they are tuned at the end."""
+        for own in self.personal.values():
+            own.finish(round_number)
+
+    def owners(self) -> list[Federation]:
+        """The personal ones."""
+        return list(self.personal.values())
+
+    def evaluate(self, split: str) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client's personal network."""
+        found = [own.evaluate(split) for own in self.personal.values()]
+        return {name: values for result in found for name, values in result.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The federation's state and every personal one."""
+        personal = {name: own.state_dict() for name, own in self.personal.items()}
+        return {**super().state_dict(), "personal": personal}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        for name, own in self.personal.items():
+            own.load_state_dict(state["personal"][name])

@@ -1,0 +1,216 @@
+"""Clients that share one network, their server, and the engine that runs them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._client import Client
+from fedgradnorm._engines import make_engine
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.conflict import Pair, pairs
+from fedgradnorm._federation.head_averaging import average_heads, check_alike
+from fedgradnorm._round.evaluation import predict
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.seeding import number
+from fedgradnorm._round.server import ServerState, coefficients, columns, server_round
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._fit import as_input, check_head, own_head, representation_size
+from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
+from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._networks import linear_head
+from fedgradnorm.weighting import ByTask, Needs, Weighting
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One round, on the host: who took part, who failed, and a column per quantity."""
+
+    active: Sequence[str]
+    failed: Sequence[str]
+    columns: dict[str, list[float]]
+    conflict: Sequence[Pair] = ()
+
+
+class Federation:
+    """One shared network and the clients that train it."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        weighting: Weighting,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        trainable_parameters(network)
+        self.clients = list(clients)
+        self.names = [client.name for client in clients]
+        self.settings = settings
+        weighting.run_seed = settings.seed
+        if settings.key == "task":
+            weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
+        weighting.bind(self.names)
+        self.network = copy.deepcopy(network)
+        heads = {c.name: make_head(self.network, c, settings.seed) for c in clients}
+        if settings.average_heads:
+            check_alike(heads)
+            heads = {name: copy.deepcopy(heads[self.names[0]]) for name in self.names}
+        probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
+        self.gauge = find_gauge(self.network, probe, settings.gauge)
+        self.engine = make_engine(
+            settings.engine,
+            self.network,
+            clients,
+            self.gauge,
+            settings.local(),
+            weighting.needs,
+            device,
+            heads=heads,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            bf16=settings.precision == "bf16",
+        )
+        self.server = ServerState(
+            FlatNetwork(self.network, device).vector,
+            weighting,
+            optimizers.resolve(settings.server_optimizer, settings.lr),
+            aggregate=settings.aggregate,
+            order=settings.order,
+        )
+        if settings.compile and self.burst > 1:
+            self.server.fuse()
+            self.engine.fuse()
+
+    @property
+    def burst(self) -> int:
+        """How many rounds may be asked for at once."""
+        # Heads are averaged from the host.
+        return 1 if self.settings.average_heads else self.engine.burst(self.server)
+
+    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Some rounds in a row, of which the engine may run several without coming back.
+
+        Of rounds that are asked for together only the first may be one to record the conflict of.
+        """
+        conflict, outcomes = self._conflict_by_trial(first, actives[0]), list[Outcome]()
+        while len(outcomes) < len(actives):
+            outcomes += self._next_rounds(first + len(outcomes), actives[len(outcomes) :])
+        return [replace(outcomes[0], conflict=conflict), *outcomes[1:]] if conflict else outcomes
+
+    def _next_rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """All of these rounds where the engine runs them at once, or else the first of them."""
+        if len(actives) > 1 and self.burst > 1:
+            at_once = self.engine.rounds(self.server, first, actives)
+            if at_once:
+                return [Outcome(self.names, [], table) for table in at_once]
+        return [self._next_round(first, actives[0])]
+
+    def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
+        """One round, and what became of it."""
+        if not active:
+            return Outcome([], [], {})
+        reports, weights = self.round(round_number, active)
+        table = {key: c.tolist() for key, c in columns(self.server, reports, weights).items()}
+        due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
+        conflict = pairs(reports, self.names) if due else []
+        return Outcome(list(active), list(reports.failed), table, conflict)
+
+    def _conflict_by_trial(self, round_number: int, active: Sequence[str]) -> list[Pair]:
+        """The conflict of a round to come, where its own reports will not tell."""
+        due = self.settings.records_conflict(round_number) and self.engine.conflict_obstacle
+        if not due or not active or len(self.names) < 2:
+            return []
+        shared = self.server.shared.data
+        return pairs(self.engine.trial().run_clients(shared, round_number, active), self.names)
+
+    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
+        """One communication: clients work, the server weighs and steps."""
+        shared = self.server.shared.data
+        reports = self.engine.run_clients(shared, round_number, active)
+        if len(reports.failed) == len(active):
+            return reports, self.server.weighting.weight
+        weights = server_round(self.server, reports)
+        if self.settings.average_heads:
+            shares = coefficients(weights, reports.signals(Needs.NOTHING), self.server.aggregate)
+            average_heads(list(self.engine.heads().values()), shares / shares.sum())
+        return reports, weights
+
+    def finish(self, round_number: int) -> None:
+        """What comes after the last round: heads tuned on the finished network."""
+        if steps := self.settings.final_head_steps:
+            self.engine.tune_heads(self.server.shared.data, steps, round_number)
+
+    def evaluate(self, split: str) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client that has this split."""
+        return self.engine.evaluate(self.server.shared.data, split)
+
+    def owners(self) -> list[Federation]:
+        """Who holds the networks and heads that the clients end up with."""
+        return [self]
+
+    def bytes_per_round(self) -> int:
+        """What one client and the server exchange in a round: ``shared`` down, the report up."""
+        shared = self.server.shared
+        scalars = sum(need in self.server.weighting.needs for need in SCALARS)
+        numbers = shared.numel()
+        if self.settings.average_heads:
+            head = next(iter(self.engine.heads().values()))
+            numbers += sum(p.numel() for p in head.parameters())
+        return 2 * numbers * shared.element_size() + 8 * scalars
+
+    def shared_network(self) -> nn.Module:
+        """The shared network as a module of its own, on the CPU."""
+        flat = FlatNetwork(self.network)
+        flat.vector.copy_(self.server.shared.data)
+        return flat.module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Server and clients, everything needed to go on."""
+        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.server.load_state_dict(state["server"])
+        self.engine.load_state_dict(state["clients"])
+
+
+SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
+"""Needs that cost the client one number in its report."""
+
+
+def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
+    """The client's own head, or a linear one whose start depends on seed and name alone."""
+    x = as_input(torch.as_tensor(client.train[0][:2]), network, "cpu")
+    features = representation_size(network, x, client.name)
+    like = next(network.parameters()).detach()
+    if client.head is not None:
+        head = own_head(client.head, client.name).to(dtype=like.dtype)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number(seed, "head", client.name) % 2**63)
+            head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
+    check_head(head, features, client.task.outputs, client.name, like)
+    if client.task.has_own_loss:
+        _try_loss(network, client, head)
+    return head
+
+
+def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
+    """A ConfigError unless the client's own loss can be used, found out on its first rows."""
+    task = client.task
+    rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
+    x, y = (torch.as_tensor(part[:rows]) for part in client.train)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        output = predict(network, head, as_input(x, network, "cpu"))
+        try:
+            task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
+        except ConfigError as error:
+            where = f"client {client.name!r}, task {client.task_name!r}"
+            raise ConfigError(f"{where}: {error}") from error

@@ -1,0 +1,49 @@
+"""Who shares a network with whom: the federations that a run consists of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._federation.ditto import Ditto
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.participation import check_listed
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.weighting import Weighting
+
+
+def check_clients(clients: Sequence[Client], settings: Settings) -> None:
+    """What concerns all clients together: there are some, with names of their own."""
+    if not clients:
+        raise DataError("no clients: give at least one fgn.Client")
+    names = [client.name for client in clients]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
+    if settings.first_loss == "log_classes":
+        for client in clients:
+            if client.task.kind != "classification":
+                raise ConfigError(
+                    f"first_loss='log_classes' needs classification, but client {client.name!r} "
+                    f"does {client.task.kind}; use 'dataset' or 'first_round'"
+                )
+    check_listed(settings.participation, names)
+
+
+def federations(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    settings: Settings,
+    device: torch.device,
+) -> list[Federation]:
+    """One federation of all clients, or with ``share="none"`` one for each client alone."""
+    check_clients(clients, settings)
+    groups = [list(clients)] if settings.share == "all" else [[client] for client in clients]
+    kind = Ditto if settings.ditto else Federation
+    return [kind(network, group, copy.deepcopy(weighting), settings, device) for group in groups]

@@ -1,0 +1,115 @@
+"""Who is asked in a round: not who is shut out, nor for a while who does not answer.
+
+An order without a usable answer is a miss: nothing came in time, the client said that it failed,
+or its answer was refused. After ``misses`` of them in a row the client is suspended. It counts as
+not taking part for 1, 2, 4, ... rounds, at most ``pause``; after each such pause it is asked once.
+It is asked earlier when it had been disconnected and is connected again. A usable answer ends all
+of it. A client whose answers were refused ``refusals`` times in a row is shut out of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgradnorm._runs.layout import FEDERATION
+
+log = logging.getLogger("fedgradnorm")
+
+NOW = -1  # a suspended client that is asked in the next round, whichever that is
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Misses until a suspension, refusals until the end, and the longest pause in rounds."""
+
+    misses: int = 3
+    refusals: int = 5
+    pause: int = 32
+
+
+class Attendance:
+    """What is known of each client's answers; rounds are counted as completed ones."""
+
+    def __init__(self, names: Sequence[str], rules: Rules) -> None:
+        self.rules = rules
+        self.misses = dict.fromkeys(names, 0)  # in a row
+        self.refusals = dict.fromkeys(names, 0)  # in a row
+        self.pauses = dict.fromkeys(names, 0)  # in a row
+        self.until = dict.fromkeys(names, 0)  # the round that asks it again; 0: not suspended
+        self.away = dict.fromkeys(names, 0)  # 1: seen disconnected since it was suspended
+
+    def shut_out(self, name: str) -> bool:
+        """Whether the client is not asked any more."""
+        return 0 < self.rules.refusals <= self.refusals[name]
+
+    def takes_part(self, name: str, round: int) -> bool:
+        """Whether the client is asked in this round."""
+        return not self.shut_out(name) and self.until[name] <= round
+
+    def asked(
+        self, drawn: Sequence[str], round: int, least: int, online: Callable[[], Sequence[str]]
+    ) -> list[str]:
+        """Who of those drawn is asked; suspended ones too where the others are too few."""
+        self._see(drawn, round, online)
+        found = [name for name in drawn if self.takes_part(name, round)]
+        if len(found) >= max(1, least):
+            return found
+        return [name for name in drawn if not self.shut_out(name)]
+
+    def good(self, name: str) -> None:
+        """Its answer was used."""
+        if self.until[name]:
+            log.warning("client %r takes part again", name)
+        for table in (self.misses, self.refusals, self.pauses, self.until, self.away):
+            table[name] = 0
+
+    def missed(self, name: str, round: int, refused: bool) -> None:
+        """Its answer was not used: refused, or not there at all."""
+        self.misses[name] += 1
+        self.refusals[name] = self.refusals[name] + 1 if refused else 0
+        if self.shut_out(name):
+            log.warning(
+                "client %r is shut out of this run: %d answers in a row were refused "
+                "(refusals = %d in %s)",
+                name, self.refusals[name], self.rules.refusals, FEDERATION,
+            )  # fmt: skip
+        elif 0 < self.rules.misses <= self.misses[name]:
+            self._suspend(name, round)
+
+    def _suspend(self, name: str, round: int) -> None:
+        rounds = min(2 ** min(self.pauses[name], 30), max(1, self.rules.pause))
+        said = self.until[name] > 0
+        self.pauses[name] += 1
+        self.until[name], self.away[name] = round + 1 + rounds, 0
+        log.log(
+            logging.INFO if said else logging.WARNING,
+            "client %r is suspended: no usable answer to %d orders in a row; it is asked again "
+            "in round %d, or when it connects anew",
+            name, self.misses[name], self.until[name] + 1,
+        )  # fmt: skip
+
+    def _see(self, drawn: Sequence[str], round: int, online: Callable[[], Sequence[str]]) -> None:
+        """A suspended client that was gone and is back is asked now."""
+        paused = [name for name in drawn if self.until[name] > round]
+        here = online() if paused else ()
+        for name in paused:
+            if name not in here:
+                self.away[name] = 1
+            elif self.away[name]:
+                self.until[name], self.away[name] = NOW, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {key: dict(getattr(self, key)) for key in _TABLES}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        for key in _TABLES:
+            mine = getattr(self, key)
+            mine.update({name: state[key][name] for name in mine})
+
+
+_TABLES = ("misses", "refusals", "pauses", "until", "away")

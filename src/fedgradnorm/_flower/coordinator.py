@@ -1,0 +1,282 @@
+"""The server's rounds: order, collect what is good, weigh, step; again where that is too little."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import TrainingError
+from fedgradnorm._federation.conflict import pairs
+from fedgradnorm._flower.agreement import Agreement
+from fedgradnorm._flower.attendance import Attendance, Rules
+from fedgradnorm._flower.notices import Notices
+from fedgradnorm._flower.wire.messages import (
+    Answer,
+    Order,
+    Refused,
+    check_gauge,
+    decode_answer,
+    encode_order,
+    size_in_bytes,
+)
+from fedgradnorm._round.bounds import Cut
+from fedgradnorm._round.participation import participants
+from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.server import ServerState, server_round
+from fedgradnorm._runs.csv_table import Row, Table
+from fedgradnorm._runs.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.layout import CONFLICT, METRICS
+from fedgradnorm._training.trainer import Progress
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+log = logging.getLogger("fedgradnorm")
+
+
+class Exchange(Protocol):
+    """Whoever carries orders to clients and their answers back."""
+
+    def ask(
+        self, orders: Mapping[str, Order], seconds: float
+    ) -> Mapping[str, RecordDict | Refused | str]:
+        """Each client's records, why they are refused, or what went wrong, within ``seconds``."""
+
+    def online(self) -> Sequence[str]:
+        """The clients that are connected."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, for how many answers, how often, and how long an update may be."""
+
+    deadline: float = 600.0
+    minimum: int = 0
+    attempts: int = 3
+    longest: float = 1e6
+    rules: Rules = field(default_factory=Rules)
+
+
+class Coordinator:
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        names: list[str],
+        agreement: Agreement,
+        exchange: Exchange,
+        patience: Patience,
+        gauge: Tensor | None = None,
+    ) -> None:
+        self.server, self.names, self.agreement = server, names, agreement
+        self.exchange, self.patience, self.gauge = exchange, patience, gauge
+        self.run = secrets.token_hex(8)
+        self.round = 0
+        self.states = dict.fromkeys(names, 0)  # rounds each client has completed
+        self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        self.sizes: dict[str, float] = {}  # rows that each client first said it has
+        self.notices = Notices(names, agreement.settings)
+        self.attendance = Attendance(names, patience.rules)
+        self.history = History([])
+        self.conflict = conflict_table()
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The history and, where it is recorded, the conflict, by the name of their file."""
+        recorded = {CONFLICT: self.conflict} if self.agreement.settings.record_conflict else {}
+        return {METRICS: self.history, **recorded}
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.round >= self.agreement.rounds
+
+    def advance(self) -> Progress:
+        """One round, repeated while too few answers are good, then a TrainingError."""
+        settings = self.agreement.settings
+        drawn = participants(settings.participation, settings.seed, self.names, self.round)
+        least, good = 0, dict[str, Answer]()
+        for attempt in range(1, self.patience.attempts + 1):
+            started = time.monotonic()
+            asked = self._asked(drawn)
+            good = self._collect({name: self._order("train", name) for name in asked})
+            least = self._least(drawn, asked)
+            if len(good) >= least:
+                seconds = time.monotonic() - started
+                log.info("round %d: %d answers in %.2f s", self.round + 1, len(good), seconds)
+                return self._step(asked, good)
+            log.warning(
+                "round %d: %d good answers of %d needed (attempt %d of %d)",
+                self.round + 1, len(good), least, attempt, self.patience.attempts,
+            )  # fmt: skip
+        raise TrainingError(
+            f"round {self.round + 1}: {len(good)} good answers, {least} are needed; "
+            "look at the clients' logs, then go on with --resume"
+        )
+
+    def _asked(self, drawn: list[str]) -> list[str]:
+        """Who of those drawn takes part; everybody else who does, where they are all shut out."""
+        if not drawn:
+            return []
+        needed, online = min(self.patience.minimum, len(drawn)), self.exchange.online
+        return self.attendance.asked(drawn, self.round, needed, online) or self.attendance.asked(
+            self.names, self.round, 1, online
+        )
+
+    def _least(self, drawn: list[str], asked: list[str]) -> int:
+        """Good answers that the round needs: ``minimum``, or of all who still take part."""
+        if not drawn:
+            return 0
+        if self.patience.minimum:
+            return min(self.patience.minimum, len(drawn))
+        return max(1, sum(self.attendance.takes_part(name, self.round) for name in asked))
+
+    def finish(self) -> list[str]:
+        """Give everybody who is not shut out the finished network; who has it."""
+        names = [name for name in self.names if not self.attendance.shut_out(name)]
+        return list(self._collect({name: self._order("finish", name) for name in names}))
+
+    def _order(self, kind: Any, name: str) -> Order:
+        shared = self.server.shared.data.clone()
+        return Order(kind, self.run, self.agreement.digest, self.round, self.states[name], shared)
+
+    def _collect(self, orders: Mapping[str, Order]) -> dict[str, Answer]:
+        """The answers that can be used; all others are logged and counted."""
+        good: dict[str, Answer] = {}
+        silent: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        found = self.exchange.ask(orders, self.patience.deadline)
+        for name, order in orders.items():
+            content = found.get(name, "no answer")
+            if isinstance(content, str):
+                self.missed[name] += 1
+                silent[name] = content
+                self.attendance.missed(name, self.round, refused=False)
+                continue
+            try:
+                if isinstance(content, Refused):
+                    raise content
+                self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
+                good[name] = self._checked(name, content, order)
+                self.attendance.good(name)
+            except Refused as error:
+                self.refused[name] += 1
+                refused[name] = str(error)
+                self.attendance.missed(name, self.round, refused=True)
+        self.notices.collected(self.round + 1, list(good), silent, refused)
+        return good
+
+    def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
+        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
+        if self.gauge is not None and "gauge_norm" in answer.scalars:
+            check_gauge(answer, self.gauge)
+        self._check_size(name, answer)
+        return answer
+
+    def _check_size(self, name: str, answer: Answer) -> None:
+        """Refuse another number of rows than the client first said; its data stays the same."""
+        said = answer.scalars.get("size")
+        if said is not None and said != self.sizes.setdefault(name, said):
+            raise Refused(f"its size is {said:g}, but it was {self.sizes[name]:g}")
+
+    def _count_bounded(self, cuts: Sequence[Cut]) -> None:
+        """Count the rounds in which a client was bounded; the first one is logged."""
+        for cut in {cut.row: cut for cut in cuts}.values():
+            name = self.names[cut.row]
+            if not self.bounded[name]:
+                words = "round %d: client %r is bounded: %s; later rounds are only counted"
+                log.warning(words, self.round + 1, name, cut)
+            self.bounded[name] += 1
+
+    def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
+        reports = self._reports(good)
+        weights = server_round(self.server, reports).tolist()
+        self._count_bounded(self.server.cuts)
+        recorded = self.agreement.settings.records_conflict(self.round)
+        for name in good:
+            self.states[name] += 1
+        self.round += 1
+        held = self.server.weighting.held
+        rows: list[Row] = []
+        for i, name in enumerate(self.names):
+            if name not in active:
+                continue
+            row: Row = {"round": self.round, "epoch": float(self.round), "client": name}
+            row.update(split="batch", active=int(name in good), weight=weights[i])
+            row.update(held=0 if held is None else int(held[i]), bytes=self.bytes[name])
+            known = good[name].scalars if name in good else {}
+            rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
+        self.history.append(rows)
+        self.notices.watch.hold(self.round, rows)
+        if recorded:
+            self.conflict.append(
+                pair_rows(self.round, float(self.round), pairs(reports, self.names))
+            )
+        weight = dict(zip(self.names, weights, strict=True))
+        return self._progress(rows, weight)
+
+    def _progress(self, rows: list[Row], weight: Mapping[str, float]) -> Progress:
+        key = "loss" if "loss" in self.agreement.scalars else "loss_ratio"
+        known = {row["client"]: float(row[key]) for row in rows if key in row}
+        return Progress(
+            self.round,
+            self.agreement.rounds,
+            float(self.round),
+            known,
+            weight,
+            shown=key.replace("_", " "),
+        )
+
+    def _reports(self, good: Mapping[str, Answer]) -> StackedReports:
+        """The answers as rows, in the order of names, as an engine in one process has them."""
+
+        def column(key: str) -> Tensor:
+            values = [good[n].scalars.get(key, 0.0) if n in good else 0.0 for n in self.names]
+            return torch.tensor(values, dtype=torch.float64)
+
+        shared = self.server.shared.data
+        updates = shared.new_zeros(len(self.names), len(shared))
+        for name, answer in good.items():
+            assert answer.update is not None
+            updates[self.names.index(name)] = answer.update
+        return StackedReports(
+            active=torch.tensor([name in good for name in self.names]),
+            size=column("size"),
+            loss=column("loss"),
+            loss_ratio=column("loss_ratio"),
+            gauge_norm=column("gauge_norm"),
+            failed=(),
+            updates=updates,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        tables = {key: dict(getattr(self, key)) for key in _TABLES}
+        tables["attendance"] = self.attendance.state_dict()
+        own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
+        kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
+        return {**kept, **own, **tables}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.run, self.round = state["run"], state["round"]
+        self.server.load_state_dict(state["server"])
+        self.sizes = dict(state.get("sizes", {}))  # older states have none
+        self.notices.load_state_dict(state.get("notices", {}))
+        for key in _TABLES:
+            known = state.get(key) or dict.fromkeys(self.names, 0)
+            setattr(self, key, {name: known[name] for name in self.names})
+        if "attendance" in state:
+            self.attendance.load_state_dict(state["attendance"])
+
+
+_TABLES = ("states", "refused", "missed", "bytes", "bounded")

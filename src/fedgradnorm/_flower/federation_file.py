@@ -1,0 +1,121 @@
+"""``federation.toml``, the server's, and ``client.toml``, a client's: read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._options import check_options, options_of
+from fedgradnorm._round.bounds import Bounds
+from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, STATE
+from fedgradnorm.data._sources import anchored
+from fedgradnorm.experiments._config.config_file import Config, clients_of, load_config, make_config
+from fedgradnorm.experiments._config.toml_text import read_toml
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """``federation.toml``: who takes part, where the server listens, how patient it is.
+
+    A round waits ``deadline`` seconds for answers and counts with at least ``minimum`` of them
+    (0: all that take part); with fewer it is repeated, ``attempts`` times in all. ``longest`` is
+    the largest length of an update that is used; the three after it bound what one client may do
+    to a round, see :class:`fedgradnorm._round.bounds.Bounds`. A client without a usable answer to
+    ``misses`` orders in a row is suspended, for ``pause`` rounds at most; one whose answers were
+    refused ``refusals`` times in a row is shut out (0: never).
+    """
+
+    clients: list[str]
+    host: str
+    port: int = 9092
+    listen: str = "0.0.0.0"
+    deadline: float = 600.0
+    minimum: int = 0
+    attempts: int = 3
+    wait: float = 3600.0
+    longest: float = 1e6
+    largest_share: float = Bounds.share
+    largest_weight: float = Bounds.weight
+    largest_ratio: float = Bounds.ratio
+    misses: int = 3
+    refusals: int = 5
+    pause: int = 32
+
+    def __post_init__(self) -> None:
+        if not self.clients or len(set(self.clients)) != len(self.clients):
+            raise ConfigError("clients: give at least one name, and none twice")
+        if not 0 <= self.minimum <= len(self.clients):
+            raise ConfigError(f"minimum = {self.minimum} is more than there are clients")
+        for name in ("deadline", "attempts", "longest"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be > 0, not {getattr(self, name)!r}")
+        for name in ("misses", "refusals", "pause"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
+        _ = self.bounds  # checks its numbers
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far one client may move the shared network in a round."""
+        return Bounds(self.largest_share, self.largest_weight, self.largest_ratio)
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the server."""
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class ClientFile:
+    """``client.toml``: which client this is, of which server, with which data."""
+
+    name: str
+    server: str
+    config: str
+    state: str = STATE
+    ca: str = CA
+    key: str = KEY
+    data: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
+
+    def path(self, name: str) -> Path:
+        """One of its paths, looked for beside the file."""
+        return self.folder / Path(str(getattr(self, name))).expanduser()
+
+    def run_config(self, allow: Sequence[str] = ()) -> Config:
+        """The run that this client has agreed to, with its own data in it."""
+        config = load_config(self.path("config"), allow=allow)
+        source = self.data.get("source")
+        if not isinstance(source, str):
+            raise ConfigError(f"{CLIENT}: [data] needs a source")
+        table = {**config.table(), "data": anchored(source, self.data, self.folder)}
+        return make_config(table, str(self.path("config")), allow)
+
+    def load(self, config: Config) -> Client:
+        """The one client of that name that [data] describes."""
+        found = {client.name: client for client in clients_of(config)}
+        return found[choose(self.name, found, f"client in the [data] of {CLIENT}")]
+
+
+def read_federation(folder: Path) -> FederationFile:
+    """The federation in ``folder``."""
+    return FederationFile(**_checked(folder / FEDERATION, FederationFile))
+
+
+def read_client(path: Path) -> ClientFile:
+    """A client's file; paths in it hold from where it lies."""
+    table = _checked(path, ClientFile, without=("folder",))
+    return ClientFile(**table, folder=path.parent.resolve())
+
+
+def _checked(path: Path, kind: Any, without: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    try:
+        table = read_toml(path)
+        check_options("this file", table, options_of(kind, without=without))
+        return table
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -1,0 +1,175 @@
+"""``join``: this client's node, connected as long as anybody wants it.
+
+The node works in a process of its own, so that whatever ends it (a lost key, a crash, kill -9) is
+followed by another one, with growing pauses, until this one is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._flower.agreement import agree
+from fedgradnorm._flower.federation_file import ClientFile, read_client
+from fedgradnorm._flower.participant import Participant
+from fedgradnorm._flower.wire import QUIET
+from fedgradnorm._runs.layout import LOCK, NODE
+from fedgradnorm._runs.locking import HINT, alone
+from fedgradnorm.experiments._config.config_file import build
+
+log = logging.getLogger("fedgradnorm")
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+BAD_INPUT = 2
+AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
+WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
+
+
+def join_command(path: Path, allow: Sequence[str]) -> list[str]:
+    """``join`` as a process of its own; a module in the working folder is not taken for ours."""
+    words = [word for module in allow for word in ("--allow-module", module)]
+    return [sys.executable, "-P", "-m", "fedgradnorm", "join", str(path), *words]
+
+
+def join(path: Path, allow: Sequence[str] = ()) -> None:
+    """Keep a node running; only wrong input ends it."""
+    read_client(path)
+    command = [*join_command(path, allow), "--once"]
+    pause = FIRST_PAUSE
+    while True:
+        began = time.monotonic()
+        process = subprocess.Popen(command, env={**os.environ, **QUIET})
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if code == BAD_INPUT:
+            raise SystemExit(code)
+        pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else pause
+        log.warning("the node ended (code %d); starting another in %.0f s", code, pause)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ()) -> None:
+    """One node: load data, check the server's certificate, answer orders until the end."""
+    given = read_client(path)
+    config = given.run_config(allow)
+    agreement = agree(config)
+    network, clients, _, _ = build(config, [given.load(config)])
+    for name in ("ca", "key"):
+        if not given.path(name).is_file():
+            raise ConfigError(f"{given.path(name)}: no such file")
+    state = given.path("state")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    participant = Participant(network, clients[0], agreement, state)
+    sent = ", ".join(["update", *agreement.scalars])
+    say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
+    _until_trusted(given)
+
+    from fedgradnorm._flower.wire.node import answer_orders
+
+    last = state / NODE
+    before = int(last.read_text()) if last.exists() else None
+
+    def connected(node: int) -> None:
+        last.write_text(str(node))
+        say(f"client {given.name}: connected to {given.server} as node {node}")
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    with _alone(state):
+        answer_orders(
+            given.server,
+            given.path("ca"),
+            given.path("key"),
+            participant.respond,
+            connected,
+            before,
+        )
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """One process at a time works with a client's state; the lock ends with the process."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone(state / LOCK))
+        except BlockingIOError as error:
+            in_use = f"{state} is in use: this client is running already{HINT}"
+            raise ConfigError(in_use) from error
+        yield
+
+
+def _until_trusted(given: ClientFile) -> None:
+    """Wait for the server with growing pauses; a wrong certificate ends it at once."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            check_server(given.server, given.path("ca"))
+            return
+        except OSError as error:
+            log.warning("%s is not there yet (%s); trying again", given.server, error)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def check_server(server: str, authority: Path) -> None:
+    """A ConfigError unless this is a server of the federation, under its own name."""
+    host, _, port = server.rpartition(":")
+    context = ssl.create_default_context(cafile=str(authority))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            check_clock(server, _server_time(secure, host), time.time())
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in WRONG_TIME:
+            raise ConfigError(
+                f"{server}: {error.verify_message}: this machine's clock is wrong, or the "
+                "federation's certificates are too old; nothing was sent"
+            ) from error
+        raise ConfigError(
+            f"{server}: its certificate is not for this host or not by this federation's "
+            f"authority ({error.verify_message}); nothing was sent"
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{server} does not speak TLS ({error.reason}); nothing was sent"
+        ) from error
+
+
+def check_clock(server: str, theirs: float | None, ours: float) -> None:
+    """A ConfigError if the server would not take this machine's signatures for new ones."""
+    ahead = 0.0 if theirs is None else ours - theirs
+    if -BEHIND < ahead < AHEAD:
+        return
+    where = "ahead of" if ahead > 0 else "behind"
+    raise ConfigError(
+        f"this machine's clock is {abs(ahead):.0f} s {where} the clock of {server}, which would "
+        "refuse its signatures: set the wrong one of the two (NTP does), then join again"
+    )
+
+
+def _server_time(secure: ssl.SSLSocket, host: str) -> float | None:
+    """The time that the server's answer to an empty question shows, if it shows one."""
+    secure.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    found = re.search(rb"(?im)^date:([^\r\n]+)", secure.recv(4096))
+    try:
+        return None if found is None else parsedate_to_datetime(found[1].decode()).timestamp()
+    except (ValueError, UnicodeError):
+        return None

@@ -1,0 +1,52 @@
+"""What the server's log says of its clients: who is silent, refused, held or diverging."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.spells import Spells
+from fedgradnorm._training.watch import Watch
+
+
+class Notices:
+    """One line when a client's trouble begins, one when it ends; see ``spells``."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        left_out = "client {name!r} left out: {why}"
+        refused = "answer of {name!r} refused: {why}"
+        self.silent = Spells(names, left_out, "answers again", "left out")
+        self.refused = Spells(names, refused, "sends good answers again", "refused")
+        self.watch = Watch(names, settings)
+
+    def collected(
+        self,
+        round_number: int,
+        good: Sequence[str],
+        silent: Mapping[str, str],
+        refused: Mapping[str, str],
+    ) -> None:
+        """Note what came of the orders of a round: good answers, none, and refused ones."""
+        self.silent.note(round_number, [*good, *refused], silent)
+        self.refused.note(round_number, good, refused)
+
+    def sum_up(self) -> None:
+        """Log the counts of the whole run."""
+        for spells in (self.silent, self.refused, self.watch.holding):
+            spells.sum_up()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {
+            "silent": self.silent.state_dict(),
+            "refused": self.refused.state_dict(),
+            "watch": self.watch.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned; an older server kept nothing of this."""
+        if state:
+            self.silent.load_state_dict(state["silent"])
+            self.refused.load_state_dict(state["refused"])
+            self.watch.load_state_dict(state["watch"])

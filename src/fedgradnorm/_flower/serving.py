@@ -1,0 +1,223 @@
+"""``serve``: the SuperLink, the rounds, the ordinary run folder; resumed where it was stopped."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._flower.agreement import Agreement, agree
+from fedgradnorm._flower.attendance import Rules
+from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.federation_file import FederationFile, read_federation
+from fedgradnorm._flower.wire.keys import public_key_pem
+from fedgradnorm._flower.wire.operator import Operator
+from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._round.server import ServerState
+from fedgradnorm._runs.about import FORMAT, read_about
+from fedgradnorm._runs.claim import Claim
+from fedgradnorm._runs.folder import RunFolder
+from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
+from fedgradnorm._runs.run import Run, blueprints
+from fedgradnorm._training.describe import describe_weighting
+from fedgradnorm._training.trainer import Progress
+from fedgradnorm._version import __version__
+from fedgradnorm.experiments._config.config_file import Config, build, check
+from fedgradnorm.experiments._execute import free_folder, output_folder
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+INPUTS = {"network1": (1, 40, 40), "network2": (256,)}
+Show = Callable[[Progress], None] | None
+
+
+def serve(
+    config: Config,
+    federation: Path,
+    folder: Path,
+    *,
+    resume: bool = False,
+    show: Show = None,
+    waiting: Callable[[list[str]], None] | None = None,
+) -> Coordinator:
+    """Run all rounds with the clients of ``federation``; everything is kept in ``folder``.
+
+    ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
+    """
+    terms, agreement = read_federation(federation), agree(config)
+    network, _, weighting, _ = build(config, [])
+    weighting.run_seed = config.seed
+    weighting.bind(terms.clients)
+    files, size = (
+        (federation / LINK_DATABASE, folder / LINK_LOG),
+        FlatNetwork(network).vector.nbytes,
+    )
+    link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    operator = Operator(terms.address, (federation / CA).read_bytes(), link)
+    with Claim(folder, config.text()) as claim:
+        link.check_free()
+        coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
+        about = _about(network, weighting, agreement, terms)
+        keeper = RunFolder(claim, coordinator, about, resume)  # a refusal starts no process
+        with closing(keeper), link:
+            try:
+                if not resume:
+                    keeper.save_checkpoint()  # the run's name must be known before anybody hears it
+                keys = {n: public_key_pem(public_key(federation, n)) for n in terms.clients}
+                operator.register(keys)
+                operator.start()
+                _meet(operator, terms, coordinator, waiting)
+                _rounds(coordinator, keeper, show)
+                coordinator.notices.sum_up()
+                log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
+                network_now = _trained(network, coordinator)
+                about = {**keeper.about, "held": coordinator.notices.watch.holding.totals}
+                keeper.finish(Run({}, about, coordinator.history, network_now))
+            finally:
+                operator.stop()
+    return coordinator
+
+
+def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
+    while not coordinator.done:
+        try:
+            event = coordinator.advance()
+        except TrainingError as error:
+            keeper.save_checkpoint()
+            raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
+        keeper.save_checkpoint()
+        if show is not None:
+            show(event)
+
+
+def _meet(
+    operator: Operator,
+    terms: FederationFile,
+    coordinator: Coordinator,
+    waiting: Callable[[list[str]], None] | None,
+) -> None:
+    """Wait for all who take part; after ``wait`` seconds the least number will do."""
+    attendance, now = coordinator.attendance, coordinator.round
+    wanted = [name for name in terms.clients if attendance.takes_part(name, now)]
+    end, missing = time.monotonic() + terms.wait, [""]
+    while missing and time.monotonic() < end:
+        here = operator.online()
+        absent = [name for name in wanted if name not in here]
+        if absent != missing and absent and waiting is not None:
+            waiting(absent)
+        missing = absent
+        time.sleep(0.2 if missing else 0)
+    if missing:
+        log.warning("not connected after %.0f s: %s", terms.wait, ", ".join(missing))
+    here = operator.online()
+    if len(here) < max(1, terms.minimum):
+        raise TrainingError(
+            f"only {len(here)} of {len(terms.clients)} clients connected "
+            f"in {terms.wait:.0f} s; start the others (fedgradnorm join), then --resume"
+        )
+
+
+def run_folder(config: Config, resume: bool) -> Path:
+    """A new run folder, or with ``resume`` the newest one of this config."""
+    parent = output_folder(config)
+    name = f"{config.name}-{config.method}-seed{config.seed}"
+    if not resume:
+        return free_folder(parent, name)
+    found = [p.parent for p in parent.glob(f"{name}*/{ABOUT}")]
+    open_ones = [p for p in found if not read_about(p)["finished"]]
+    if not open_ones:
+        raise RunFolderError(f"{parent} holds no unfinished run {name}: nothing to resume")
+    return max(open_ones, key=lambda p: read_about(p).get("started", ""))
+
+
+def _coordinator(
+    network: nn.Module,
+    weighting: Weighting,
+    config: Config,
+    terms: FederationFile,
+    agreement: Agreement,
+    operator: Operator,
+) -> Coordinator:
+    settings = agreement.settings
+    server = ServerState(
+        FlatNetwork(network).vector,
+        weighting,
+        optimizers.resolve(settings.server_optimizer, settings.lr),
+        aggregate=settings.aggregate,
+        order=settings.order,
+        bounds=terms.bounds,
+    )
+    rules = Rules(terms.misses, terms.refusals, terms.pause)
+    patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
+    gauge = _gauge(network, config)
+    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge)
+
+
+def _gauge(network: nn.Module, config: Config) -> Tensor | None:
+    """Where to measure a gauge norm again; None where an update is no plain gradient."""
+    settings, options = config.settings, config.network.model_extra or {}
+    if settings.update != "gradient" or settings.proximal:
+        return None
+    shapes: dict[str, tuple[int, ...]] = {**INPUTS, "mlp": (options.get("inputs", 1),)}
+    shape = shapes.get(config.network.name)
+    if shape is None and settings.gauge is None:  # without data the last layer cannot be found
+        return None
+    names = find_gauge(network, torch.zeros(2, *(shape or ())), settings.gauge)
+    slices = FlatNetwork(network).slices
+    return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
+
+
+def _trained(network: nn.Module, coordinator: Coordinator) -> nn.Module:
+    flat = FlatNetwork(network)
+    flat.vector.copy_(coordinator.server.shared.data)
+    return flat.module
+
+
+def _about(
+    network: nn.Module, weighting: Weighting, agreement: Agreement, terms: FederationFile
+) -> dict[str, Any]:
+    """What is stored with the run. Of the clients the server knows no more than their names."""
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "settings": asdict(agreement.settings),
+        "weighting": describe_weighting(weighting),
+        "clients": {},
+        "participants": list(terms.clients),
+        "sent": ["update", *agreement.scalars],
+        "rounds": agreement.rounds,
+        "blueprints": blueprints(network, {}),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {
+            "fedgradnorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def check_config(config: Config) -> None:
+    """What can be known to be wrong before anything is started."""
+    agree(config)
+    check(config)
+    try:
+        build(config, [])
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (a server has no data to take the network's size from: name it)"
+        ) from None

@@ -1,0 +1,81 @@
+"""``federation try``: the whole of it on one machine, each client a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedgradnorm._client import Client
+from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.joining import join_command
+from fedgradnorm._flower.serving import Show, serve
+from fedgradnorm._flower.setup import fill_client, init_federation
+from fedgradnorm._options import options_of
+from fedgradnorm._runs.layout import CLIENT, JOIN_LOG
+from fedgradnorm.experiments._config.config_file import Config, make_config
+from fedgradnorm.experiments._config.named_networks import NETWORKS
+
+HERE = ("localhost", "127.0.0.1")
+
+
+def try_federation(
+    config: Config,
+    clients: list[Client],
+    folder: Path,
+    *,
+    show: Show = None,
+    waiting: Callable[[list[str]], None] | None = None,
+) -> Coordinator:
+    """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""
+    config = with_inputs(config, clients)
+    federation = folder / "federation"
+    names = [client.name for client in clients]
+    homes = init_federation(federation, names, HERE, free_port(), listen="127.0.0.1")
+    for home in homes:
+        fill_client(home, config.text(), config.table()["data"])
+    with joined(homes, config.allowed):
+        return serve(config, federation, folder, show=show, waiting=waiting)
+
+
+@contextmanager
+def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A ``join`` process for each client's folder, its words in ``join.log`` there."""
+    running: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    try:
+        for home in homes:
+            command = join_command(home / CLIENT, allow)
+            with (home / JOIN_LOG).open("ab") as file:
+                running.append(
+                    subprocess.Popen(
+                        command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                    )
+                )
+        yield running
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def with_inputs(config: Config, clients: list[Client]) -> Config:
+    """The config with the network's input size written down: a server has no data to ask."""
+    factory = NETWORKS.get(config.network.name)
+    given = config.network.model_extra or {}
+    if factory is None or "inputs" in given or "inputs" not in options_of(factory):
+        return config
+    table = config.table()
+    table["network"] = {**table["network"], "inputs": int(clients[0].train[0][0].numel())}
+    return make_config(table, allow=config.allowed)
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,218 @@
+"""What server and clients say to each other, as Flower's records; nothing that arrives is trusted.
+
+An order goes down: which run, which round, which of the client's states to start from, and
+``shared``. An answer comes back: the same numbers, the update, and the scalars that were agreed on.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.message import Array
+from torch import Tensor
+
+from fedgradnorm._errors import FedGradNormError
+
+Kind = Literal["train", "finish"]
+SLACK = 1024  # bytes of a stored array beside its numbers
+SALT = "salt"
+"""Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may
+be able to guess it, and register it before its owner does."""
+TOLERANCE = 1e-3  # relative, between a gauge norm and the update it is said to be of
+ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
+
+
+class Refused(FedGradNormError):
+    """A message that was not used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of a client.
+
+    ``digest`` names the settings that both sides agreed on, ``state_round`` how many rounds the
+    client has completed so far as the server knows.
+    """
+
+    kind: Kind
+    run: str
+    digest: str
+    round: int
+    state_round: int
+    shared: Tensor
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sends: the update, and the agreed scalars; ``state_round`` is its new state's.
+
+    An answer to ``finish`` has neither update nor scalars.
+    """
+
+    run: str
+    round: int
+    state_round: int
+    update: Tensor | None = None
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+def encode_order(order: Order) -> RecordDict:
+    """The order as Flower's records."""
+    facts: dict[str, Any] = {
+        "kind": order.kind,
+        "run": order.run,
+        "digest": order.digest,
+        "round": order.round,
+        "state_round": order.state_round,
+    }
+    return RecordDict({"order": ConfigRecord(facts), "shared": _packed("shared", order.shared)})
+
+
+def decode_order(content: RecordDict, like: Tensor) -> Order:
+    """The order, checked; ``like`` is a tensor as ``shared`` must be."""
+    _same("records", content, ("order", "shared"))
+    facts = content["order"]
+    if not isinstance(facts, ConfigRecord):
+        raise Refused("order: not a table of settings")
+    _same("order", facts, ("kind", "run", "digest", "round", "state_round"))
+    kind, run, digest = (_text(facts, key) for key in ("kind", "run", "digest"))
+    if kind not in ("train", "finish"):
+        raise Refused(f"order: unknown kind {kind[:20]!r}")
+    if not run.isalnum() or len(run) > 64:
+        raise Refused("order: the run's name is no plain word")
+    number, state = (_count(facts, key) for key in ("round", "state_round"))
+    shared = _unpacked(content["shared"], "shared", like)
+    known: Kind = "train" if kind == "train" else "finish"
+    return Order(known, run, digest, number, state, shared)
+
+
+def encode_answer(answer: Answer) -> RecordDict:
+    """The answer as Flower's records."""
+    numbers: dict[str, Any] = {
+        "round": answer.round,
+        "state_round": answer.state_round,
+        **{name: float(value) for name, value in answer.scalars.items()},
+    }
+    records: dict[str, Any] = {
+        "answer": MetricRecord({**numbers, SALT: secrets.randbits(62)}),
+        "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
+    }
+    if answer.update is not None:
+        records["update"] = _packed("update", answer.update)
+    return RecordDict(records)
+
+
+def decode_answer(
+    content: RecordDict, order: Order, scalars: Sequence[str], longest: float
+) -> Answer:
+    """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
+    training = order.kind == "train"
+    _same("records", content, ("answer", "run", *(("update",) if training else ())))
+    numbers, run = content["answer"], content["run"]
+    if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
+        raise Refused("answer: records of the wrong kind")
+    _same("run", run, ("run", SALT))
+    _same("answer", numbers, ("round", "state_round", SALT, *(scalars if training else ())))
+    if _text(run, "run") != order.run:
+        raise Refused("it answers to another run")
+    if _count(numbers, "round") != order.round:
+        raise Refused(f"it answers to round {numbers['round']}, not {order.round}")
+    expected = order.state_round + training
+    if _count(numbers, "state_round") != expected:
+        raise Refused(f"its state is of round {numbers['state_round']}, not {expected}")
+    if not training:
+        return Answer(order.run, order.round, expected)
+    found = {name: _possible(numbers, name) for name in scalars}
+    update = _unpacked(content["update"], "update", order.shared)
+    length = float(update.double().norm())
+    if length > longest:
+        raise Refused(f"its update has length {length:.3g}, more than the {longest:.3g} allowed")
+    return Answer(order.run, order.round, expected, update, found)
+
+
+def check_gauge(answer: Answer, gauge: Tensor) -> None:
+    """Refuse an answer whose gauge norm is not that of its own update."""
+    assert answer.update is not None
+    said, measured = answer.scalars["gauge_norm"], float(answer.update[gauge].double().norm())
+    if abs(said - measured) > TOLERANCE * max(said, measured):
+        raise Refused(f"its gauge norm is {measured:.4g}, but it says {said:.4g}")
+
+
+def size_in_bytes(content: RecordDict) -> int:
+    """Bytes of all arrays and numbers in a message, as they travel."""
+    arrays = [a for record in content.array_records.values() for a in record.values()]
+    numbers = [n for record in content.metric_records.values() for n in record.values()]
+    return sum(len(array.data) for array in arrays) + 8 * len(numbers)
+
+
+def _packed(name: str, tensor: Tensor) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy())})
+
+
+def _unpacked(record: Any, name: str, like: Tensor) -> Tensor:
+    """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
+    if not isinstance(record, ArrayRecord):
+        raise Refused(f"{name}: not an array")
+    _same(name, record, (name,))
+    array = record[name]
+    if len(array.data) > like.numel() * like.element_size() + SLACK:
+        raise Refused(f"{name}: {len(array.data)} bytes for {like.numel()} numbers")
+    try:
+        values = array.numpy()
+    except Exception as error:
+        raise Refused(f"{name}: cannot be read ({type(error).__name__})") from error
+    wanted = np.dtype(str(like.dtype).removeprefix("torch."))
+    if values.dtype != wanted or values.shape != tuple(like.shape):
+        raise Refused(
+            f"{name}: {values.dtype}{list(values.shape)} instead of {wanted}{list(like.shape)}"
+        )
+    if not np.isfinite(values).all():
+        raise Refused(f"{name}: holds numbers that are not finite")
+    return torch.from_numpy(values.copy())
+
+
+def _same(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
+    """The names must be exactly these: nothing missing, nothing beside them."""
+    odd = set(table) ^ set(wanted)
+    if odd:
+        names = ", ".join(sorted(map(str, odd)))[:80]
+        raise Refused(f"{what}: missing or not agreed on: {names}")
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table[key]
+    if not isinstance(value, str):
+        raise Refused(f"{key}: not a text")
+    return value
+
+
+def _count(table: Mapping[str, Any], key: str) -> int:
+    value = table[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Refused(f"{key}: not a whole number >= 0")
+    return value
+
+
+def _possible(table: Mapping[str, Any], key: str) -> float:
+    """A number that an honest client can have come to.
+
+    A loss of 0 is possible, and so is its ratio. A loss of one's own making may be negative, but
+    then it has no ratio: choose a method that needs none.
+    """
+    value = table[key]
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise Refused(f"{key}: not a finite number")
+    if abs(value) > ABSURD:
+        raise Refused(f"{key}: {value:.3g} is beyond {ABSURD:.0e}")
+    if key in ("loss_ratio", "gauge_norm") and value < 0:
+        raise Refused(f"{key}: {value:.3g} is negative")
+    if key == "size" and not (value >= 1 and float(value).is_integer()):
+        raise Refused(f"size: {value:.6g} is no whole number >= 1")
+    return float(value)

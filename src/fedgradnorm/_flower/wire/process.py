@@ -1,0 +1,84 @@
+"""The SuperLink as a process beside the server's own, gone when that one is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._flower.wire import QUIET, link
+
+WHY = {
+    errno.EADDRINUSE: "something listens there already: stop it, or give another port",
+    errno.EADDRNOTAVAIL: "this machine has no such address: give another listen",
+    errno.EACCES: "not allowed to this user: give a port above 1023",
+}
+"""What keeps a server from listening, and the way out; all of it in federation.toml."""
+
+
+class SuperLink:
+    """A SuperLink that runs while it is entered: the operator's secret, and where it writes."""
+
+    def __init__(
+        self, folder: Path, host: str, port: int, database: Path, output: Path, vector: int
+    ) -> None:
+        """With the certificates in ``folder``, for a shared vector of ``vector`` bytes."""
+        self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
+        command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.link"]
+        command += ["--ssl-ca-certfile", str(folder / "ca.pem"), "--isolation", "process"]
+        command += ["--ssl-certfile", str(folder / "server.pem")]
+        command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
+        command += ["--disable-runtime-dependency-installation", "--database", str(database)]
+        self._command = [*command, "--host", host, "--port", str(port)]
+        self._own = {link.SECRET: self.secret, link.VECTOR: str(vector)}
+
+    def __enter__(self) -> SuperLink:
+        self.check_free()
+        own = {**self._own, link.PARENT: str(os.getpid())}
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen(
+                self._command,
+                env={**os.environ, **QUIET, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def check_free(self) -> None:
+        """A ConfigError that says why, unless a server may listen at the address now."""
+        host, port = self.address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, port))
+            except OSError as error:
+                why = WHY.get(error.errno or 0, str(error.strerror or error))
+                raise ConfigError(
+                    f"cannot listen on {host}:{port}: {why} (federation.toml)"
+                ) from error
+
+    def check(self) -> None:
+        """A TrainingError if it has ended, with its last word."""
+        if self.process.poll() is None:
+            return
+        words = self.output.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(words) if line.strip()), "nothing")
+        raise TrainingError(
+            f"the SuperLink has ended (code {self.process.returncode}); {self.output} says: "
+            f"{last[:200]}"
+        )

@@ -1,0 +1,177 @@
+"""Optimisers by the names of torch.optim's classes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._checks import number, shown
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._fusing import Fused
+
+OptimizerSpec = str | Mapping[str, Any]
+"""A torch.optim class by name ("adam"), or a table {"name": "sgd", "lr": 0.1, "momentum": 0.9}."""
+
+_UNUSABLE = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
+"""The base class, one that needs a closure, and one that needs sparse gradients."""
+
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    name.lower(): value
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type)
+    and issubclass(value, torch.optim.Optimizer)
+    and value not in _UNUSABLE
+}
+
+_WHERE = {"foreach", "fused", "capturable"}
+"""Options that say how a step is computed, which depends on the device."""
+
+
+def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
+    """The specification as a full table: name, lr, and the class's own options."""
+    if not isinstance(spec, str | Mapping):
+        raise ConfigError(f"an optimizer is a name or a table with a name, not {shown(spec)}")
+    table: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = choose(str(table.pop("name", "adam")).lower(), _CLASSES, "optimizer")
+    table = {"name": name, "lr": lr, **table}
+    rate = f"learning rate of optimizer {name!r}"
+    if not 0 < number(rate, table["lr"]) < float("inf"):
+        raise ConfigError(f"{rate} must be > 0, not {table['lr']!r}")
+    for option in _WHERE & table.keys():
+        if not isinstance(table[option], bool | None):
+            raise ConfigError(
+                f"option {option!r} of optimizer {name!r} must be true or false, "
+                f"not {table[option]!r}"
+            )
+    _try(table)
+    return table
+
+
+def _try(table: Mapping[str, Any]) -> None:
+    """One step of nothing: some options are not looked at before."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE})
+    try:
+        optimizer.step()
+    except Exception as error:
+        raise _refusal(table, error) from error
+
+
+def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """An optimiser from a resolved table, in its fastest form for where the parameters are."""
+    parameters = list(parameters)
+    options = {key: value for key, value in table.items() if key != "name"}
+    options = {**_fastest(_CLASSES[table["name"]], parameters), **options}
+    try:
+        return _CLASSES[table["name"]](parameters, **options)
+    except Exception as error:  # torch checks some options, and stumbles over others
+        raise _refusal(table, error) from error
+
+
+def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    given = {key: value for key, value in table.items() if key != "name"}
+    return ConfigError(f"optimizer {table['name']!r}: {reason} (its options: {shown(given)})")
+
+
+def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:
+    """One fused kernel, which on a GPU can also be captured into a graph, where there is one."""
+    known = inspect.signature(kind.__init__).parameters
+    on_gpu = all(p.is_cuda for p in parameters)
+    usable = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    options = {"fused": usable and bool(parameters), "capturable": on_gpu and bool(parameters)}
+    return {key: True for key, wanted in options.items() if wanted and key in known}
+
+
+def fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let the compiler make Adam's kernel: torch's own leaves half of a large GPU idle.
+
+    For an optimiser of one tensor. Any other, and Adam with more options, stays as it is.
+    """
+    (first, *more), kind = optimizer.param_groups, type(optimizer)
+    alone = not more and len(first["params"]) == 1
+    if not alone or kind is not torch.optim.Adam or any(first[option] for option in _BEYOND):
+        return
+    ordinary, update = optimizer.step, Fused(adam)
+
+    def step() -> None:
+        group = optimizer.param_groups[0]
+        (parameter,) = group["params"]
+        state = optimizer.state[parameter]
+        if not state:
+            ordinary()  # which also makes the moments
+            return
+        moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        how = group["lr"], *group["betas"], group["eps"]
+        update(parameter.data, parameter.grad, *moments, *how)
+
+    vars(optimizer)["step"] = step  # this optimiser's own, before its class's
+
+
+_BEYOND = ("weight_decay", "amsgrad", "maximize", "differentiable")
+
+
+def adam(
+    x: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: Tensor,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> None:
+    """One step of Adam (Kingma and Ba 2015, Algorithm 1), everything in place.
+
+    The corrections of the bias are computed in double: in float32 1 - .999^t is off by 1e-5 at
+    first, which is enough to let another ReLU open and the runs part.
+    """
+    step += 1
+    count = step.double()
+    rate, root = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
+    mean.lerp_(gradient, 1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    below = square.sqrt().div_(root.to(x.dtype)).add_(eps)
+    x.sub_(mean / below * rate.to(x.dtype))
+
+
+def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take over moments from a ``state_dict``, but not its options: those follow the device."""
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if moments := optimizer.state.get(parameter):
+                _check_moments(moments, _trial_moments(optimizer, parameter), parameter)
+
+
+def _check_moments(moments: Mapping[str, Any], trial: Mapping[str, Any], parameter: Tensor) -> None:
+    """A ValueError if these are not the moments that this optimiser keeps of this parameter."""
+    if set(moments) != set(trial):
+        raise ValueError(f"an optimizer keeps {sorted(trial)}, not {sorted(map(str, moments))}")
+    for name, one in trial.items():
+        found = moments[name]
+        if isinstance(one, Tensor) != isinstance(found, Tensor):
+            raise ValueError(f"{name} of an optimizer is {found!r:.40}")
+        if isinstance(one, Tensor) and one.shape == (2,) * parameter.ndim:
+            if found.shape != parameter.shape:
+                raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
+        elif isinstance(one, Tensor) and one.ndim != found.ndim:
+            raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
+
+
+def _trial_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str, Any]:
+    """What the optimiser keeps after a step on a tiny parameter with as many axes."""
+    tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
+    tiny.grad = torch.zeros_like(tiny)
+    kind = type(optimizer)
+    known = inspect.signature(kind.__init__).parameters
+    trial = kind([tiny], **{k: v for k, v in optimizer.defaults.items() if k in known})
+    trial.step()
+    return dict(trial.state[tiny])

@@ -1,0 +1,63 @@
+"""Options given by name, from a config or the command line, checked against a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fedgradnorm._errors import ConfigError, choose
+
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+}
+
+
+def options_of(
+    function: Callable[..., Any],
+    *,
+    without: Collection[str] = (),
+    renamed: Mapping[str, str] | None = None,
+) -> dict[str, inspect.Parameter]:
+    """What can be given to ``function`` by name, less ``without``, ``renamed`` where said."""
+    return {
+        (renamed or {}).get(name, name): parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in without
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def check_options(
+    what: str, options: Mapping[str, Any], allowed: Mapping[str, inspect.Parameter]
+) -> None:
+    """A ConfigError unless every option is ``allowed`` and of its type, and none is missing.
+
+    Only plain numbers, texts and booleans are looked at here; anything richer is the function's
+    own business, which knows more about it than an annotation says.
+    """
+    for name, value in options.items():
+        if not allowed:
+            raise ConfigError(f"{what} takes no options, but {name!r} was given")
+        choose(name, allowed, f"option of {what}")
+        annotation = allowed[name].annotation
+        kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        types = _SCALARS.get(kind)
+        if types is None:
+            continue
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise ConfigError(f"option {name!r} of {what} must be {_WORDS[kind]}, not {value!r}")
+    for name, parameter in allowed.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise ConfigError(f"{what} needs the option {name!r}")
+
+
+_WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}

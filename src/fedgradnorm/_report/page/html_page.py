@@ -1,0 +1,231 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+
+plotly.js travels inside it, compressed, and is unpacked by the browser; tables, sentences and
+intervals are plain HTML and are there without scripts too. A content policy in the file forbids
+every request and every script but its own two, whatever a client or method may be named.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._report.colours import STROKES, Look, key, looks, stylesheet
+from fedgradnorm._report.page import sentences as words
+from fedgradnorm._report.page.conflict_map import maps_html
+from fedgradnorm._report.page.curve_points import curves_of
+from fedgradnorm._report.page.main_table import comparison
+from fedgradnorm._report.page.more_tables import grids_html
+from fedgradnorm._report.page.panels import CONFLICT, Section, sections
+from fedgradnorm._report.page.provenance import runs_table, settings
+from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.summaries import TaskRow, task_rows
+from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._stored.groups import Group, group
+from fedgradnorm._stored.reader import StoredRun, collect
+from fedgradnorm._version import __version__
+
+ENDINGS = (".html", ".htm")
+_MANY = 3  # with more methods than this, training curves start switched off
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page's text, the numbers of its table, and what it has to say about the runs."""
+
+    html: str
+    rows: list[TaskRow]
+    notes: list[str]
+
+
+def write_page(places: Sequence[Path], path: str | Path) -> Page:
+    """Write the page on the runs at ``places`` to ``path``."""
+    made = make_page(places)
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, made.html.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+    return made
+
+
+def make_page(places: Sequence[Path]) -> Page:
+    """The page on the runs at ``places``, whatever state they are in."""
+    return page_of(*collect(places))
+
+
+def page_of(runs: Sequence[StoredRun], nowhere: Sequence[str] = ()) -> Page:
+    """The page on these runs; ``nowhere`` is what was looked for in vain."""
+    groups, mixture = group(runs)
+    labels = [one.label for one in groups]
+    records = records_of(groups)
+    tasks = list(dict.fromkeys(name for record in records for name in record.clients))
+    rows = task_rows(records)
+    judged = words.verdicts(rows, records)
+    notes = [*nowhere, *words.missing(runs, groups), *mixture]
+    common, told = _common_gamma(groups)
+    curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
+    drawn = sections(curves, labels, tasks)
+    shown = list(looks(labels).values())
+    script = _file("page.js")
+    html = Template(_file("page.html")).substitute(
+        title=escape(_title(runs)),
+        policy=escape(_policy(script)),
+        css=stylesheet() + _file("page.css"),
+        eyebrow=escape(f"{_title(runs)} · {_size(runs, groups, tasks)}"),
+        headline=escape(words.headline(rows, judged)),
+        basis=escape(words.basis(rows, judged)),
+        notes=_notes(notes),
+        toggles=_toggles("Methods", "method", labels, [key(look) for look in shown])
+        + _toggles("Tasks", "task", tasks, [""] * len(tasks)),
+        comparison=comparison(rows, records, judged, labels, shown) if rows else "",
+        grids=grids_html(runs, groups, tasks, shown),
+        sections="".join(
+            _section(one, tasks, told, maps_html(groups, tasks, shown)) for one in drawn
+        ),
+        runs=runs_table(runs),
+        settings=settings(groups),
+        version=escape(__version__),
+        data=_json(_data(labels, shown, tasks, drawn)),
+        plotly=_plotly()[0],
+        script=script,
+    )
+    return Page(html, rows, notes)
+
+
+def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
+    """The gamma that methods without one are measured by, and the sentence that says so."""
+    found = {one.gamma for one in groups if one.gamma is not None}
+    lacking = (one.whole[0].method for one in groups if one.gamma is None and one.shared)
+    without = list(dict.fromkeys(lacking))
+    if len(found) != 1:
+        return None, ""
+    gamma = found.pop()
+    if not without:
+        return gamma, ""
+    have = "has" if len(without) == 1 else "have"
+    return (
+        gamma,
+        f"{words.listed(without)} {have} no target: measured by the others' gamma, {gamma:g}.",
+    )
+
+
+def _title(runs: Sequence[StoredRun]) -> str:
+    names = dict.fromkeys(str(run.config.get("name") or run.name) for run in runs)
+    return words.listed(list(names)[:3]) + (" and more" if len(names) > 3 else "")
+
+
+def _size(runs: Sequence[StoredRun], groups: Sequence[Group], tasks: Sequence[str]) -> str:
+    counts = ((len(groups), "method"), (len(tasks), "task"), (len(runs), "run"))
+    return ", ".join(f"{number} {what}{'s' * (number != 1)}" for number, what in counts)
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<aside id="notes"><h2>Read this first</h2><ul>{items}</ul></aside>'
+
+
+def _toggles(title: str, kind: str, names: Sequence[str], keys: Sequence[str]) -> str:
+    """A row of switches, one per name; those of methods are the legend of every figure."""
+    if not names:
+        return ""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-{kind}="{number}">'
+        f"{mark}{escape(name)}</button>"
+        for number, (name, mark) in enumerate(zip(names, keys, strict=True))
+    )
+    return f'<div class="toggles" role="group" aria-label="{title}"><b>{title}</b>{buttons}</div>'
+
+
+def _section(section: Section, tasks: Sequence[str], told: str, maps: str) -> str:
+    about = section.about
+    if section.id == "norms":
+        about = f"{about} {told}"
+    if section.missing:
+        about = f"{about} Not recorded for {words.listed(section.missing)}."
+    views = "".join(
+        f'<button type="button" data-view="{escape(name)}" aria-pressed="{_yes(i == 0)}">'
+        f"{escape(name)}</button>"
+        for i, name in enumerate(section.views)
+    )
+    roles = "".join(
+        f'<button type="button" data-role="{role}" aria-pressed="true">'
+        f'<span class="line {role}"></span>{name}</button>'
+        for role, name in section.roles.items()
+    )
+    switches = f'<div class="switch views">{views}</div>' if len(section.views) > 1 else ""
+    switches += f'<div class="switch roles">{roles}</div>' if len(section.roles) > 1 else ""
+    shown = dict.fromkeys(panel["task"] for panel in section.panels)
+    figures = "".join(
+        f'<figure data-task="{task}"><figcaption>{escape(tasks[task])}<small></small></figcaption>'
+        f'<div class="plot" role="img" aria-label="{escape(f"{section.title}: {tasks[task]}")}">'
+        "</div></figure>"
+        for task in shown
+    )
+    return (
+        f'<section data-section="{escape(section.id)}"><h2>{section.title}</h2>'
+        f'<div class="about"><p>{escape(about)}</p>{switches}</div>'
+        f'<div class="panels">{figures}</div>{maps if section.id == CONFLICT else ""}</section>'
+    )
+
+
+def _yes(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def _data(
+    labels: Sequence[str], shown: Sequence[Look], tasks: Sequence[str], drawn: Sequence[Section]
+) -> dict[str, Any]:
+    off = ["train"] if len(labels) > _MANY else []
+    return {
+        "methods": list(labels),
+        "colours": [look.colour for look in shown],
+        "dashes": [",".join(f"{part}px" for part in STROKES[look.stroke]) for look in shown],
+        "tasks": list(tasks),
+        "off": off,
+        "sections": {one.id: one.panels for one in drawn},
+    }
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside a script element: no name can end it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _file(name: str) -> str:
+    return (files("fedgradnorm._report.page") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js, compressed for the page, and the hash by which the browser knows it."""
+    from plotly.offline import get_plotlyjs
+
+    code = get_plotlyjs().encode()
+    return base64.b64encode(gzip.compress(code, mtime=0)).decode(), _hash(code)
+
+
+def _policy(script: str) -> str:
+    """Nothing from anywhere; only the page's own script, and plotly's."""
+    scripts = f"script-src {_hash(script.encode())} {_plotly()[1]}"
+    rest = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {scripts}; {rest}"
+
+
+def _hash(code: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code).digest()).decode()}'"

@@ -1,0 +1,201 @@
+"""The page's figures as plain values: sections of small multiples, a panel per task.
+
+Axes are fixed here, from all methods at once, so that switching a method off moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgradnorm._report.page.conflict_map import MEAN, MOST, with_task
+from fedgradnorm._report.page.curve_points import AGAINST, LENGTH, TARGET, Curves, numbers
+from fedgradnorm._stored.summary import MAIN_METRICS
+
+HELD_OUT = ("test", "validation")
+CONFLICT = "conflict"
+DECADE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
+
+Panel = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is drawn of every method: a column of a split, in a role that decides its look."""
+
+    role: str
+    split: str
+    column: str
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at a section: which lines, and how the axis behaves."""
+
+    name: str
+    lines: tuple[Line, ...]
+    reference: float | None = None
+    from_zero: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a sentence on how to read it, and panels by (view, task)."""
+
+    id: str
+    title: str
+    about: str
+    roles: dict[str, str]
+    views: list[str]
+    panels: list[Panel]
+    missing: list[str]
+
+
+def sections(curves: Sequence[Curves], labels: Sequence[str], tasks: list[str]) -> list[Section]:
+    """Every section that has something to show, in the order of the page."""
+    plans = [
+        (
+            "curves", "Learning curves",
+            "Line: mean over seeds. Band: lowest to highest seed.",
+            {"heldout": "held-out", "train": "training"},
+            [_evaluated("Loss", None), _evaluated("Accuracy or error", "metric")],
+        ),
+        (
+            "weights", "Weights", "How loudly the server lets each task speak. All equal is 1.",
+            {}, [View("Weight", (Line("main", "batch", "weight"),), 1.0, from_zero=True)],
+        ),
+        (
+            "norms", "Gauge norms against their targets",
+            "The task's weighted gradient length on the gauge, p·G, beside the length that "
+            "FedGradNorm asks for: mean(p·G) · r^gamma, with r the task's pace. On target is 1.",
+            {},
+            [
+                View("Norm ÷ target", (Line("main", "batch", AGAINST),), 1.0),
+                View("Norm and target", (Line("main", "batch", LENGTH),
+                                         Line("target", "batch", TARGET))),
+            ],
+        ),
+        (
+            "ratios", "Loss ratios", "How much of the first loss is left in each round's batch.",
+            {}, [View("Loss ÷ first loss", (Line("main", "batch", "loss_ratio"),), 1.0)],
+        ),
+        (
+            CONFLICT, "Gradient conflict",
+            "The cosine between two tasks' updates of one round: 1 is one direction, 0 has nothing "
+            "in common, below 0 each undoes some of the other's work.",
+            {}, _cosines(tasks),
+        ),
+    ]  # fmt: skip
+    made = (_section(curves, labels, tasks, *plan) for plan in plans)
+    return [section for section in made if section.panels]
+
+
+def _cosines(tasks: Sequence[str]) -> list[View]:
+    """A task's mean cosine with the others, then with each one of them."""
+    several = list(tasks) if 2 < len(tasks) <= MOST else []
+    columns = {"with all others": MEAN, **{f"with {task}": with_task(task) for task in several}}
+    return [
+        View(name, (Line("main", "batch", column),), 0.0, shared=True)
+        for name, column in columns.items()
+    ]
+
+
+def _evaluated(name: str, column: str | None) -> View:
+    """Held-out and training lines of the loss, or of the task's own metric."""
+    wanted = column or "loss"
+    held_out = (Line("heldout", split, wanted) for split in HELD_OUT)
+    return View(name, (*held_out, Line("train", "train", wanted)))
+
+
+def _section(
+    curves: Sequence[Curves], labels: Sequence[str], tasks: list[str],
+    id_: str, title: str, about: str, roles: dict[str, str], views: list[View],
+) -> Section:  # fmt: skip
+    panels = [
+        _panel(curves, task, number, view) for view in views for number, task in enumerate(tasks)
+    ]
+    panels = [panel for panel in panels if panel["series"]]
+    for view in views:
+        if view.from_zero or view.shared:
+            _share_axis([panel for panel in panels if panel["view"] == view.name])
+    first = [panel for panel in panels if panel["view"] == views[0].name] or panels
+    drawn = {series["method"] for panel in first for series in panel["series"]}
+    missing = [label for number, label in enumerate(labels) if number not in drawn]
+    there = {series["role"] for panel in panels for series in panel["series"]}
+    shown = {role: name for role, name in roles.items() if role in there}
+    named = list(dict.fromkeys(panel["view"] for panel in panels))
+    return Section(id_, title, about, shown, named, panels, missing)
+
+
+def _panel(curves: Sequence[Curves], task: str, number: int, view: View) -> Panel:
+    series: list[dict[str, Any]] = []
+    unit = ""
+    for method, one in enumerate(curves):
+        seen: set[str] = set()
+        for line in view.lines:
+            column = _metric(one, task) if line.column == "metric" else line.column
+            unit = column if line.column == "metric" else unit
+            key = (task, line.split, column)
+            band = None if line.role in seen else one.band(key)
+            if band is not None:
+                seen.add(line.role)  # validation stands in only where there is no test split
+                series.append({"method": method, "role": line.role, **band.json()})
+            if line.role not in ("train", "target"):
+                stopped = (band.json() for band in one.stopped(key))
+                series += [{"method": method, "role": "stopped", **b} for b in stopped]
+    axis = _axis(series, view, percent=unit == "accuracy")
+    return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
+
+
+def _metric(curves: Curves, task: str) -> str:
+    """The metric shown for a task: the first of the main ones that it has."""
+    keys = {key for series in (*curves.whole, *curves.partial) for key in series}
+    have = {column for client, split, column in keys if client == task and split != "batch"}
+    return next((name for name in MAIN_METRICS if name in have), "loss")
+
+
+def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
+    """Range and ticks that hold for every method; logarithmic where the range is wide."""
+    values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
+    there = [v for v in values if v is not None]
+    if not there:
+        return {}
+    if view.reference is not None:
+        there.append(view.reference)
+    low, high = min(there), max(there)
+    axis: dict[str, Any] = {"reference": view.reference, "percent": percent, "log": False}
+    if low > 0 and high / low > DECADE and not (view.from_zero or percent):
+        ends = [math.log10(low), math.log10(high)]
+        pad = 0.04 * (ends[1] - ends[0])
+        ticks = log_ticks(low, high)
+        return axis | {"log": True, "range": numbers([ends[0] - pad, ends[1] + pad]),
+                       "ticks": ticks, "tick_texts": [f"{tick:g}" for tick in ticks]}  # fmt: skip
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    bottom = 0.0 if view.from_zero else low - pad
+    return axis | {"range": numbers([bottom, high + pad])}
+
+
+def _share_axis(panels: Sequence[Panel]) -> None:
+    """One range for all tasks, where their sizes are to be compared."""
+    ranges = [panel["range"] for panel in panels]
+    for panel in panels:
+        panel["range"] = [min(low for low, _ in ranges), max(high for _, high in ranges)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Three to about seven round numbers between ``low`` and ``high``.
+
+    >>> log_ticks(0.9, 134)
+    [1.0, 10.0, 100.0]
+    >>> log_ticks(3, 40)
+    [5.0, 10.0, 20.0]
+    """
+    decades = math.log10(high / low)
+    steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.1 else (1,)
+    every = 1 if decades < 6 else math.ceil(decades / 5)
+    exponents: Iterable[int] = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{s}e{e}") for e in exponents if e % every == 0 for s in steps]
+    return [tick for tick in ticks if low <= tick <= high]

@@ -1,0 +1,172 @@
+"""What the page says in sentences, computed from the runs: the headline and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedgradnorm._report.record import Record
+from fedgradnorm._report.tables.summaries import TaskRow, metric
+from fedgradnorm._stored.groups import Group
+from fedgradnorm._stored.reader import StoredRun
+from fedgradnorm.experiments._statistics import HIGHER_IS_BETTER, holm, paired_p
+
+LEVEL = 0.05
+_NAMED = 5  # more tasks than this are counted, not listed
+_SPLITS = {"test": "held-out data", "validation": "validation data", "train": "training data"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is ahead on a task; ``p`` is that of the lead over the runner-up, seed by seed."""
+
+    task: str
+    leaders: tuple[str, ...]
+    p: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the lead is more than the seeds' own spread makes likely."""
+        return len(self.leaders) == 1 and self.p < LEVEL
+
+
+def verdicts(rows: Sequence[TaskRow], records: Sequence[Record]) -> list[Verdict]:
+    """A verdict on every task that two methods have on the same data; p corrected for all."""
+    rivals: dict[tuple[str, int], list[TaskRow]] = {}
+    for row in rows:
+        if math.isfinite(row.value.mean):
+            rivals.setdefault((row.task, row.data), []).append(row)
+    values = _by_seed(records)
+    found = []
+    for (task, _), mine in rivals.items():
+        if len(mine) < 2 or len({(row.metric, row.split) for row in mine}) > 1:
+            continue
+        higher = mine[0].metric in HIGHER_IS_BETTER
+        ranked = sorted(mine, key=lambda row: row.value.mean, reverse=higher)
+        best = _shown(ranked[0])
+        leaders = tuple(row.method for row in ranked if _shown(row) == best)
+        first, second = (values[row.method, task] for row in ranked[:2])
+        seeds = sorted(first.keys() & second.keys())
+        p = paired_p([first[seed] for seed in seeds], [second[seed] for seed in seeds])
+        found.append(Verdict(task, leaders, p))
+    corrected = holm([verdict.p for verdict in found])
+    return [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def headline(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
+    """One sentence: which method is best on which tasks."""
+    methods = list(dict.fromkeys(row.method for row in rows))
+    if not rows:
+        return "Nothing to compare yet: no run holds an evaluation."
+    if len(methods) == 1:
+        fell = [row.task for row in rows if row.last_loss.mean < row.first_loss.mean]
+        return f"{methods[0]} lowers the training loss on {_tasks(fell, len(rows))}."
+    if not judged:
+        return (
+            "These runs share no task on the same data, "
+            "so no method can be called better than another."
+        )
+    sets = len({row.data for row in rows})
+    if sets > 1:
+        return f"These runs are on {sets} sets of data; only runs on the same one are compared."
+    won: dict[str, list[str]] = {}
+    for verdict in judged:
+        if len(verdict.leaders) == 1:
+            won.setdefault(verdict.leaders[0], []).append(verdict.task)
+    level = [verdict.task for verdict in judged if len(verdict.leaders) > 1]
+    order = sorted(won.items(), key=lambda item: -len(item[1]))
+    parts = [
+        f"{method} {'is best on' if i == 0 else 'on'} {_tasks(tasks, len(judged))}"
+        for i, (method, tasks) in enumerate(order)
+    ]
+    if not parts:
+        return f"No method is ahead on {_tasks(level, len(judged))}."
+    sentence = ", ".join(parts)
+    if level:
+        sentence += f"; on {_tasks(level, len(judged))} the best are level"
+    return f"{sentence}."
+
+
+def basis(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
+    """What the headline rests on, and how far it can be trusted."""
+    if not rows:
+        return ""
+    where = _where(rows)
+    counts = sorted({row.seeds for row in rows})
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else _count(counts[0], "seed")
+    if not judged:
+        return f"From {seeds}."
+    text = f"By accuracy or error on {where}, mean of {seeds}."
+    if counts[-1] < 2:
+        return f"{text} One seed cannot tell a lead from luck."
+    clear = [verdict.task for verdict in judged if verdict.clear]
+    told = f"only for {_tasks(clear, len(judged))}" if clear else "for no task"
+    if len(clear) == len(judged):
+        told = f"for {_tasks(clear, len(judged))}"
+    return (
+        f"{text} The lead over the runner-up exceeds the seeds' own spread {told} "
+        "(paired t-test over seeds, p < 0.05 after Holm's correction)."
+    )
+
+
+def _where(rows: Sequence[TaskRow]) -> str:
+    """Where the results were measured; tasks without held-out rows are named."""
+    tasks: dict[str, list[str]] = {}
+    for row in rows:
+        tasks.setdefault(_SPLITS.get(row.split, row.split), []).append(row.task)
+    if len(tasks) == 1:
+        return next(iter(tasks))
+    parts = (f"{name} ({listed(list(dict.fromkeys(who)))})" for name, who in tasks.items())
+    return listed(list(parts))
+
+
+def missing(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
+    """Everything a reader should know before trusting the figures."""
+    notes = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+    for run in runs:
+        if run.rows and run.about and not run.finished:
+            planned = f" of {run.planned}" if run.planned else ""
+            notes.append(f"{run.name} is not finished: round {run.last_round}{planned}")
+    scaled = sum(run.scaled for group in groups for run in group.whole)
+    if scaled:
+        notes.append(f"losses are divided by the factor they were given ({scaled} runs)")
+    for group in groups:
+        if group.partial:
+            names = ", ".join(run.name for run in group.partial)
+            notes.append(f"{group.label}: thin lines are {names}, stopped early, not in the means")
+    return notes
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a row.
+
+    >>> listed(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _tasks(names: Sequence[str], of: int) -> str:
+    if len(names) == of and of > 1:
+        return f"all {of} tasks" if of > 2 else "both tasks"
+    if not names:
+        return f"none of {_count(of, 'task')}"
+    return listed(names) if len(names) <= _NAMED else f"{len(names)} of {of} tasks"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _shown(row: TaskRow) -> str:
+    """The mean as the table writes it: what looks equal there is called level."""
+    return metric(row).partition(" ±")[0].removesuffix(" %")
+
+
+def _by_seed(records: Sequence[Record]) -> dict[tuple[str, str], dict[int, float]]:
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for record in records:
+        for result in record.results():
+            values.setdefault((record.label, result.client), {})[record.seed] = result.value
+    return values

@@ -1,0 +1,1 @@
+"""One round: settings, who takes part, the client's work, the server's step, evaluation."""

@@ -1,0 +1,96 @@
+"""Batches from a counter: (seed, client name, round, step) decides the rows, nothing else does.
+
+A client reads its rows in passes; each pass is a fresh permutation drawn from (seed, name, pass).
+Batch number t takes the next rows of that endless stream, so every row is seen once a pass, a
+batch may straddle two passes, and all batches of a client have one size. There is no state: a
+resumed run, another engine or another machine reads the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.seeding import number
+
+
+def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64-bit numbers that looks random (the finaliser of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+    """One permutation of 0 .. size-1 for each key, all drawn at once."""
+    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
+    return order
+
+
+class Batches:
+    """The batches of some clients, as row numbers.
+
+    ``steps`` is how many batches a round reads. The rows of many rounds are drawn at once, for all
+    clients of one size together, so that a round costs no sorting and no loop over steps.
+    """
+
+    WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
+    MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
+    ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
+
+    def __init__(
+        self, sizes: Mapping[str, int], batch_size: int | None, seed: int, steps: int = 1
+    ) -> None:
+        self.sizes, self.steps = dict(sizes), steps
+        self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
+        self.base = {n: number(seed, "batches", n) for n in sizes}
+        per_round = steps * sum(self.batch.values())
+        most = max(self.MOST, sum(sizes.values()))
+        if per_round > most:
+            raise ConfigError(
+                f"a round would read {per_round:,} rows in {steps:,} steps, and at most {most:,} "
+                "fit in memory; lower head_steps, shared_steps or batch_size"
+            )
+        epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
+        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
+        self._first = -1
+        self._drawn_rows: dict[str, NDArray[np.int64]] = {}
+
+    def of_round(self, round_number: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of every client in a round."""
+        first = round_number - round_number % self.window
+        if first != self._first:
+            steps = self.window * self.steps
+            self._drawn_rows = self.many(list(self.sizes), first * self.steps, steps)
+            self._first = first
+        start = (round_number - first) * self.steps
+        return {name: rows[start : start + self.steps] for name, rows in self._drawn_rows.items()}
+
+    def rows(self, name: str, step: int) -> NDArray[np.int64]:
+        """Row numbers of client ``name``'s batch number ``step`` (counted from the run's start)."""
+        batch: NDArray[np.int64] = self.many([name], step, 1)[name][0]
+        return batch
+
+    def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of each client for ``steps`` batches from ``first`` on."""
+        found: dict[str, NDArray[np.int64]] = {}
+        for size in sorted({self.sizes[name] for name in names}):
+            alike = [name for name in names if self.sizes[name] == size]
+            drawn = self._drawn(alike, size, first, steps)
+            found.update(zip(alike, drawn, strict=True))
+        return found
+
+    def _drawn(self, names: list[str], size: int, first: int, steps: int) -> NDArray[np.int64]:
+        """The stretch [clients, steps, batch] of the endless streams of clients of one size."""
+        batch = self.batch[names[0]]
+        start, stop = first * batch, (first + steps) * batch
+        passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
+        bases = np.array([self.base[name] for name in names], dtype=np.uint64)
+        rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(names), -1)
+        offset = start - int(passes[0]) * size
+        stretch: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
+        return stretch.reshape(len(names), steps, batch)

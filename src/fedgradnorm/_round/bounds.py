@@ -1,0 +1,117 @@
+"""How much one client may move the shared network in a round, whatever it sends.
+
+A round's step is sum_i c_i update_i. Client i's part of the weights is |c_i| / sum_j |c_j|, its
+share of the step |c_i| |update_i|. A server whose clients nobody vouches for bounds both against
+the round's other clients, and the loss ratio that the rules read. A bound that does not bind
+changes no number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.weighting import Signals
+
+FEWEST = 3  # of two clients nobody can say which one is usual
+
+
+class Cut(NamedTuple):
+    """A client's number that was over its bound: whose row, which bound, the number, the bound."""
+
+    row: int
+    name: str
+    value: float
+    bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"its {_WORDS[self.name]} is {self.value:.3g}, {self.bound:.3g} counts "
+            f"(largest_{self.name})"
+        )
+
+
+_WORDS = {
+    "share": "share of the step, in medians,",
+    "weight": "part of all weights",
+    "ratio": "loss ratio",
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of one round.
+
+    ``share``: the largest share of the step, in medians of the round's shares; 0 takes the
+    weighting's own ``spread``. ``weight``: the largest part of all weights. ``ratio``: the largest
+    loss ratio that counts. ``math.inf``, 1 and ``math.inf`` bound nothing. Share and weight are
+    bounded among three or more clients whose update counts.
+    """
+
+    share: float = 0.0
+    weight: float = 0.99
+    ratio: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not (self.share == 0 or self.share >= 1):
+            raise ConfigError(
+                f"largest_share must be 0 (the method's own) or >= 1, not {self.share!r}"
+            )
+        if not 0.5 <= self.weight <= 1:
+            raise ConfigError(f"largest_weight must be from 0.5 to 1, not {self.weight!r}")
+        if not self.ratio >= 1:
+            raise ConfigError(f"largest_ratio must be >= 1, not {self.ratio!r}")
+
+    def clipped(self, signals: Signals) -> tuple[Signals, list[Cut]]:
+        """The signals with no loss ratio over the bound."""
+        over = signals.active & (signals.loss_ratio > self.ratio)
+        cuts = _cuts("ratio", over, signals.loss_ratio, self.ratio)
+        if not cuts:
+            return signals, []
+        return replace(signals, loss_ratio=signals.loss_ratio.clamp_max(self.ratio)), cuts
+
+    def limited(self, share: Tensor, length: Tensor, spread: float) -> tuple[Tensor, list[Cut]]:
+        """The coefficients ``share`` within both bounds, their sum as it was.
+
+        ``length`` is that of each update, ``spread`` the weighting's own bound of a share.
+        """
+        if int((share != 0).sum()) < FEWEST:
+            return share, []
+        lighter, heavy = self._lighter(share)
+        shorter, long = self._shorter(lighter, length, self.share or spread)
+        if not heavy and not long:
+            return share, []
+        return shorter * (share.abs().sum() / shorter.abs().sum()), heavy + long
+
+    def _lighter(self, share: Tensor) -> tuple[Tensor, list[Cut]]:
+        """No part of the weights over the bound, which is >= 1/2: only the largest can be."""
+        size = share.abs()
+        top = int(size.argmax())
+        part = float(size[top] / size.sum())
+        if part <= self.weight:
+            return share, []
+        rest = torch.cat([size[:top], size[top + 1 :]]).sum()
+        factor = torch.ones_like(share)
+        factor[top] = self.weight / (1 - self.weight) * rest / size[top]
+        return share * factor, [Cut(top, "weight", part, self.weight)]
+
+    def _shorter(self, share: Tensor, length: Tensor, largest: float) -> tuple[Tensor, list[Cut]]:
+        """No share of the step over ``largest`` times the median of those that are not 0."""
+        step = share.abs() * length
+        counted = step[step > 0]
+        if len(counted) < FEWEST or math.isinf(largest):
+            return share, []
+        usual = counted.median()  # of two middle ones the lower
+        over = step > largest * usual
+        cuts = _cuts("share", over, step / usual, largest)
+        return torch.where(over, share * (largest * usual / step), share), cuts
+
+
+def _cuts(name: str, over: Tensor, values: Tensor, bound: float) -> list[Cut]:
+    rows = over.nonzero().flatten().tolist()
+    return [Cut(row, name, float(values[row]), bound) for row in rows]

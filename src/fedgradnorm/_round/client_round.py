@@ -1,0 +1,230 @@
+"""A client's part of a round: what it keeps to itself, and what it reports."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.tasks._task import Task
+
+FirstLoss = Literal["dataset", "first_round", "log_classes"]
+Update = Literal["gradient", "delta", "model"]
+ReportLoss = Literal["before", "after"]
+Schedule = Literal["alternating", "together"]
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client works: the open points of the algorithm that concern it, by name."""
+
+    head_steps: int = 1
+    shared_steps: int = 1
+    first_loss: FirstLoss = "dataset"
+    update: Update = "gradient"
+    report_loss: ReportLoss = "before"
+    schedule: Schedule = "alternating"
+    head_optimizer: Mapping[str, Any] | None = None
+    local_optimizer: Mapping[str, Any] | None = None
+    proximal: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Batches a client reads in a round: step s of either phase takes batch s."""
+        return self.shared_steps if self.together else max(self.head_steps, self.shared_steps)
+
+    @property
+    def together(self) -> bool:
+        """Whether head and shared network step together, on one backward pass."""
+        return self.schedule == "together"
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether the local copy of the shared network moves at all."""
+        return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
+
+
+class ClientState:
+    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics."""
+
+    def __init__(self, head: nn.Module, optimizer: Mapping[str, Any], buffers: dict[str, Tensor]):
+        self.head = head
+        self.optimizer = optimizers.build(head.parameters(), optimizer)
+        self.buffers = buffers
+        self.first_loss: float | None = None
+        self.rounds = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as copies."""
+        return copy.deepcopy(
+            {
+                "head": dict(self.head.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "buffers": self.buffers,
+                "first_loss": self.first_loss,
+                "rounds": self.rounds,
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        first, rounds, buffers = state["first_loss"], state["rounds"], dict(state["buffers"])
+        if not isinstance(first, (float, int, NoneType)) or not isinstance(rounds, int):
+            raise ValueError(f"first loss {first!r:.40} after {rounds!r:.40} rounds")
+        if {k: b.shape for k, b in buffers.items()} != {
+            k: b.shape for k, b in self.buffers.items()
+        }:
+            raise ValueError("running statistics have other names or shapes")
+        self.head.load_state_dict(state["head"])
+        optimizers.restore(self.optimizer, state["optimizer"])
+        self.buffers, self.first_loss, self.rounds = buffers, first, rounds
+
+    def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
+        """The same state again, with a head and an ``optimizer`` of its own."""
+        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client sends: about ``shared``, its pace, and its loudness."""
+
+    update: Tensor
+    loss: float
+    loss_ratio: float
+    gauge_norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number in it is usable."""
+        scalars = (self.loss, self.loss_ratio, self.gauge_norm)
+        return all(map(math.isfinite, scalars)) and bool(torch.isfinite(self.update).all())
+
+
+def local_round(
+    client: Client,
+    state: ClientState,
+    network: FlatNetwork,
+    shared: Tensor,
+    gauge: Tensor,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    data: tuple[Tensor, Tensor],
+    how: LocalSettings,
+) -> Report:
+    """One client's round (Algorithm 2, client part).
+
+    First ``head_steps`` updates of the head on the frozen ``shared``; then ``shared_steps``
+    gradients on ``shared`` with the head frozen, stepping a local copy between them:
+
+        update = mean_s grad F(omega_s),   gauge_norm = |update on the gauge|,
+        loss_ratio = mean_s F(omega_s) / F_0
+
+    With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
+    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F.
+
+    ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
+    """
+    network.vector.copy_(shared)
+    network.module.train()
+    state.head.train()
+    if state.first_loss is None and how.first_loss != "first_round":
+        state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
+    if not how.together:
+        head_phase(client.task, state, network, batch, how.head_steps)
+    gradient, pull, loss = _shared_phase(client.task, state, network, shared, batch, how)
+    if state.first_loss is None:
+        state.first_loss = loss
+    update = gradient + pull if how.proximal else gradient
+    if how.update != "gradient":
+        update = shared - network.vector
+    if how.update == "delta":
+        assert how.local_optimizer is not None
+        update = update / (how.shared_steps * how.local_optimizer["lr"])
+    state.rounds += 1
+    return Report(
+        update=update,
+        loss=loss,
+        loss_ratio=loss / max(state.first_loss, torch.finfo(shared.dtype).tiny),
+        gauge_norm=float(gradient[gauge].norm()),
+    )
+
+
+def head_phase(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    steps: int,
+) -> None:
+    """``steps`` updates of the head, with the network as it is."""
+    for step in range(steps):
+        x, y = batch(step)
+        with torch.no_grad():
+            features = network.module(x)
+        state.optimizer.zero_grad()
+        task.loss(state.head(features), y).backward()
+        state.optimizer.step()
+
+
+def _shared_phase(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    shared: Tensor,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    how: LocalSettings,
+) -> tuple[Tensor, Tensor, float]:
+    """Mean gradient, mean proximal pull and mean loss over the steps on the shared network."""
+    assert how.local_optimizer is not None
+    local = nn.Parameter(network.vector)
+    local.grad = network.gradient
+    optimizer = optimizers.build([local], how.local_optimizer)
+    gradient, loss = torch.zeros_like(network.vector), 0.0
+    pull = torch.zeros_like(network.vector) if how.proximal else gradient
+    for step in range(how.shared_steps):
+        x, y = batch(step)
+        network.gradient.zero_()
+        state.optimizer.zero_grad()
+        here = task.loss(state.head(network.module(x)), y)
+        here.backward()
+        gradient += network.gradient / how.shared_steps
+        if how.proximal:
+            back = how.proximal * (network.vector - shared)
+            network.gradient += back
+            pull += back / how.shared_steps
+        if how.steps_locally:
+            optimizer.step()
+        if how.together:
+            state.optimizer.step()
+        if how.report_loss == "after":
+            with torch.no_grad():
+                here = task.loss(state.head(network.module(x)), y)
+        loss += float(here.detach()) / how.shared_steps
+    return gradient, pull, loss
+
+
+def first_loss(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    data: tuple[Tensor, Tensor],
+    kind: FirstLoss,
+) -> float:
+    """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
+    if kind == "dataset":
+        return evaluate(task, network.module, state.head, *data)["loss"]
+    if task.kind != "classification":
+        raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
+    return task.loss_scale * math.log(task.outputs)

@@ -1,0 +1,143 @@
+"""The server's part of a round: weigh the clients, average their updates, step the network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._fusing import Fused
+from fedgradnorm._round.bounds import Bounds, Cut
+from fedgradnorm._round.reports import Reports
+from fedgradnorm.weighting import Signals, Weighting
+from fedgradnorm.weighting._base import only
+
+Aggregate = Literal["mean", "by_size"]
+Order = Literal["new", "old"]
+
+
+class ServerState:
+    """What the server keeps between rounds: ``shared``, its optimiser, and the weighting.
+
+    With ``bounds``, for clients that nobody vouches for, one client moves ``shared`` only so far;
+    ``cuts`` says what was over its bound in the last round. That takes every client's update, so an
+    engine that holds none refuses it.
+    """
+
+    def __init__(
+        self,
+        shared: Tensor,
+        weighting: Weighting,
+        optimizer: Mapping[str, Any],
+        *,
+        aggregate: Aggregate = "mean",
+        order: Order = "new",
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.shared = nn.Parameter(shared.clone())
+        self.weighting = weighting
+        self.optimizer = optimizers.build([self.shared], optimizer)
+        self.aggregate, self.order = aggregate, order
+        self.weigh = weigh
+        self.bounds, self.cuts = bounds, list[Cut]()
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the many small ones."""
+        self.weigh = Fused(weigh)
+        optimizers.fuse(self.optimizer)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a round changes in place, once the optimiser's moments exist."""
+        moments = [v for one in self.optimizer.state.values() for v in one.values()]
+        kept = [moment for moment in moments if isinstance(moment, Tensor)]
+        return [self.shared.data, *kept, *self.weighting.tensors()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on, as copies."""
+        return copy.deepcopy(
+            {
+                "shared": self.shared.data,
+                "optimizer": self.optimizer.state_dict(),
+                "weighting": self.weighting.state_dict(),
+            }
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        if state["shared"].shape != self.shared.shape:
+            raise ValueError(f"a shared network of shape {tuple(state['shared'].shape)}")
+        self.shared.data.copy_(state["shared"])
+        optimizers.restore(self.optimizer, state["optimizer"])
+        self.weighting.load_state_dict(state["weighting"])
+
+
+def server_round(server: ServerState, reports: Reports) -> Tensor:
+    """Algorithm 2, server part: new weights p, then one step on g = (1/N) sum_i p_i update_i.
+
+    ``order="old"`` steps the network with the weights from before this round, as the centralised
+    GradNorm does. A weighting that gives a direction of its own is followed; ``order`` and
+    ``aggregate`` say nothing then. Returns the weights after the round, one per client.
+    """
+    signals = reports.signals(server.weighting.needs)
+    if server.bounds is not None:
+        signals, server.cuts = server.bounds.clipped(signals)
+    weights, share = server.weigh(server.weighting, signals, server.order, server.aggregate)
+    if server.bounds is not None:
+        signals, share = _bounded(server, server.bounds, reports, signals, share)
+    direction = server.weighting.direction(signals)
+    if direction is None:
+        direction = reports.aggregate(share)
+    server.shared.grad = direction
+    server.optimizer.step()
+    return weights
+
+
+COLUMNS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")
+
+
+def columns(server: ServerState, reports: Reports, weights: Tensor) -> dict[str, Tensor]:
+    """What is written down of a round, a number per client: see ``COLUMNS``."""
+    held = server.weighting.held
+    return {
+        "loss": reports.loss,
+        "loss_ratio": reports.loss_ratio,
+        "gauge_norm": reports.gauge_norm,
+        "weight": weights,
+        "held": torch.zeros_like(weights) if held is None else held.to(weights.dtype),
+    }
+
+
+def _bounded(
+    server: ServerState, bounds: Bounds, reports: Reports, signals: Signals, share: Tensor
+) -> tuple[Signals, Tensor]:
+    """What each update is multiplied with, within the bounds; so too the updates of ``signals``."""
+    length = only(signals.active, reports.gradients().double().norm(dim=1))
+    limited, cuts = bounds.limited(share, length, server.weighting.spread)
+    server.cuts = server.cuts + cuts
+    if cuts and signals.gradients is not None:  # a method with a direction of its own reads these
+        factor = torch.where(share == 0, 0, limited / share)
+        rows = signals.gradients * (factor / factor.max()).to(signals.gradients.dtype)[:, None]
+        signals = replace(signals, gradients=rows)
+    return signals, limited
+
+
+def weigh(
+    weighting: Weighting, signals: Signals, order: Order, aggregate: Aggregate
+) -> tuple[Tensor, Tensor]:
+    """The weights after the round, and what each update is multiplied with."""
+    before = weighting.weight.clone() if order == "old" else None
+    weights = weighting.update(signals)
+    return weights, coefficients(weights if before is None else before, signals, aggregate)
+
+
+def coefficients(weights: Tensor, signals: Signals, aggregate: Aggregate) -> Tensor:
+    """What each update is multiplied with: p_i / N, or p_i n_i / sum_j n_j with ``by_size``."""
+    weights = weights.to(signals.active.device)
+    share = signals.size if aggregate == "by_size" else torch.ones_like(weights)
+    share = only(signals.active, share)
+    return only(signals.active, weights * share) / share.sum()

@@ -1,0 +1,191 @@
+"""Every choice of a training run that is not data, network or weighting, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm._round.participation import Participation
+from fedgradnorm._round.server import Aggregate, Order
+
+Precision = Literal["float32", "tf32", "bf16"]
+EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
+Key = Literal["client", "task"]
+Share = Literal["all", "none"]
+Check = Callable[[str, object], Any]
+MOST_EPOCHS = 1e12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of :func:`fedgradnorm.train`, which documents each of them."""
+
+    rounds: int | None = None
+    epochs: float | None = None
+    batch_size: int | None = 64
+    head_steps: int = 1
+    shared_steps: int = 1
+    lr: float = 2e-4
+    head_optimizer: str | dict[str, Any] = "adam"
+    server_optimizer: str | dict[str, Any] = "adam"
+    local_optimizer: str | dict[str, Any] = "sgd"
+    first_loss: FirstLoss = "dataset"
+    update: Update = "gradient"
+    report_loss: ReportLoss = "before"
+    schedule: Schedule = "alternating"
+    proximal: float = 0.0
+    final_head_steps: int = 0
+    average_heads: bool = False
+    ditto: float = 0.0
+    aggregate: Aggregate = "mean"
+    order: Order = "new"
+    key: Key = "client"
+    share: Share = "all"
+    participation: Participation = 1.0
+    gauge: str | list[str] | None = None
+    engine: EngineName = "auto"
+    device: str = "auto"
+    precision: Precision = "float32"
+    compile: bool = False
+    seed: int = 0
+    log_every: int = 1
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    record_conflict: int = 0
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.ditto and self.share == "none":
+            raise ConfigError("ditto pulls toward the shared network; share='none' has none")
+        if self.rounds is not None and self.epochs is not None:
+            raise ConfigError("give rounds or epochs, not both")
+        self.local()
+        optimizers.resolve(self.server_optimizer, self.lr)
+
+    def local(self) -> LocalSettings:
+        """What concerns a client, with optimisers resolved."""
+        return LocalSettings(
+            self.head_steps,
+            self.shared_steps,
+            self.first_loss,
+            self.update,
+            self.report_loss,
+            self.schedule,
+            optimizers.resolve(self.head_optimizer, self.lr),
+            optimizers.resolve(self.local_optimizer, self.lr),
+            self.proximal,
+        )
+
+    def rounds_per_epoch(self, sizes: Sequence[int]) -> float:
+        """Rounds in one pass over the largest client's training rows."""
+        largest = max(sizes)
+        return largest / (self.local().steps * min(self.batch_size or largest, largest))
+
+    def total_rounds(self, sizes: Sequence[int]) -> int:
+        """Rounds of the whole run; ten epochs where neither rounds nor epochs is given."""
+        if self.rounds is not None:
+            return self.rounds
+        epochs = 10 if self.epochs is None else self.epochs
+        # The slack keeps 100 epochs of 32 rounds from becoming 3201 through rounding.
+        return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
+
+    def records_conflict(self, round_number: int) -> bool:
+        """Whether the conflict between clients is recorded in this round, the first being 0."""
+        return self.record_conflict > 0 and round_number % self.record_conflict == 0
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a run folder holds them, and of those that came later than the run the defaults.
+
+    A default never changes what a run did before there was the setting.
+    """
+    return {**asdict(Settings()), **stored}
+
+
+_LEAST = {
+    "final_head_steps": 0,
+    "head_steps": 0,
+    "shared_steps": 1,
+    "seed": 0,
+    "log_every": 1,
+    "record_conflict": 0,
+}
+_LEAST_IF_GIVEN = {"rounds": 1, "batch_size": 1, "eval_every": 0, "checkpoint_every": 1}
+_CHOICES = {
+    "first_loss": FirstLoss,
+    "update": Update,
+    "report_loss": ReportLoss,
+    "schedule": Schedule,
+    "aggregate": Aggregate,
+    "order": Order,
+    "key": Key,
+    "share": Share,
+    "engine": EngineName,
+    "precision": Precision,
+}
+
+
+def _of_kind(kind: Any, name: str, value: object) -> str:
+    return one_of(name, value, get_args(kind))
+
+
+def _at_least(least: int, name: str, value: object) -> int:
+    return whole(name, value, least)
+
+
+def _if_given(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _epochs(name: str, value: object) -> float:
+    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
+        raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
+    return given
+
+
+def _participation(name: str, value: object) -> Participation:
+    if not isinstance(value, list | tuple):
+        if not 0 < (given := number(name, value)) <= 1:
+            raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
+        return given
+    if not value or not all(value):
+        raise ConfigError(f"no client in {name}: {shown(value)}; name at least one")
+    if isinstance(value[0], list | tuple):
+        return [names(name, turn) for turn in value]
+    return names(name, value)
+
+
+def _gauge(name: str, value: object) -> str | list[str]:
+    return value if isinstance(value, str) else names(name, value)
+
+
+def _device(name: str, value: object) -> str:
+    if not isinstance(value, str | torch.device):
+        raise ConfigError(f"{name} must be a text such as 'cpu' or 'cuda:0', not {shown(value)}")
+    return str(value)
+
+
+_CHECKS: dict[str, Check] = {
+    **{name: partial(_of_kind, kind) for name, kind in _CHOICES.items()},
+    **{name: partial(_at_least, least) for name, least in _LEAST.items()},
+    **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
+    **dict.fromkeys(("average_heads", "compile"), flag),
+    **dict.fromkeys(("proximal", "ditto"), bounded),
+    **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
+    "lr": number,
+    "epochs": _if_given(_epochs),
+    "participation": _participation,
+    "gauge": _if_given(_gauge),
+    "device": _device,
+}
+"""What each setting must be. A check gives the value back, as Python's own kind of it."""

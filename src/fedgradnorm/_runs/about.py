@@ -1,0 +1,131 @@
+"""run.json: what a run is. The shape it must have is written here, and checked in one place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._checks import shown
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.layout import ABOUT
+from fedgradnorm._runs.reading import present, read_file
+
+FORMAT = 1
+
+Rule = tuple[str, Callable[[Any], bool]]
+"""What a value must be, in words and as a question."""
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write run.json."""
+    text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
+    checkpoint.write_atomically(folder / ABOUT, text.encode())
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Read run.json; a RunFolderError if there is none, or it has not the shape it must have."""
+    path = folder / ABOUT
+    if not present(path):
+        raise RunFolderError(f"{folder} is no run folder: it has no {ABOUT}")
+    data = read_file(path)
+    try:
+        about = json.loads(data.decode())
+        json.dumps(about, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise RunFolderError(f"{path} has a format that this version cannot read")
+    _check(path, about, _RUN, _NEEDED)
+    _check(path, about["settings"], {"seed": _WHOLE}, {"seed"}, "settings.")
+    _check(path, about["weighting"], {"name": _TEXT}, {"name"}, "weighting.")
+    _check(path, about.get("blueprints", {}), _PLANS, set(), "blueprints.")
+    for name, client in about["clients"].items():
+        _check(path, client, _CLIENT, {"kind"}, f"clients.{name}.")
+    return about
+
+
+def _check(
+    path: Path, table: Any, rules: Mapping[str, Rule], needed: set[str], inside: str = ""
+) -> None:
+    """Refuse a table that lacks a key, or has a value of another kind under one."""
+    if not isinstance(table, dict):
+        raise RunFolderError(
+            f"{path} is damaged: {inside[:-1]} must be a table, not {shown(table)}"
+        )
+    for key in sorted(needed - set(table)):
+        raise RunFolderError(f"{path} is damaged: it has no {inside}{key}")
+    for key, (words, holds) in rules.items():
+        if key in table and not holds(table[key]):
+            raise RunFolderError(
+                f"{path} is damaged: {inside}{key} must be {words}, not {shown(table[key])}"
+            )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _names(value: Any) -> bool:
+    """Names of classes, which nobody keeps from being numbers."""
+    return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
+
+
+_TEXT: Rule = ("a text", lambda value: isinstance(value, str))
+_TEXTS: Rule = ("a list of texts", _texts)
+_FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
+_TABLE: Rule = ("a table", lambda value: isinstance(value, dict))
+_WHOLE: Rule = ("a whole number >= 0", _whole)
+_COUNTS: Rule = (
+    "a table of whole numbers",
+    lambda value: isinstance(value, dict) and all(map(_whole, value.values())),
+)
+
+_RUN: dict[str, Rule] = {
+    "finished": _FLAG,
+    "checkpoint": _FLAG,
+    "settings": _TABLE,
+    "weighting": _TABLE,
+    "clients": _TABLE,
+    "participants": _TEXTS,
+    "sent": _TEXTS,
+    "rounds": _WHOLE,
+    "gauge": _TEXTS,
+    "blueprints": _TABLE,
+    "command": _TEXTS,
+    "started": _TEXT,
+    "seconds": ("a number >= 0", lambda value: _number(value) and value >= 0),
+    "versions": _TABLE,
+}
+_NEEDED = {"finished", "settings", "weighting", "clients"}
+_PLANS: dict[str, Rule] = {
+    "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
+    "heads": _TABLE,
+}
+_CLIENT: dict[str, Rule] = {
+    "kind": (
+        "'classification' or 'regression'",
+        lambda value: value in ("classification", "regression"),
+    ),
+    "outputs": _WHOLE,
+    "task": _TEXT,
+    "loss_scale": ("a number", _number),
+    "size": _WHOLE,
+    "labels": ("a list of names or null", lambda value: value is None or _names(value)),
+    "splits": _COUNTS,
+    "inputs": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(map(_whole, value)),
+    ),
+}

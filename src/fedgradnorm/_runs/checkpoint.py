@@ -1,0 +1,159 @@
+"""One nested dict in, one file out: atomically, as safetensors, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from fedgradnorm._errors import FedGradNormError, RunFolderError
+from fedgradnorm._runs.layout import temporary
+from fedgradnorm._runs.reading import check_file, opened, present
+
+CHECKSUM = "blake2b"
+"""What a file's metadata call its checksum."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` holds either all of it or what it held before."""
+    here = temporary(path)
+    try:
+        with here.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        here.replace(path)
+    finally:
+        here.unlink(missing_ok=True)
+    if os.name != "nt":  # Windows opens no folder
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """A rename must survive a power cut too."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> None:
+    """Tensors by name, a text beside them and a checksum of both, as one safetensors file."""
+    from safetensors.torch import save
+
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    write_atomically(path, _sealed(save(plain), note))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
+    """What :func:`write_tensors` wrote; files from before there were checksums are taken too."""
+    from safetensors import safe_open
+
+    if not present(path):
+        raise RunFolderError(f"{path}: no such file")
+    check_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            _verify(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FedGradNormError:
+        raise
+    except Exception as error:  # a foreign reader of a foreign file: it may say anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RunFolderError(f"{path} is damaged: {reason}") from error
+    return tensors, metadata.get("note", "")
+
+
+def _sealed(data: bytes, note: str) -> bytes:
+    """A safetensors file with the note and the checksum in its header.
+
+    safetensors would write two entries in an order that changes from process to process.
+    """
+    header, body = _split(data)
+    metadata = {"note": note, CHECKSUM: _checksum(header, note, io.BytesIO(body))}
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
+    return b"".join((len(text).to_bytes(8, "little"), text, body))
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
+
+
+def _verify(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a file whose content is not what its checksum was made of."""
+    if CHECKSUM not in metadata:
+        return
+    with opened(path) as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        found = _checksum(header, metadata.get("note", ""), file)
+    if found != metadata[CHECKSUM]:
+        raise RunFolderError(
+            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
+            "back, or start the run again in another folder"
+        )
+
+
+def _checksum(header: Mapping[str, Any], note: str, body: BinaryIO) -> str:
+    """Of names, shapes and kinds of the tensors, of the note, and of every byte of the tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([header, note], sort_keys=True).encode())
+    while chunk := body.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def save(state: Mapping[str, Any], path: Path) -> None:
+    """Write a nested dict of tensors and plain values."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _strip(state, tensors)
+    write_tensors(path, tensors, json.dumps(skeleton))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a nested dict back, exactly as it was."""
+    tensors, note = read_tensors(path)
+    try:
+        state = _fill(json.loads(note), tensors)
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise RunFolderError(f"{path} is no checkpoint of this library: {error}") from error
+    if not isinstance(state, dict):
+        raise RunFolderError(f"{path} is no checkpoint of this library: it holds no table")
+    return state
+
+
+def _strip(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """``value`` as JSON, with tensors moved to ``tensors`` and containers tagged by kind."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return ["tensor", name]
+    if isinstance(value, Mapping):
+        return ["dict", [[key, _strip(item, tensors)] for key, item in value.items()]]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, [_strip(item, tensors) for item in value]]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return ["value", value]
+    raise TypeError(f"a checkpoint cannot hold {type(value).__name__}")
+
+
+def _fill(tagged: Any, tensors: Mapping[str, Tensor]) -> Any:
+    kind, content = tagged
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _fill(item, tensors) for key, item in content}
+    if kind in ("list", "tuple"):
+        items = [_fill(item, tensors) for item in content]
+        return items if kind == "list" else tuple(items)
+    return content

@@ -1,0 +1,177 @@
+"""A tidy table of a run: in memory and, append-only and exact to the bit, in a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm._runs.writing import writing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WHOLE = {"round", "active", "held", "samples", "bytes"}
+_TEXT = {"client", "other", "split"}
+_ALWAYS = ("round", "epoch", "client")
+"""Columns in which no row of any table has a gap."""
+
+Row = dict[str, Any]
+
+
+class Table:
+    """Rows in memory and, once :meth:`attach` is called, in a CSV file as well.
+
+    Floats are written with all their digits; what a row does not have is a gap.
+    """
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self.rows: list[Row] = []
+        self._told = 0
+        self._file: Any = None
+        self._folder = Path()
+        self._sum = _digest()
+
+    @property
+    def checksum(self) -> str:
+        """Of all that was written to the file so far."""
+        return self._sum.hexdigest()
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows, to the file too if there is one."""
+        new = list(rows)
+        self.rows += new
+        if self._file is not None:
+            with writing(self._folder):
+                self._write(self._text(new))
+
+    def attach(self, path: Path) -> None:
+        """Write everything to ``path`` from now on, starting with what is here already."""
+        self._file, self._folder = path.open("w", newline="", encoding="utf-8"), path.parent
+        self._sum = _digest()
+        self._write(self.text())
+
+    def recall(self, path: Path, size: int, checksum: str | None = None) -> None:
+        """Take the rows of the file's first ``size`` bytes; the file is only read."""
+        data = read_file(path) if present(path) else b""
+        if len(data) < size:
+            raise RunFolderError(f"{path} is shorter than its checkpoint says: it was damaged")
+        data = data[:size]
+        self._sum = _digest(data)
+        if checksum is not None and self.checksum != checksum:
+            raise RunFolderError(
+                f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
+                "of the file back"
+            )
+        self.rows = _whole_rows(path, data)
+        self._told = len(self.rows)
+
+    def reattach(self, path: Path, size: int, checksum: str | None = None) -> None:
+        """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
+        self.recall(path, size, checksum)
+        self._file, self._folder = path.open("r+", newline="", encoding="utf-8"), path.parent
+        self._file.truncate(size)
+        self._file.seek(0, io.SEEK_END)
+
+    def _write(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+        self._sum.update(text.encode())
+
+    def news(self) -> list[Row]:
+        """The rows that came since the last call, or since the run was resumed."""
+        new, self._told = self.rows[self._told :], len(self.rows)
+        return new
+
+    def sync(self) -> int:
+        """Make the file durable; its size in bytes."""
+        if self._file is None:
+            return 0
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            with suppress(OSError):  # what was refused when it was written is refused here again
+                self._file.close()
+            self._file = None
+
+    def frame(self) -> pd.DataFrame:
+        """The table as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows, columns=list(self.columns))
+
+    def text(self) -> str:
+        """The whole table as CSV."""
+        return ",".join(self.columns) + "\n" + self._text(self.rows)
+
+    def _text(self, rows: Iterable[Row]) -> str:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        for row in rows:
+            writer.writerow([_cell(row.get(column)) for column in self.columns])
+        return buffer.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out."""
+    return _whole_rows(path, read_file(path))
+
+
+def salvage_rows(path: Path) -> tuple[list[Row], str]:
+    """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
+    return _salvaged(path, read_file(path))
+
+
+def _whole_rows(path: Path, data: bytes) -> list[Row]:
+    rows, damage = _salvaged(path, data)
+    if damage:
+        raise RunFolderError(damage)
+    for number, row in enumerate(rows, start=1):
+        if missing := [key for key in _ALWAYS if key not in row]:
+            raise RunFolderError(f"{path} is damaged: row {number} has no {missing[0]}")
+    return rows
+
+
+def _salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
+    damage = ""
+    try:
+        whole = data[: data.rfind(b"\n") + 1].decode()
+    except UnicodeDecodeError as error:
+        damage = f"{path} is damaged: {error}"
+        whole = data[: data.rfind(b"\n", 0, error.start) + 1].decode()
+    reader = csv.DictReader(io.StringIO(whole))
+    rows: list[Row] = []
+    try:
+        for row in reader:
+            rows.append({key: _value(key, cell) for key, cell in row.items() if cell != ""})
+    except (ValueError, TypeError, csv.Error) as error:
+        damage = f"{path}, line {reader.line_num} is damaged: {error}"
+    return rows, damage
+
+
+def _digest(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _value(key: str, cell: str) -> Any:
+    if key in _TEXT:
+        return cell
+    return int(cell) if key in _WHOLE else float(cell)

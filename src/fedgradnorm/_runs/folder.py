@@ -1,0 +1,250 @@
+"""A run folder on disk: what the run is, how it goes, and where it can go on from; see layout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedgradnorm._errors import FedGradNormError, RunFolderError
+from fedgradnorm._round.settings import completed
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import read_about, write_about
+from fedgradnorm._runs.claim import Claim
+from fedgradnorm._runs.csv_table import Table
+from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CLIENTS, CONFIG, FILES, LOG, TEMPORARY
+from fedgradnorm._runs.reading import check_file, present
+from fedgradnorm._runs.run import Run, write_models
+from fedgradnorm._runs.writing import writing
+
+Place = str | os.PathLike[str]
+"""Where a run is kept: a folder, or the claim on one that this process holds already."""
+
+SAME = {
+    "settings": "settings",
+    "weighting": "weighting",
+    "blueprints": "network or heads",
+}
+"""What a resumed run must share with the run it goes on with: keys of run.json, in words."""
+
+
+class Kept(Protocol):
+    """Whatever can be kept in a run folder: a trainer, or the server of a federation."""
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables of the run, by the name of their file."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+
+
+class RunFolder:
+    """Keeps a trainer's progress on disk; one process at a time.
+
+    Everything is checked before anything is written: a refused run leaves the folder as it was.
+    """
+
+    def __init__(self, path: Place, trainer: Kept, about: Mapping[str, Any], resume: bool):
+        if resume:
+            read_about(Path(path))  # what is no run folder is not even locked
+        self._claim = path if isinstance(path, Claim) else Claim(path)
+        self.path, self.trainer = self._claim.path, trainer
+        self.about: dict[str, Any] = dict(about)
+        self._began, self._before = time.perf_counter(), 0.0
+        self._kept = True
+        self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
+        try:
+            self._start(about, resume)
+        except OSError as error:
+            self.close()
+            raise RunFolderError(f"{self.path} cannot be written to: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._kept = bool(self.about.get("finished"))
+
+    def _start(self, about: Mapping[str, Any], resume: bool) -> None:
+        if not resume and present(self.path / ABOUT):
+            raise RunFolderError(
+                f"{self.path} already holds a run; resume it, remove it, or choose another folder"
+            )
+        _check_kinds(self.path)
+        self._begin(self._resumed(about) if resume else None, resume)
+
+    def _resumed(self, now: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the checkpoint holds, taken over by the trainer; None where the run starts over."""
+        self.about = read_about(self.path)
+        self._before = float(self.about.get("seconds", 0.0))
+        _check_same(self.path, self.about, json.loads(json.dumps(now)))
+        if not present(self.path / CHECKPOINT):
+            _check_unbegun(self.path, self.about)
+            return None
+        state = checkpoint.load(self.path / CHECKPOINT)
+        try:
+            self.trainer.load_state_dict(state["trainer"])
+            for name, table in self.trainer.tables.items():
+                table.recall(self.path / name, *_extent(state, name))
+        except FedGradNormError:
+            raise
+        except Exception as error:  # a state of another shape may fail anywhere, in any way
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise RunFolderError(f"{self.path}: its checkpoint does not fit: {reason}") from error
+        return state
+
+    def _begin(self, state: Mapping[str, Any] | None, resume: bool) -> None:
+        """Write to the folder for the first time: from here on it is this run's."""
+        self._claim.begun = True
+        for left_by_a_kill in filter(Path.is_file, self.path.rglob(TEMPORARY)):
+            left_by_a_kill.unlink()
+        if self._claim.config and not present(self.path / CONFIG):
+            checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
+        self._handler = self._start_log()
+        for name, table in self.trainer.tables.items():
+            if state is None:
+                table.attach(self.path / name)
+            else:
+                table.reattach(self.path / name, *_extent(state, name))
+        if not resume:
+            write_about(self.path, self.about)
+        elif state is not None:
+            self._mark()
+
+    def save_checkpoint(self) -> None:
+        """Put everything needed to go on into one file, atomically."""
+        state = self.trainer.state_dict()  # under torchrun all ranks take part in this
+        tables = self.trainer.tables
+        with writing(self.path):
+            sizes = {_size_of(name): table.sync() for name, table in tables.items()}
+            sums = {_sum_of(name): table.checksum for name, table in tables.items()}
+            checkpoint.save({"trainer": state, **sizes, **sums}, self.path / CHECKPOINT)
+            self._mark()
+
+    def _mark(self) -> None:
+        """Note in run.json that there is a checkpoint: one that is missing later was lost."""
+        if not self.about.get("checkpoint"):
+            self.about["checkpoint"] = True
+            write_about(self.path, self.about)
+
+    def finish(self, run: Run) -> None:
+        """Write the trained network and heads."""
+        with writing(self.path):
+            write_models(run, self.path)
+            self.about = run.about
+            self.about["finished"] = True
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Write how long the run has taken, the parts before an interruption included."""
+        seconds = self._before + time.perf_counter() - self._began
+        self.about["seconds"] = round(seconds, 3)
+        write_about(self.path, self.about)
+        self._kept = True
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if not self._kept:  # interrupted, or training failed
+            with suppress(OSError):
+                self._keep_time()
+        for table in self.trainer.tables.values():
+            table.close()
+        if self._handler is not None:
+            logger = logging.getLogger("fedgradnorm")
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
+            with suppress(OSError):  # what it still holds cannot be written
+                self._handler.close()
+        self._claim.release()
+
+    def _start_log(self) -> logging.Handler:
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in self._claim.log)
+        handler = _Log(self.path / LOG, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger = logging.getLogger("fedgradnorm")
+        self._level = logger.level
+        logger.addHandler(handler)
+        if logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+        return handler
+
+
+class _Log(logging.FileHandler):
+    """A log file; where it cannot be written the run goes on, and says nothing on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the run's tables and checkpoints meet the same disk, and say so."""
+
+
+def _check_kinds(path: Path) -> None:
+    """Refuse a folder in which something else stands where a file of the run is or will be."""
+    for name in FILES:
+        if present(path / name):
+            check_file(path / name)
+    if present(path / CLIENTS) and not (path / CLIENTS).is_dir():
+        raise RunFolderError(f"{path / CLIENTS} is no folder; remove it")
+
+
+def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with anything but the run that was started."""
+    given = {**before, "settings": completed(before["settings"])}
+    if difference := _other_clients(before["clients"], now["clients"]):
+        raise RunFolderError(f"{path}: cannot resume with other {difference}")
+    for key, what in SAME.items():
+        if given.get(key) != now[key]:
+            raise RunFolderError(
+                f"{path}: cannot resume with other {what} than the run was started with"
+            )
+
+
+def _check_unbegun(path: Path, about: Mapping[str, Any]) -> None:
+    """A run without a checkpoint starts over, but only if it never had one."""
+    if about.get("checkpoint") or about["finished"] or present(path / CLIENTS):
+        raise RunFolderError(
+            f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; put a copy of the file "
+            "back, or start the run again in another folder"
+        )
+
+
+def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what the clients differ from those that the run was started with; empty if in nothing.
+
+    What an older version did not store is not compared.
+    """
+    if list(before) != list(now):
+        return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
+    for name, then in before.items():
+        keys = [key for key in then if then[key] != now[name].get(key)]
+        if keys == ["fingerprint"]:
+            return f"data: client {name!r} has as many rows as before, but other values in them"
+        if keys:
+            was = ", ".join(f"{key} was {then[key]}, is {now[name].get(key)}" for key in keys)
+            return f"clients: client {name!r} has changed ({was})"
+    return ""
+
+
+def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str | None]:
+    """The size that a table had at the checkpoint, and its checksum; older ones have none."""
+    size, checksum = state[_size_of(name)], state.get(_sum_of(name))
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(f"{_size_of(name)} is {size!r}")
+    return size, checksum
+
+
+def _size_of(name: str) -> str:
+    """What a checkpoint calls the size that the table of this file had."""
+    return f"{Path(name).stem}_size"
+
+
+def _sum_of(name: str) -> str:
+    """What a checkpoint calls the checksum that the table of this file had."""
+    return f"{Path(name).stem}_sum"

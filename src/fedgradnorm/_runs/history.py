@@ -1,0 +1,52 @@
+"""The tables of a run: its history, and the conflict between its clients where it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._federation.conflict import Pair
+from fedgradnorm._runs.csv_table import Row, Table, read_rows
+from fedgradnorm._runs.reading import opened
+
+KEYS = ("round", "epoch", "client", "split")
+SIGNALS = ("loss", "weight", "loss_ratio", "gauge_norm", "active", "held", "samples", "bytes")
+PAIRS = ("round", "epoch", "client", "other", "cosine")
+
+
+class History(Table):
+    """One row per round, client and split.
+
+    ``split`` is "batch" for what a client reported of its round and "train", "validation" or
+    "test" for an evaluation of the whole split.
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        taken = next((name for name in metrics if name in (*KEYS, *SIGNALS)), None)
+        if taken is not None:
+            raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
+        super().__init__((*KEYS, *SIGNALS, *metrics))
+
+
+def conflict_table() -> Table:
+    """One row per recorded round and pair of clients: the cosine between their updates."""
+    return Table(PAIRS)
+
+
+def pair_rows(round_number: int, epoch: float, pairs: Iterable[Pair]) -> list[Row]:
+    """Rows of the conflict table."""
+    here = {"round": round_number, "epoch": epoch}
+    return [{**here, "client": one, "other": two, "cosine": cosine} for one, two, cosine in pairs]
+
+
+def read_history(path: Path) -> History:
+    """A History with the columns and rows of a CSV table."""
+    rows = read_rows(path)
+    if any("split" not in row for row in rows):
+        raise RunFolderError(f"{path} is damaged: a row has no split")
+    with opened(path) as file:
+        columns = file.readline().decode().strip().split(",")
+    history = History([c for c in columns if c and c not in (*KEYS, *SIGNALS)])
+    history.rows = rows
+    return history

@@ -1,0 +1,158 @@
+"""``fgn.load``: a saved run, ready to predict."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
+from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import conflict_table, read_history
+from fedgradnorm._runs.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
+from fedgradnorm._runs.reading import present
+from fedgradnorm._runs.run import Run, TrainedClient
+
+Heads = Mapping[str, nn.Module]
+
+
+def load(path: str | Path, network: nn.Module | None = None, heads: Heads | None = None) -> Run:
+    """A saved run, ready to predict.
+
+    Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
+    an instance of it as ``network`` (and ``heads`` by client), whose parameters are then filled.
+    """
+    folder = Path(path)
+    about = read_about(folder)
+    if not present(folder / CLIENTS):
+        raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
+    plans = _plans(folder, about)
+    if network is None and plans["network"] is None:
+        raise _own_class("network")
+    clients = {
+        name: _client(folder, name, info, plans, network, heads or {})
+        for name, info in about["clients"].items()
+    }
+    shared = _shared(folder, plans["network"], network, clients)
+    history = read_history(folder / METRICS)
+    pairs = conflict_table()
+    if present(folder / CONFLICT):
+        pairs.append(read_rows(folder / CONFLICT))
+    return Run(clients, about, history, shared, about["finished"], pairs)
+
+
+def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The blueprints of run.json; each client must have one of its head."""
+    plans = about.get("blueprints", {})
+    heads = plans.get("heads", {})
+    lost = [f"heads.{name}" for name in about["clients"] if name not in heads]
+    lost += [] if "network" in plans else ["network"]
+    if lost:
+        raise RunFolderError(f"{folder / ABOUT} is damaged: it has no blueprints.{lost[0]}")
+    return {"network": plans["network"], "heads": heads}
+
+
+def _client(
+    folder: Path,
+    name: str,
+    info: Mapping[str, Any],
+    plans: Mapping[str, Any],
+    network: nn.Module | None,
+    heads: Heads,
+) -> TrainedClient:
+    tensors = checkpoint.read_tensors(client_file(folder, name))[0]
+    what, saved = f"head of client {name!r}", _part(tensors, "head")
+    head = _filled(heads.get(name), plans["heads"][name], saved, what)
+    own = None
+    if saved := _part(tensors, "network"):
+        own = _filled(network, plans["network"], saved, f"network of client {name!r}")
+    scaling = _scaling(_part(tensors, "scaling"), name)
+    named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
+    return TrainedClient(head, info["kind"], _part(tensors, "buffers"), own, scaling, **named)
+
+
+def _shared(
+    folder: Path,
+    plan: Blueprint | None,
+    network: nn.Module | None,
+    clients: Mapping[str, TrainedClient],
+) -> nn.Module | None:
+    """The shared network, filled; None where every client has its own."""
+    if present(folder / NETWORK):
+        shared = _filled(network, plan, checkpoint.read_tensors(folder / NETWORK)[0], "network")
+    elif all(client.network is None for client in clients.values()):
+        raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
+    else:
+        shared = None
+    for name, client in clients.items():
+        _check_buffers(client.network or shared, client.buffers, name)
+    return shared
+
+
+def _filled(
+    given: nn.Module | None, plan: Blueprint | None, tensors: dict[str, Tensor], what: str
+) -> nn.Module:
+    """A copy of the module given, or the one that the plan describes, with the saved tensors.
+
+    A plan is first compared as a sketch that takes no memory: one line of a damaged plan could ask
+    for more than the machine has.
+    """
+    if given is None and plan is None:
+        raise _own_class(what)
+    if given is None:
+        _check_shapes(sketch(plan), tensors, what)
+    module = copy.deepcopy(given) if given is not None else rebuild(plan)
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+    try:
+        module.to(dtype=dtype).load_state_dict(tensors)
+    except (RuntimeError, TypeError) as error:
+        raise _misfit(what, str(error)) from error
+    return module
+
+
+def _own_class(what: str) -> ModelError:
+    key = "heads={...}" if what.startswith("head") else "network=..."
+    return ModelError(f"the {what} is a class of its own: give an instance, load(path, {key})")
+
+
+def _check_shapes(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    wanted = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            raise _misfit(what, f"{name} is {found.get(name)}, the plan says {wanted.get(name)}")
+
+
+def _misfit(what: str, reason: str) -> RunFolderError:
+    return RunFolderError(f"the saved {what} does not fit: {' '.join(reason.split())[:200]}")
+
+
+def _check_buffers(network: nn.Module | None, buffers: Mapping[str, Tensor], name: str) -> None:
+    if network is None:
+        raise RunFolderError(f"the saved client {name!r} has lost its network")
+    shapes = {key: b.shape for key, b in network.named_buffers()}
+    for key, buffer in buffers.items():
+        if shapes.get(key) != buffer.shape:
+            raise _misfit(f"statistics of client {name!r}", f"{key} is {tuple(buffer.shape)}")
+
+
+def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    start = f"{part}."
+    return {key[len(start) :]: t for key, t in tensors.items() if key.startswith(start)}
+
+
+def _scaling(tensors: dict[str, Tensor], name: str) -> Any:
+    if not tensors:
+        return None
+    from fedgradnorm.data._scaling import Scaling
+
+    try:
+        return Scaling.from_state_dict(tensors)
+    except FedGradNormError as error:
+        raise _misfit(f"scaling of client {name!r}", str(error)) from error

@@ -1,0 +1,181 @@
+"""A run: what was trained and how it went; saved and loaded without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._round.evaluation import predict
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import write_about
+from fedgradnorm._runs.blueprint import describe
+from fedgradnorm._runs.csv_table import Table
+from fedgradnorm._runs.history import History, conflict_table
+from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
+from fedgradnorm._runs.prediction_inputs import network_inputs, refused
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class TrainedClient:
+    """A client as it left training: its head and its own running statistics, no data."""
+
+    head: nn.Module
+    kind: str
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    network: nn.Module | None = None
+    scaling: Any = None
+    labels: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+
+
+@dataclass
+class Run:
+    """The result of :func:`fedgradnorm.train`, and what :func:`fedgradnorm.load` returns.
+
+    ``about`` holds seed, settings, versions and command; ``finished`` is False for a run that was
+    interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
+    """
+
+    clients: dict[str, TrainedClient]
+    about: dict[str, Any]
+    table: History
+    shared: nn.Module | None
+    finished: bool = True
+    pairs: Table = field(default_factory=conflict_table)
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One tidy table: round, epoch, client, split, loss, weight, metrics and more."""
+        return self.table.frame()
+
+    @property
+    def conflict(self) -> pd.DataFrame:
+        """Cosines between clients' updates, a row per recorded round and pair; often empty."""
+        return self.pairs.frame()
+
+    @property
+    def network(self) -> nn.Module:
+        """The shared network. Clients' own running statistics are not in it; see ``predict``."""
+        if self.shared is None:
+            raise ConfigError("nothing was shared in this run; see run.networks, one per client")
+        return self.shared
+
+    @property
+    def networks(self) -> dict[str, nn.Module]:
+        """Each client's network: the shared one, or its own where nothing was shared."""
+        return {name: c.network or self.network for name, c in self.clients.items()}
+
+    @property
+    def heads(self) -> dict[str, nn.Module]:
+        """Each client's head."""
+        return {name: client.head for name, client in self.clients.items()}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Each client's last weight."""
+        rows = [row for row in self.table.rows if row.get("weight") is not None]
+        last = {row["client"]: row["weight"] for row in rows}
+        return {name: last.get(name, 1.0) for name in self.clients}
+
+    def predict(self, client: str, x: Any, *, outputs: bool = False) -> Any:
+        """The client's predictions for raw inputs ``x``: classes, or values.
+
+        A DataFrame's columns are picked by the names the client was trained with; others are left
+        out. ``outputs=True`` gives the head's own outputs (logits). Tensors in, tensors out;
+        arrays and DataFrames in, arrays out. A value that is not finite is a DataError.
+        """
+        choose(client, self.clients, "client")
+        one, network = self.clients[client], self.networks[client]
+        row = self.about.get("clients", {}).get(client, {}).get("inputs")
+        values = network_inputs(client, x, network, one.columns, one.scaling, row)
+        own = {name: b.clone() for name, b in network.named_buffers()}
+        _set_buffers(network, one.buffers)
+        try:
+            answer = predict(network, one.head, values)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise refused(client, values, error) from error
+        finally:
+            _set_buffers(network, own)
+        if one.kind == "classification" and not outputs:
+            answer = answer.argmax(dim=1)
+        elif one.scaling is not None:
+            answer = one.scaling.restore_targets(answer)
+        return answer if isinstance(x, Tensor) else answer.numpy()
+
+    def summary(self) -> pd.DataFrame:
+        """A row per client: training loss first and last, weight, and the metrics of its ``split``.
+
+        That is the test split; a client without one is shown on its validation or training rows.
+        """
+        import pandas as pd
+
+        frame = self.history
+        rows = []
+        for name in self.clients:
+            full = frame[(frame.client == name) & (frame.split != "batch")]
+            train = full[full.split == "train"]
+            shown = full[full.split == full.split.iloc[-1]] if len(full) else full
+            row: dict[str, Any] = {"client": name, "weight": self.weights[name]}
+            if len(train):
+                row["first_loss"] = train.loss.iloc[0]
+                row["last_loss"] = train.loss.iloc[-1]
+                row["split"] = shown.split.iloc[-1]
+                metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
+                row.update({k: v for k, v in metrics.items() if k in _metric_names(self.table)})
+            rows.append(row)
+        return pd.DataFrame(rows).set_index("client")
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run to a folder: JSON, CSV and safetensors only."""
+        folder = Path(path)
+        (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
+        write_models(self, folder)
+        checkpoint.write_atomically(folder / METRICS, self.table.text().encode())
+        if self.pairs.rows:
+            checkpoint.write_atomically(folder / CONFLICT, self.pairs.text().encode())
+        write_about(folder, {**self.about, "finished": self.finished})
+        return folder
+
+
+def write_models(run: Run, folder: Path) -> None:
+    """The shared network and each client's head as safetensors with plain state_dict names."""
+    (folder / CLIENTS).mkdir(exist_ok=True)
+    if run.shared is not None:
+        checkpoint.write_tensors(folder / NETWORK, dict(run.shared.state_dict()))
+    for name, client in run.clients.items():
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "head": client.head.state_dict(),
+            "buffers": client.buffers,
+            "network": client.network.state_dict() if client.network else {},
+            "scaling": client.scaling.state_dict() if client.scaling else {},
+        }
+        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
+        checkpoint.write_tensors(client_file(folder, name), tensors)
+
+
+def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """What is needed to rebuild network and heads, where that can be written down."""
+    return {
+        "network": describe(network),
+        "heads": {name: describe(head) for name, head in heads.items()},
+    }
+
+
+def _set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    for name, buffer in network.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
+
+
+def _metric_names(table: History) -> set[str]:
+    from fedgradnorm._runs.history import KEYS, SIGNALS
+
+    return set(table.columns) - set(KEYS) - set(SIGNALS)

@@ -1,0 +1,27 @@
+"""What a disk refuses while a run is kept on it, in one line that says how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedgradnorm._errors import RunFolderError
+
+GO_ON = (
+    "mend that, then resume the run (resume=True, or fedgradnorm resume): it goes on from its last "
+    "checkpoint, or from the start where it has none"
+)
+CHOOSE = "mend that, or choose another folder"
+
+
+@contextmanager
+def writing(folder: Path, way_out: str = GO_ON) -> Iterator[None]:
+    """Turn what the system raises into a RunFolderError with a way out."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if way_out is GO_ON and not folder.is_dir():
+            reason, way_out = "it was removed while the run was training", "start the run again"
+        raise RunFolderError(f"{folder} cannot be written: {reason}; {way_out}") from error

@@ -1,0 +1,211 @@
+"""The one reader of run folders: whatever is readable, and what is wrong with the rest.
+
+Every table, figure, page and test is made from what this module returns. Nothing here refuses a
+damaged run: a page that shows nineteen runs and names the twentieth's fault is worth more than an
+error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.csv_table import Row, salvage_rows
+from fedgradnorm._runs.history import KEYS, PAIRS
+from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS
+from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.experiments._config.toml_text import read_toml
+
+UNKNOWN_SEED = -1
+_FILES = (ABOUT, CONFIG, METRICS)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run: its history, what is known about it, and what is not in order.
+
+    Losses in ``rows`` are freed of the factor they were given (``loss_scale``), here and nowhere
+    else, so that no reader can forget it; ``scaled`` says that there was one.
+    """
+
+    name: str
+    method: str
+    seed: int
+    rows: list[Row]
+    about: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    pairs: list[Row] = field(default_factory=list)
+    scaled: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        scales = {name: _scale(client) for name, client in self.part("clients").items()}
+        if any(scale != 1.0 for scale in scales.values()):
+            object.__setattr__(self, "rows", [_freed(row, scales) for row in self.rows])
+            object.__setattr__(self, "scaled", True)
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the clients in its history, in their order."""
+        return list(dict.fromkeys(row["client"] for row in self.rows))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run says that it came to its end."""
+        return self.about.get("finished") is True
+
+    @property
+    def last_round(self) -> int:
+        """How far it got; -1 where nothing was recorded."""
+        return int(self.rows[-1]["round"]) if self.rows else -1
+
+    @property
+    def planned(self) -> int | None:
+        """How many rounds it was to take, where that is known."""
+        rounds = self.about.get("rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A section of run.json or the config; empty where there is none."""
+        found = self.about.get(name, self.config.get(name))
+        return found if isinstance(found, dict) else {}
+
+
+def _scale(client: Any) -> float:
+    scale = client.get("loss_scale", 1.0) if isinstance(client, dict) else 1.0
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else 1.0
+
+
+def _freed(row: Row, scales: dict[str, float]) -> Row:
+    return {**row, "loss": row["loss"] / scales.get(row["client"], 1.0)} if "loss" in row else row
+
+
+def collect(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
+    """The runs at ``places``, in the order they were started, and what was looked for in vain."""
+    folders: list[Path] = []
+    missing = []
+    for place in places:
+        found = _folders(place)
+        folders += found
+        if not found:
+            missing.append(f"{place} is no run folder and holds none: no {ABOUT} there")
+    if not folders:
+        raise RunFolderError("; ".join(missing) or "no run folders were given")
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    return runs, missing
+
+
+def _folders(place: Path) -> list[Path]:
+    """The folder itself, or the runs in it, or the runs in the folders in it."""
+    if _is_run(place):
+        return [place]
+    for pattern in ("*", "*/*"):
+        inside = [path for path in place.glob(pattern) if _is_run(path)]
+        if inside:
+            return sorted(inside, key=_started)
+    return []
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def _started(folder: Path) -> tuple[str, str]:
+    try:
+        return str(json.loads(read_file(folder / ABOUT))["started"]), str(folder)
+    except (RunFolderError, ValueError, RecursionError, KeyError, TypeError):
+        return "~", str(folder)  # after every date
+
+
+def read_run(folder: Path) -> StoredRun:
+    """The run in ``folder``, as far as it can be read."""
+    problems: list[str] = []
+    about = _about(folder, problems)
+    config = _config(folder, problems)
+    rows = _rows(folder / METRICS, problems)
+    pairs = _pairs(folder / CONFLICT, problems)
+    settings = about.get("settings")
+    seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
+    return StoredRun(
+        name=folder.resolve().name,
+        method=str(config.get("method") or _weighting(about) or folder.resolve().name),
+        seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
+        rows=rows,
+        about=about,
+        config=config,
+        problems=tuple(problems),
+        pairs=pairs,
+    )
+
+
+def _about(folder: Path, problems: list[str]) -> dict[str, Any]:
+    if not (folder / ABOUT).exists():
+        problems.append(f"{ABOUT} is missing: settings and provenance are unknown")
+        return {}
+    try:
+        return read_about(folder)
+    except RunFolderError as error:
+        problems.append(_inside(folder, error))
+        return {}
+
+
+def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not present(path):
+        return {}  # a run made from Python
+    try:
+        return read_toml(path)
+    except ConfigError as error:
+        problems.append(f"{CONFIG} is damaged: {error}")
+        return {}
+
+
+def _rows(path: Path, problems: list[str]) -> list[Row]:
+    if not path.exists():
+        problems.append(f"{METRICS} is missing: there are no curves")
+        return []
+    told = len(problems)
+    rows = _salvaged(path, _needed, problems)
+    if not rows and len(problems) == told:
+        problems.append("no round was recorded")
+    return rows
+
+
+def _pairs(path: Path, problems: list[str]) -> list[Row]:
+    return _salvaged(path, lambda _: PAIRS, problems) if path.exists() else []
+
+
+def _salvaged(path: Path, needed: Callable[[Row], Sequence[str]], problems: list[str]) -> list[Row]:
+    """The rows that can be used, and a word on the others."""
+    try:
+        rows, damage = salvage_rows(path)
+    except RunFolderError as error:
+        rows, damage = [], str(error)
+    whole = [row for row in rows if all(row.get(key) is not None for key in needed(row))]
+    if len(whole) < len(rows) and not damage:
+        damage = f"{path.name} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
+    if damage:
+        kept = f"; shown up to round {whole[-1]['round']}" if whole else ""
+        problems.append(_inside(path.parent, damage) + kept)
+    return whole
+
+
+def _needed(row: Row) -> Sequence[str]:
+    return KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
+
+
+def _inside(folder: Path, message: object) -> str:
+    """A message about a file in ``folder``, without the way there: the page may travel."""
+    return str(message).replace(f"{folder}/", "").replace(f"{folder}", folder.name)
+
+
+def _weighting(about: dict[str, Any]) -> str:
+    weighting = about.get("weighting")
+    if not isinstance(weighting, dict):
+        return ""
+    return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))

@@ -1,0 +1,1 @@
+"""``fgn.train``: the loop over rounds, what it says, keeps and records."""

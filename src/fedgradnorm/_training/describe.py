@@ -1,0 +1,89 @@
+"""What run.json says of a run: its settings, weighting, clients, network and versions."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._round.seeding import number
+from fedgradnorm._runs.about import FORMAT
+from fedgradnorm._runs.run import blueprints
+from fedgradnorm._training.trainer import Trainer
+from fedgradnorm._version import __version__
+from fedgradnorm.weighting import Weighting
+
+
+def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
+    """What is stored with every run, so that anyone can make it again."""
+    argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
+    heads = {n: h for f in trainer.federations for n, h in f.engine.heads().items()}
+    return {
+        "format": FORMAT,
+        "finished": False,
+        "settings": asdict(trainer.settings),
+        "weighting": describe_weighting(weighting),
+        "clients": {name: _client_info(client) for name, client in trainer.clients.items()},
+        "rounds": trainer.rounds,
+        "gauge": list(trainer.federations[0].gauge),
+        "network": describe_network(network),
+        "blueprints": blueprints(network, heads),
+        "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {
+            "fedgradnorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def describe_network(network: nn.Module) -> dict[str, Any]:
+    """The network's class, its size, and a hash of its layers and shapes."""
+    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
+    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
+    return {
+        "class": type(network).__qualname__,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "structure": f"{number(layers, shapes):016x}",
+    }
+
+
+def describe_weighting(weighting: Weighting) -> dict[str, Any]:
+    """The weighting's class and plain settings."""
+    plain = (bool, int, float, str)
+    settings: Mapping[str, Any] = {
+        key: value
+        for key, value in vars(weighting).items()
+        if not key.startswith("_") and isinstance(value, plain)
+    }
+    weights = getattr(weighting, "weights", None)
+    extra = {"weights": weights} if isinstance(weights, dict) else {}
+    return {"name": type(weighting).__name__, **settings, **extra}
+
+
+def _client_info(client: Client) -> dict[str, Any]:
+    return {
+        "kind": client.task.kind,
+        "outputs": client.task.outputs,
+        "task": client.task_name,
+        "loss_scale": client.task.loss_scale,
+        "size": client.size,
+        "labels": list(client.labels) if client.labels else None,
+        "columns": list(client.columns) if client.columns else None,
+        "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
+        "inputs": list(client.train[0].shape[1:]),
+        "fingerprint": client.fingerprint(),
+    }

@@ -1,0 +1,128 @@
+"""Training as it happens, in a terminal: round, epoch, time left, loss and weight per client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedgradnorm._training.trainer import Progress
+
+PER_SECOND = 8
+PLAIN_SECONDS = 5.0
+
+
+@contextmanager
+def live_display(
+    start_round: int | None = None, title: str = "training", console: Console | None = None
+) -> Iterator[Callable[[Progress], None]]:
+    """A display on stderr; call what it yields after each round.
+
+    In a terminal it is drawn in place, at most eight times a second; elsewhere a plain line is
+    printed every five seconds and at the end. ``start_round`` is where a resumed run goes on.
+    """
+    console = console or Console(stderr=True)
+    view = _View(title, start_round)
+    if not console.is_terminal:
+        yield _Lines(view, console)
+        return
+    with Live(get_renderable=view.render, console=console, refresh_per_second=PER_SECOND):
+        yield view.show
+
+
+class _View:
+    """The latest event and what follows from it and the clock."""
+
+    def __init__(self, title: str, start_round: int | None) -> None:
+        self.title, self.start_round = title, start_round
+        self.began = time.monotonic()
+        self.event: Progress | None = None
+        # A client that sits out a round keeps the loss it last reported.
+        self.losses: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+
+    def show(self, event: Progress) -> None:
+        """Take an event; drawing is left to the display's own clock."""
+        if self.start_round is None:
+            self.start_round = event.round - 1
+        self.event = event
+        self.losses.update(event.losses)
+        self.weights.update(event.weights)
+
+    def left(self) -> str:
+        """Time to go, from the pace since the start."""
+        event = self.event
+        if event is None or self.start_round is None or event.round <= self.start_round:
+            return "?"
+        pace = (time.monotonic() - self.began) / (event.round - self.start_round)
+        return clock(pace * (event.rounds - event.round))
+
+    def render(self) -> RenderableType:
+        """The bar and the table of clients."""
+        event = self.event
+        if event is None:
+            return Text(f"{self.title}: first evaluation ...")
+        line = Table.grid(padding=(0, 2))
+        line.add_row(
+            Text(self.title, style="bold"),
+            ProgressBar(event.rounds, event.round, width=24),
+            f"round {event.round}/{event.rounds}",
+            f"epoch {event.epoch:.1f}",
+            f"{self.left()} left",
+        )
+        table = Table(box=None, padding=(0, 2))
+        table.add_column("client")
+        for name in (event.shown, "weight"):
+            table.add_column(name, justify="right")
+        # The table is copied first: this runs in the display's thread.
+        for name, loss in list(self.losses.items()):
+            table.add_row(Text(name), f"{loss:.4g}", f"{self.weights.get(name, 1.0):.3f}")
+        return Group(line, table)
+
+    def line(self) -> str:
+        """The same on one plain line."""
+        event = self.event
+        assert event is not None
+        clients = ", ".join(
+            f"{name} {loss:.4g} (x{self.weights.get(name, 1.0):.3f})"
+            for name, loss in self.losses.items()
+        )
+        return (
+            f"{self.title}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
+            f"{self.left()} left; {event.shown} (x weight): {clients}"
+        )
+
+
+class _Lines:
+    """Prints a line now and then."""
+
+    def __init__(self, view: _View, console: Console) -> None:
+        self.view, self.console = view, console
+        self.printed = time.monotonic()
+
+    def __call__(self, event: Progress) -> None:
+        self.view.show(event)
+        now = time.monotonic()
+        if event.round >= event.rounds or now - self.printed >= PLAIN_SECONDS:
+            self.printed = now
+            self.console.print(self.view.line(), markup=False, highlight=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 12 s, 3:05 or 1:02:03.
+
+    >>> clock(185)
+    '3:05'
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

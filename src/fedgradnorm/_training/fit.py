@@ -1,0 +1,127 @@
+"""A run from its settings: checked, opened, trained to its end or to an interruption."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fedgradnorm._checks import flag
+from fedgradnorm._client import Client
+from fedgradnorm._engines.ranks import RankLost, World, stoppable
+from fedgradnorm._errors import Interrupted, TrainingError
+from fedgradnorm._round.numerics import numerics
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.folder import Place
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.describe import about_run
+from fedgradnorm._training.device import usable_device
+from fedgradnorm._training.due import Checkpoints
+from fedgradnorm._training.inputs import (
+    check_is_module,
+    check_progress,
+    checked_clients,
+    checked_folder,
+    checked_weighting,
+)
+from fedgradnorm._training.interrupt import held_back
+from fedgradnorm._training.ranked import Keeper, agreed, meet, open_folder
+from fedgradnorm._training.trainer import Progress, Trainer
+from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+
+def train_with(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting | None,
+    settings: Settings,
+    *,
+    folder: Place | None = None,
+    resume: bool = False,
+    progress: bool | Callable[[Progress], None] = False,
+) -> Run:
+    """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
+    weighting, clients = checked_weighting(weighting), checked_clients(clients)
+    check_is_module(network)
+    check_progress(progress)
+    resume, place = flag("resume", resume), checked_folder(folder)
+    world = meet(settings.engine)
+    device = usable_device(settings)
+    network = world.same_network(network)
+    trainer = Trainer(network, clients, weighting, settings, device)
+    about = about_run(trainer, network, weighting)
+    keeper: Keeper | None = None
+    if place is not None:
+        keeper = open_folder(place, trainer, about, resume, world)
+        about = keeper.about
+    display = _display(progress if world.leads else False, trainer)
+    try:
+        with display as show, numerics(settings.precision, trainer.device), stoppable(world):
+            _fit(trainer, keeper, show, world)
+        run = trainer.result(about)
+        if keeper is not None:
+            keeper.finish(run)
+        return run
+    except KeyboardInterrupt:
+        where = f"; resume from {folder}" if folder is not None else ""
+        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
+        raise Interrupted(message, trainer.result(about)) from None
+    finally:
+        if keeper is not None:
+            keeper.close()
+
+
+def _fit(
+    trainer: Trainer,
+    keeper: Keeper | None,
+    show: Callable[[Progress], None] | None,
+    world: World,
+) -> None:
+    """All remaining rounds, with evaluations and checkpoints on the way."""
+    started = time.perf_counter()
+    evaluate = trainer.every(trainer.settings.eval_every)
+    checkpoints = Checkpoints(keeper, trainer, world)
+    log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
+    trainer.announce()
+    with held_back() as held:
+        let_through = agreed(world, held)
+        if not trainer.history.rows:
+            trainer.evaluate()
+        while not trainer.done:
+            try:
+                event = trainer.advance(_until_next(trainer.round, evaluate, checkpoints.every))
+            except TrainingError as error:
+                if not isinstance(error, RankLost):
+                    checkpoints.write()
+                raise
+            if trainer.done or (evaluate and trainer.round % evaluate == 0):
+                trainer.evaluate()
+            checkpoints.after_round()
+            try:
+                if show is not None:
+                    show(replace(event, rows=trainer.history.news()))
+                let_through()
+            except KeyboardInterrupt:
+                checkpoints.write()
+                raise
+    log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
+
+
+def _until_next(round_number: int, *intervals: int) -> int:
+    """Rounds until the next evaluation or checkpoint is due."""
+    return min((every - round_number % every for every in intervals if every), default=1 << 30)
+
+
+def _display(progress: bool | Callable[[Progress], None], trainer: Trainer) -> Any:
+    if progress is True:
+        from fedgradnorm._training.display import live_display
+
+        return live_display(trainer.round)
+    return nullcontext(progress or None)

@@ -1,0 +1,118 @@
+"""A run under torchrun: rank 0 keeps the folder and speaks, the others only train along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedgradnorm._engines import ranks
+from fedgradnorm._engines.ranks import World
+from fedgradnorm._errors import ConfigError, FedGradNormError
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.folder import Place, RunFolder
+from fedgradnorm._runs.layout import CHECKPOINT
+from fedgradnorm._runs.reading import present
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.writing import CHOOSE, writing
+from fedgradnorm._training.trainer import Trainer
+
+
+class Keeper(Protocol):
+    """Who keeps a run on disk."""
+
+    about: dict[str, Any]
+
+    def save_checkpoint(self) -> None:
+        """Put everything needed to go on into one file, atomically."""
+
+    def finish(self, run: Run) -> None:
+        """Write the trained network and heads."""
+
+    def close(self) -> None:
+        """Let go of the folder."""
+
+
+class Follower:
+    """Writes nothing, but hands its clients' state to rank 0 when a checkpoint is due."""
+
+    def __init__(self, trainer: Trainer, about: dict[str, Any]) -> None:
+        self.trainer, self.about = trainer, about
+
+    def save_checkpoint(self) -> None:
+        """Take part in gathering the state."""
+        self.trainer.state_dict()
+
+    def finish(self, run: Run) -> None:
+        """Nothing: rank 0 writes."""
+
+    def close(self) -> None:
+        """Nothing: rank 0 holds the folder."""
+
+
+def meet(engine: str) -> World:
+    """The ranks of this run; a ConfigError if the engine would train everything on each of them."""
+    if engine in ("auto", "distributed"):
+        return ranks.world()
+    if ranks.asked_for() > 1:
+        raise ConfigError(
+            f"engine {engine!r} runs in one process, but torchrun started {ranks.asked_for()}; "
+            "use engine='distributed' or 'auto', or leave torchrun out"
+        )
+    return World()
+
+
+def open_folder(
+    place: Place,
+    trainer: Trainer,
+    about: Mapping[str, Any],
+    resume: bool,
+    world: World,
+) -> Keeper:
+    """Open the run's folder on rank 0; what it holds, or what is wrong with it, goes to all."""
+    if world.size == 1:
+        with writing(Path(place), CHOOSE):
+            return RunFolder(place, trainer, about, resume)
+    keeper: RunFolder | None = None
+    news: dict[str, Any] = {}
+    if world.leads:
+        try:
+            with writing(Path(place), CHOOSE):
+                keeper = RunFolder(place, trainer, about, resume)
+            news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
+            if resume and present(keeper.path / CHECKPOINT):
+                news["state"] = checkpoint.load(keeper.path / CHECKPOINT)["trainer"]
+        except FedGradNormError as error:
+            news = {"trouble": error}
+    news = world.leaders(news)
+    if "trouble" in news:
+        raise news["trouble"]
+    if keeper is not None:
+        return keeper
+    for name, table in trainer.tables.items():
+        table.rows = news["rows"][name]
+    if news["state"] is not None:
+        trainer.load_state_dict(news["state"])
+    return Follower(trainer, news["about"])
+
+
+def _rows(trainer: Trainer) -> dict[str, list[Row]]:
+    return {name: table.rows for name, table in trainer.tables.items()}
+
+
+def agreed(world: World, let_through: Callable[[], None]) -> Callable[[], None]:
+    """Ctrl-C on any rank stops all of them, after the same round."""
+    if world.size == 1:
+        return let_through
+
+    def check() -> None:
+        asked = False
+        try:
+            let_through()
+        except KeyboardInterrupt:
+            asked = True
+        if world.anyone(asked):
+            raise KeyboardInterrupt
+
+    return check

@@ -1,0 +1,153 @@
+"""``fgn.train``: the one function that trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm._round.participation import Participation
+from fedgradnorm._round.server import Aggregate, Order
+from fedgradnorm._round.settings import EngineName, Key, Precision, Settings, Share
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.fit import train_with
+from fedgradnorm._training.trainer import Progress
+from fedgradnorm.weighting import Weighting
+
+
+def train(
+    network: nn.Module,
+    clients: Sequence[Client],
+    *,
+    weighting: Weighting | None = None,
+    rounds: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = 64,
+    head_steps: int = 1,
+    shared_steps: int = 1,
+    lr: float = 2e-4,
+    head_optimizer: str | dict[str, Any] = "adam",
+    server_optimizer: str | dict[str, Any] = "adam",
+    local_optimizer: str | dict[str, Any] = "sgd",
+    first_loss: FirstLoss = "dataset",
+    update: Update = "gradient",
+    report_loss: ReportLoss = "before",
+    schedule: Schedule = "alternating",
+    proximal: float = 0.0,
+    final_head_steps: int = 0,
+    average_heads: bool = False,
+    ditto: float = 0.0,
+    aggregate: Aggregate = "mean",
+    order: Order = "new",
+    key: Key = "client",
+    share: Share = "all",
+    participation: Participation = 1.0,
+    gauge: str | list[str] | None = None,
+    engine: EngineName = "auto",
+    device: str = "auto",
+    precision: Precision = "float32",
+    compile: bool = False,
+    seed: int = 0,
+    log_every: int = 1,
+    eval_every: int | None = None,
+    checkpoint_every: int | None = None,
+    record_conflict: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool | Callable[[Progress], None] = False,
+) -> Run:
+    """Train one shared network and a personal head per client.
+
+    Args:
+        network: any module from an input row to a feature vector; it is copied, never changed.
+        clients: who takes part; see :class:`fedgradnorm.Client`.
+        weighting: how the server weighs clients; the paper's ``GradNorm(gamma=0.9)`` by default.
+        rounds, epochs: how long; a round is one communication, an epoch one pass over the largest
+            client's training rows. Ten epochs if neither is given.
+        batch_size: rows per local step (a smaller client uses all its rows); None for all rows.
+        head_steps, shared_steps: local steps per round on the head, then on the shared network.
+        lr: learning rate of every network optimiser that does not name its own.
+        head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
+            such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
+            rounds, the server's steps ``shared``, the local one steps a client's copy of it.
+        first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
+            or ``log_classes``.
+        update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
+            (steps x lr), or its ``model``: with server SGD of rate 1 the server then averages
+            models. The gauge norm is always that of the mean raw gradient.
+        report_loss: measured ``before`` each local step, or ``after`` it.
+        schedule: ``alternating`` (head, then shared network) or both ``together``.
+        proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
+        final_head_steps: steps on each head alone after the last round (FedBABU).
+        average_heads: heads are averaged in every round too (FedAvg); they must be of one shape.
+        ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
+            the shared one; evaluations and predictions are then the personal networks'.
+        aggregate: clients count the same (``mean``), or ``by_size``.
+        order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
+        key: one weight per ``client``, or per ``task`` (clients whose tasks share a name).
+        share: ``all`` train one network, or ``none``: each client trains alone.
+        participation: share of clients per round, drawn from the seed; or a list of names; or a
+            list of such lists, taken in turn.
+        gauge: layers or parameters whose gradient is measured; the last layer by default.
+        engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
+            spreads them over its processes (``distributed``).
+        device: "cpu", "cuda", or "auto".
+        precision: of products: ``float32``, ``tf32`` (GPU), or ``bf16`` for those of the shared
+            network, evaluations included.
+        compile: on a GPU, let torch.compile fuse a round's small kernels. It takes some seconds at
+            the start, so it pays in long runs; numbers change by rounding only.
+        seed: decides heads, batches, participation and dropout.
+        log_every: rounds between two rows of a client's own reports in the history.
+        eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
+        checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
+            checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
+        record_conflict: the cosine between every two clients' updates is recorded in the first of
+            so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
+        folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
+        resume: go on with the run in ``folder``.
+        progress: True for a live display in the terminal, or a function to call after each round.
+
+    Returns:
+        A :class:`fedgradnorm._runs.run.Run`.
+    """
+    settings = Settings(
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        head_steps=head_steps,
+        shared_steps=shared_steps,
+        lr=lr,
+        head_optimizer=head_optimizer,
+        server_optimizer=server_optimizer,
+        local_optimizer=local_optimizer,
+        first_loss=first_loss,
+        update=update,
+        report_loss=report_loss,
+        schedule=schedule,
+        proximal=proximal,
+        final_head_steps=final_head_steps,
+        average_heads=average_heads,
+        ditto=ditto,
+        aggregate=aggregate,
+        order=order,
+        key=key,
+        share=share,
+        participation=participation,
+        gauge=gauge,
+        engine=engine,
+        device=device,
+        precision=precision,
+        compile=compile,
+        seed=seed,
+        log_every=log_every,
+        eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
+        record_conflict=record_conflict,
+    )
+    return train_with(
+        network, clients, weighting, settings, folder=folder, resume=resume, progress=progress
+    )

@@ -1,0 +1,255 @@
+"""The rounds of a run: who takes part, what is recorded, what a checkpoint holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._errors import TrainingError
+from fedgradnorm._federation.federation import Federation, Outcome
+from fedgradnorm._federation.sharing import federations
+from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.participation import participants
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.csv_table import Row, Table
+from fedgradnorm._runs.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.layout import CONFLICT, METRICS
+from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.watch import Watch
+from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress callback is told after every round; ``rows`` are the history's new ones.
+
+    ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
+    """
+
+    round: int
+    rounds: int
+    epoch: float
+    losses: Mapping[str, float]
+    weights: Mapping[str, float]
+    rows: Sequence[Row] = ()
+    shown: str = "loss"
+
+
+class Trainer:
+    """One run in the making: its federations, its round counter and its history."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        weighting: Weighting,
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        self.clients = {client.name: client for client in clients}
+        self.federations = federations(network, clients, weighting, settings, device)
+        self.names = list(self.clients)
+        self.settings, self.device = settings, device
+        sizes = [client.size for client in clients]
+        self.per_epoch = settings.rounds_per_epoch(sizes)
+        self.rounds = settings.total_rounds(sizes)
+        self.round = 0
+        self.taken = dict.fromkeys(self.names, 0)
+        self.watch = Watch(self.names, settings)
+        batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
+        self._samples = {name: settings.local().steps * batch[name] for name in self.names}
+        metrics = {key for client in clients for key in client.task.metrics}
+        self.history = History(sorted(metrics))
+        self.conflict = conflict_table()
+        if settings.share == "all":
+            _warn_of_order(clients)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The history and, where it is recorded, the conflict, by the name of their file."""
+        recorded = {CONFLICT: self.conflict} if self.settings.record_conflict else {}
+        return {METRICS: self.history, **recorded}
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the largest client's training rows so far."""
+        return self.round / self.per_epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over."""
+        return self.round >= self.rounds
+
+    def every(self, given: int | None) -> int:
+        """An interval in rounds: as given, or once an epoch."""
+        return max(1, round(self.per_epoch)) if given is None else given
+
+    def advance(self, most: int = 1) -> Progress:
+        """One round, or up to ``most`` where the engine runs several without coming back."""
+        if every := self.settings.record_conflict:  # a recorded round is the first of its burst
+            most = min(most, every - self.round % every)
+        count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
+        actives = [self._active(self.round + k) for k in range(count)]
+        outcomes = [
+            federation.rounds(
+                self.round, [[n for n in active if n in federation.names] for active in actives]
+            )
+            for federation in self.federations
+        ]
+        rows: list[Row] = []
+        for together in zip(*outcomes, strict=True):
+            rows = self._record(list(together))
+        if self.done:
+            self.watch.sum_up()
+            for federation in self.federations:
+                federation.finish(self.round)
+        return Progress(
+            self.round,
+            self.rounds,
+            self.epoch,
+            {row["client"]: row["loss"] for row in rows if row["active"]},
+            {row["client"]: row["weight"] for row in rows},
+        )
+
+    def _active(self, round_number: int) -> list[str]:
+        """Who takes part in a round."""
+        share, seed = self.settings.participation, self.settings.seed
+        return participants(share, seed, self.names, round_number)
+
+    def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
+        """Count a round and write down what became of it."""
+        active = [name for outcome in outcomes for name in outcome.active]
+        failed = [name for outcome in outcomes for name in outcome.failed]
+        self.watch.fail(self.round + 1, active, failed)
+        if len(failed) == len(active):
+            raise TrainingError(
+                f"round {self.round + 1}: training diverges: the loss or gradient of every active "
+                f"client is not finite ({', '.join(failed)}); "
+                f"lower {self.watch.divergence.rates} or look at the data"
+            )
+        self.round += 1
+        rows: list[Row] = []
+        for federation, outcome in zip(self.federations, outcomes, strict=True):
+            rows += self._rows(federation, outcome)
+            self.conflict.append(pair_rows(self.round, self.epoch, outcome.conflict))
+        self.watch.hold(self.round, rows)
+        if self.round % self.settings.log_every == 0 or self.done:
+            self.history.append(rows)
+        return rows
+
+    def _rows(self, federation: Federation, outcome: Outcome) -> list[Row]:
+        rows = []
+        wanted, failed = set(outcome.active), set(outcome.failed)
+        for i, name in enumerate(federation.names):
+            if name not in wanted:
+                continue
+            ok = name not in failed
+            self.taken[name] += ok
+            row: Row = {"round": self.round, "epoch": self.epoch, "client": name, "split": "batch"}
+            row.update(active=int(ok), weight=outcome.columns["weight"][i])
+            if ok:
+                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
+            row["held"] = int(outcome.columns["held"][i])
+            rows.append({**row, **self._meters(federation, name)})
+        return rows
+
+    def _meters(self, federation: Federation, name: str) -> Row:
+        """Samples a client has seen and bytes it has exchanged so far."""
+        traffic = federation.bytes_per_round() if self.settings.share == "all" else 0
+        taken = self.taken[name]
+        return {"samples": taken * self._samples[name], "bytes": taken * traffic}
+
+    def announce(self) -> None:
+        """Say where gradients are measured, and how their conflict is, where that costs more."""
+        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        every, engine = self.settings.record_conflict, self.federations[0].engine
+        reason = engine.conflict_obstacle
+        if every and reason and len(self.federations[0].names) > 1:
+            log.info(
+                "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "
+                "tried client by client; the training is the same", every, engine.name, reason,
+            )  # fmt: skip
+
+    def evaluate(self) -> None:
+        """Loss and metrics of every client on all its splits, into the history."""
+        rows: list[Row] = []
+        for federation in self.federations:
+            weight = federation.server.weighting.weight.tolist()
+            weights = dict(zip(federation.names, weight, strict=True))
+            for split in SPLITS:
+                for name, values in federation.evaluate(split).items():
+                    row: Row = {"round": self.round, "epoch": self.epoch, "client": name}
+                    row.update(split=split, weight=weights[name], **values)
+                    rows.append({**row, **self._meters(federation, name)})
+        order = {name: i for i, name in enumerate(self.names)}
+        self.history.append(sorted(rows, key=lambda row: order[row["client"]]))
+
+    def result(self, about: dict[str, Any]) -> Run:
+        """The run as it stands."""
+        one = len(self.federations) == 1 and self.settings.share == "all"
+        trained = {}
+        for owner in [o for federation in self.federations for o in federation.owners()]:
+            state, heads = owner.engine.state_dict(), owner.engine.heads()
+            for name in owner.names:
+                client = self.clients[name]
+                trained[name] = TrainedClient(
+                    heads[name].cpu(),
+                    client.task.kind,
+                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
+                    None if one and owner in self.federations else owner.shared_network(),
+                    client.scaling,
+                    client.labels,
+                    client.columns,
+                )
+        shared = self.federations[0].shared_network() if one else None
+        about = {**about, "finished": self.done, **self.watch.counts()}
+        return Run(trained, about, self.history, shared, self.done, self.conflict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {
+            "round": self.round,
+            "taken": self.taken,
+            "watch": self.watch.state_dict(),
+            "federations": [federation.state_dict() for federation in self.federations],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.round = _whole(state["round"], "round", self.rounds)
+        self.taken = {name: _whole(state["taken"][name], f"taken.{name}") for name in self.names}
+        if "watch" in state:
+            self.watch.load_state_dict(state["watch"])
+        else:
+            self.watch.load_old(state)
+        for federation, part in zip(self.federations, state["federations"], strict=True):
+            federation.load_state_dict(part)
+
+
+def _warn_of_order(clients: Sequence[Client]) -> None:
+    """Name clients with the same columns in different orders: the network goes by their places."""
+    first: dict[tuple[str, ...], Client] = {}
+    for client in clients:
+        if client.columns is None:
+            continue
+        other = first.setdefault(tuple(sorted(client.columns)), client)
+        if other.columns != client.columns:
+            log.warning(
+                "client %r has the columns of client %r in another order, but they share a "
+                "network; give both the same inputs=[...]", client.name, other.name,
+            )  # fmt: skip
+
+
+def _whole(value: Any, what: str, most: float = float("inf")) -> int:
+    """A counter out of a checkpoint; a ValueError if it cannot be one."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{what} is {value!r:.40}")
+    return value

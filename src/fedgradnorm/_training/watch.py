@@ -1,0 +1,83 @@
+"""What is said of the clients while a run trains: who fails, who is held, who diverges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.divergence import Divergence
+from fedgradnorm._training.spells import Spell, Spells
+
+NOT_FINITE = "its loss or gradient is not finite"
+
+
+def holding(names: Iterable[str]) -> Spells:
+    """Clients whose weight is held."""
+    begins = "client {name!r} has a vanishing gradient; its weight is held"
+    return Spells(names, begins, "has a gradient again; its weight moves", "held")
+
+
+def failing(names: Iterable[str]) -> Spells:
+    """Clients that are left out because they fail."""
+    begins = "client {name!r} left out: {why} ({times} times so far); its head was put back"
+    return Spells(names, begins, "takes part again", "left out")
+
+
+class Watch:
+    """The clients of one run, watched round by round. It changes nothing but the log."""
+
+    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+        self.failing, self.holding = failing(names), holding(names)
+        self.divergence = Divergence(settings)
+
+    def fail(self, round_number: int, active: Sequence[str], failed: Sequence[str]) -> None:
+        """Note who of a round's ``active`` clients has ``failed``."""
+        taken = {n: s.rounds - s.total for n, s in self.failing.clients.items()}
+        well = [name for name in active if name not in set(failed)]
+        self.failing.note(round_number, well, dict.fromkeys(failed, NOT_FINITE))
+        self.divergence.note_failed(round_number, failed, taken)
+
+    def hold(self, round_number: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Note who of a round's rows is held, and whose loss has grown."""
+        rows = [row for row in rows if row["active"]]
+        held = {row["client"]: "" for row in rows if row["held"]}
+        well = [row["client"] for row in rows if not row["held"]]
+        self.holding.note(round_number, well, held)
+        ratios = {row["client"]: row["loss_ratio"] for row in rows if "loss_ratio" in row}
+        self.divergence.note(round_number, ratios)
+
+    def sum_up(self) -> None:
+        """Log the counts of the whole run."""
+        self.failing.sum_up()
+        self.holding.sum_up()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """In how many rounds each client was left out, and held: kept with the run."""
+        return {"left_out": self.failing.totals, "held": self.holding.totals}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {
+            "failing": self.failing.state_dict(),
+            "holding": self.holding.state_dict(),
+            "diverged": list(self.divergence.named),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.failing.load_state_dict(state["failing"])
+        self.holding.load_state_dict(state["holding"])
+        self.divergence.named = list(state["diverged"])
+
+    def load_old(self, state: Mapping[str, Any]) -> None:
+        """Take over what older checkpoints hold: failures so far, and who was held last.
+
+        In how many rounds a client was held they do not say: that is counted from here on.
+        """
+        for name, count in state["failures"].items():
+            rounds = count + state["taken"][name]
+            self.failing.clients[name] = Spell(lines=min(1, count), total=count, rounds=rounds)
+        for name in self.holding.clients:
+            held = name in state["held"]
+            self.holding.clients[name] = Spell(on=held, lines=int(held))

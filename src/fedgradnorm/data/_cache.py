@@ -1,0 +1,228 @@
+"""Prepared arrays kept on disk, memory-mapped, under a hash of what they were made from.
+
+An entry is a folder ``kind-hash`` with one ``.npy`` file per array and a ``manifest.json``. It is
+written beside its final place and renamed there in one step, so a reader sees all of it or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgradnorm._errors import DataError
+
+Arrays = dict[str, NDArray[Any]]
+Built = tuple[Arrays, dict[str, object]]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_WHOLE = 8 << 20  # up to this size every byte is hashed
+_EDGE = 2 << 20  # of a bigger file: this much of either end; a zip's index of CRCs is at its end
+_SAMPLES, _SAMPLE = 64, 16 << 10
+_STALE_SECONDS = 24 * 3600
+
+
+class _Damaged(Exception):
+    """An entry on disk that is not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Arrays (read-only, memory-mapped) and notes; ``fresh`` if they were built by this call."""
+
+    arrays: dict[str, NDArray[Any]]
+    info: dict[str, Any]
+    fresh: bool
+    folder: Path
+
+
+def default_folder() -> Path:
+    """The folder named by FEDGRADNORM_CACHE, else ``~/.cache/fedgradnorm``."""
+    named = os.environ.get("FEDGRADNORM_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "fedgradnorm"
+
+
+def fingerprint(path: Path) -> str:
+    """A hash of a file: all of a small one; size, both ends and 64 samples of a big one.
+
+    A big file changed in place, between the samples and without changing its size, goes unnoticed.
+    In a zip archive every change shows, because the CRC of each entry is at its end.
+    """
+    try:
+        return _digest(Path(path))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise DataError(f"{path}: cannot be read ({reason}); check the path") from error
+
+
+def cached(
+    kind: str,
+    key: Mapping[str, object],
+    build: Callable[[], Built],
+    *,
+    folder: Path | None = None,
+) -> Prepared:
+    """The arrays and notes kept for ``kind`` and ``key``, made with ``build`` where there are none.
+
+    ``key`` holds everything the result depends on and ``info`` what JSON can hold. A damaged entry
+    is logged and built again; of two processes that build the same entry, the first one's stays.
+    """
+    root = Path(folder) if folder is not None else default_folder()
+    text = json.dumps([_FORMAT, kind, dict(key)], sort_keys=True, default=str)
+    entry = root / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+    found = _existing(entry)
+    if found is not None:
+        return found
+    arrays, info = build()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_stale(root)
+        _store(root, entry, arrays, {"kind": kind, "key": json.loads(text)[2], "info": info})
+        loaded, kept = _load(entry)
+    except (OSError, _Damaged) as error:
+        raise DataError(
+            f"{entry}: the cache cannot be written ({error}); "
+            "free some space, or name another folder with FEDGRADNORM_CACHE"
+        ) from error
+    return Prepared(loaded, kept, True, entry)
+
+
+def _existing(entry: Path) -> Prepared | None:
+    if not entry.exists():
+        return None
+    try:
+        arrays, info = _load(entry)
+    except (_Damaged, OSError) as error:
+        logger.warning("%s: damaged cache (%s); building it again", entry, error)
+        return None
+    return Prepared(arrays, info, False, entry)
+
+
+def _load(entry: Path) -> tuple[Arrays, dict[str, Any]]:
+    """The entry's arrays and info, every file compared with the manifest."""
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
+        body = manifest["body"]
+        if manifest["check"] != _text_digest(body):
+            raise _Damaged("the manifest does not match its checksum")
+        files, info = body["arrays"], body["info"]
+        arrays = {name: _load_array(entry / f"{name}.npy", about) for name, about in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _Damaged(f"{type(error).__name__}: {error}") from error
+    return arrays, info
+
+
+def _load_array(path: Path, about: Mapping[str, Any]) -> NDArray[Any]:
+    if path.stat().st_size != about["bytes"]:
+        raise _Damaged(f"{path.name} has {path.stat().st_size} bytes, not {about['bytes']}")
+    if _digest(path) != about["check"]:
+        raise _Damaged(f"{path.name} does not match its checksum")
+    empty = 0 in about["shape"]  # NumPy cannot map an array without elements
+    array: NDArray[Any] = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    if list(array.shape) != about["shape"] or str(array.dtype) != about["dtype"]:
+        raise _Damaged(f"{path.name} is {array.dtype}{array.shape}")
+    return array
+
+
+def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> None:
+    """Write a complete entry beside its place, then rename it there."""
+    place = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=root))
+    try:
+        files = {name: _write_array(place / f"{name}.npy", a) for name, a in arrays.items()}
+        body = json.loads(json.dumps({**body, "arrays": files}))
+        manifest = {"check": _text_digest(body), "body": body}
+        with (place / _MANIFEST).open("w", encoding="utf-8") as stream:
+            json.dump(manifest, stream, indent=1)
+            _flush(stream)
+        _sync_folder(place)
+        _move_into_place(place, entry)
+        _sync_folder(root)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
+    with path.open("wb") as stream:
+        np.save(stream, array, allow_pickle=False)
+        _flush(stream)
+    return {
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "bytes": path.stat().st_size,
+        "check": _digest(path),
+    }
+
+
+def _move_into_place(place: Path, entry: Path) -> None:
+    """Rename ``place`` to ``entry``; a sound entry made meanwhile by another process is left."""
+    for _ in range(8):
+        try:
+            place.rename(entry)
+            return
+        except OSError:
+            if not entry.exists():
+                raise
+        if _existing(entry) is not None:
+            return
+        aside = Path(tempfile.mkdtemp(prefix=f".{entry.name}-old-", dir=entry.parent))
+        with suppress(OSError):  # another process may have moved or replaced it first
+            entry.rename(aside / "entry")
+        shutil.rmtree(aside, ignore_errors=True)
+    raise OSError("another process keeps replacing this entry")
+
+
+def _remove_stale(root: Path) -> None:
+    """Clear what a process killed while writing left behind, once nobody can still be writing."""
+    for folder in root.glob(".*-*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(stream: IO[Any]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every system can open a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _text_digest(body: object) -> str:
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as stream:
+        if size <= _WHOLE:
+            digest.update(stream.read())
+            return digest.hexdigest()
+        digest.update(stream.read(_EDGE))
+        for index in range(_SAMPLES):
+            stream.seek(_EDGE + (size - 2 * _EDGE) * index // _SAMPLES)
+            digest.update(stream.read(_SAMPLE))
+        stream.seek(-_EDGE, os.SEEK_END)
+        digest.update(stream.read())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Your own files as clients: CSV, Parquet, .npz, folders of images."""

@@ -1,0 +1,228 @@
+"""CSV and Parquet files with named columns.
+
+CSV is read with the standard library rather than pandas: it tells the line of every record and
+never guesses at rows that have too few or too many fields.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._checks import shown
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._files.read_rows import (
+    FileRows,
+    is_missing,
+    missing_name,
+    no_label,
+    row_place,
+    usable,
+)
+from fedgradnorm.data._memory import check_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to it, and as a float
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name, with the data row (and the line, for CSV) of each entry."""
+
+    source: str
+    columns: dict[str, list[Any]]
+    rows: list[int]
+    lines: list[int] | None = None
+
+
+def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
+    """The named columns of a CSV or Parquet file, or all of them."""
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(path, columns)
+    return _read_csv(path, columns, bad)
+
+
+def rows_from_table(
+    path: Path,
+    inputs: Sequence[str] | None,
+    targets: Sequence[str],
+    labels: bool,
+    bad: BadRows[int],
+) -> FileRows:
+    """Inputs and targets of a table; without ``inputs``, every column but the targets is one."""
+    wanted = None if inputs is None else [*inputs, *targets]
+    table = read_table(path, wanted, bad)
+    for target in targets:
+        if target not in table.columns:
+            raise missing_name(table.source, "column", target, list(table.columns))
+    names = [name for name in table.columns if name not in targets] if inputs is None else inputs
+    if not names:
+        raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
+    x = np.stack([numbers(table, name, bad) for name in names], axis=1)
+    y = table_targets(table, targets, labels, bad)
+    return FileRows(x, y, table.rows, table.lines, bad, tuple(names))
+
+
+def table_targets(
+    table: Table, targets: Sequence[str], labels: bool, bad: BadRows[int]
+) -> NDArray[np.float64] | list[str]:
+    """Label texts of the one target column, or the numbers of all of them."""
+    if labels:
+        return texts(table, targets[0], bad)
+    return np.stack([numbers(table, name, bad) for name in targets], axis=1)
+
+
+def numbers(table: Table, column: str, bad: BadRows[int]) -> NDArray[np.float64]:
+    """A column as numbers; cells that are none are reported as bad."""
+    cells = table.columns[column]
+    values = np.array([_number(cell) for cell in cells], dtype=np.float64)
+    for i in np.flatnonzero(~usable(values)):
+        _report(table, int(i), f"column {column!r} {_complaint(cells[i])}", bad)
+    return values
+
+
+def texts(table: Table, column: str, bad: BadRows[int]) -> list[str]:
+    """A column as label texts; cells that are missing are reported as bad."""
+    cells = table.columns[column]
+    for i, cell in enumerate(cells):
+        if is_missing(cell):
+            _report(table, i, no_label(f"column {column!r}", cell), bad)
+    return [str(cell).strip() for cell in cells]
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return float("nan")
+
+
+def _complaint(cell: object) -> str:
+    if is_missing(cell):
+        return "is empty or NaN"
+    is_number = not np.isnan(_number(cell))
+    return f"is {shown(cell)}, {'too large' if is_number else 'not a number'}"
+
+
+def _report(table: Table, index: int, why: str, bad: BadRows[int]) -> None:
+    row, line = table.rows[index], None if table.lines is None else table.lines[index]
+    bad.add(row, why, row_place(row, line))
+
+
+def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
+    records = _csv_records(path)
+    _, header = next(records, (0, []))
+    names = [name.strip() for name in header]
+    if not names:
+        raise DataError(f"{path}: the file is empty; expected a header line and rows")
+    places = _places(str(path), names, columns)
+    cells: list[list[str]] = [[] for _ in places]
+    rows, lines = [], []
+    for row, (line, fields) in enumerate(records, start=1):
+        if len(fields) != len(names):
+            why = f"{len(fields)} fields where the header has {len(names)}"
+            bad.add(row, why, row_place(row, line))
+        rows.append(row)
+        lines.append(line)
+        for column, place in zip(cells, places.values(), strict=True):
+            column.append(fields[place] if place < len(fields) else "")
+    return Table(str(path), dict(zip(places, cells, strict=True)), rows, lines)
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(first line, fields) of each record that is not blank; the first one is the header."""
+    line = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=_delimiter(file.readline()), strict=True)
+            file.seek(0)
+            for fields in reader:
+                if any("\0" in field for field in fields):
+                    raise DataError(f"{path}, line {line + 1}: not a text file; export it as CSV")
+                if fields:
+                    yield line + 1, fields
+                line = reader.line_num
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, after line {line}: not UTF-8 text; export it as UTF-8 CSV"
+        ) from error
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, after line {line}: not a CSV file ({error}); repair it"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _delimiter(header: str) -> str:
+    """A comma, unless the header has none but is split by tabs or semicolons."""
+    return next((mark for mark in ",\t;" if mark in header), ",")
+
+
+def _places(source: str, names: list[str], columns: Sequence[str] | None) -> dict[str, int]:
+    """Where each wanted column stands."""
+    if columns is None and "" in names:
+        # pandas writes its row numbers as a column without a name: never what a model should see.
+        raise DataError(
+            f"{source}: column {names.index('') + 1} has no name; name it, or list the columns to "
+            "use as inputs"
+        )
+    wanted = names if columns is None else columns
+    for name in wanted:
+        if name not in names:
+            raise missing_name(source, "column", name, names)
+        if names.count(name) > 1:
+            raise DataError(f"{source}: more than one column is named {name!r}; rename them")
+    return {name: names.index(name) for name in wanted}
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
+    try:
+        return _parquet_table(path, columns)
+    except DataError:
+        raise
+    # A damaged file surfaces as almost any exception of the Parquet reader, some of them only
+    # when a text is looked at.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path}: not a readable Parquet file ({reason}); save it again") from error
+
+
+def _parquet_table(path: Path, columns: Sequence[str] | None) -> Table:
+    import pandas as pd
+    from pyarrow import parquet
+
+    about = parquet.read_metadata(path)
+    needed = about.num_rows * about.num_columns * CELL_BYTES
+    check_memory(needed, f"{path}: unpacked, it", DataError)
+    frame = pd.read_parquet(path)
+    places = _places(str(path), [str(name).strip() for name in frame.columns], columns)
+    cells = {}
+    for name, place in places.items():
+        series = frame.iloc[:, place]
+        cells[name] = series.astype(object).where(series.notna(), None).tolist()
+    return Table(str(path), cells, list(range(1, len(frame) + 1)))
+
+
+def check_columns(inputs: Sequence[str] | None, targets: Sequence[str], labels: bool) -> None:
+    """Refuse column lists that cannot be meant: no target, a target among inputs, doubles."""
+    if not targets:
+        raise ConfigError("targets must name at least one column")
+    if labels and len(targets) > 1:
+        raise ConfigError(f"a classification has one target column, not {list(targets)}")
+    for what, names in (("inputs", inputs or ()), ("targets", targets)):
+        doubles = [name for name in names if list(names).count(name) > 1]
+        if doubles:
+            raise ConfigError(f"{what} names column {doubles[0]!r} more than once")
+    both = [name for name in inputs or () if name in targets]
+    if both:
+        raise ConfigError(f"column {both[0]!r} is both an input and a target; leave it out of one")

@@ -1,0 +1,88 @@
+"""Rows read from a user's file, and what happens to those that cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._checks import shown
+from fedgradnorm._errors import DataError
+from fedgradnorm.data._bad_rows import BadRows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Training is in single precision, so a larger number is as bad as an infinite one."""
+
+MISSING = ("", "na", "n/a", "nan", "null", "none")
+"""Texts that stand for no value, in labels as in numbers, in small or capital letters."""
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """What a reader returns: one entry per data row, the bad ones still among them.
+
+    ``y`` is a table of numbers, or a list of label texts for a classification; ``inputs`` names the
+    columns of ``x`` where they have names.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.float64] | list[str]
+    rows: Sequence[int]
+    lines: Sequence[int] | None
+    bad: BadRows[int]
+    inputs: tuple[str, ...] | None = None
+
+    def report(self, index: int, why: str) -> None:
+        """Report the row at position ``index``."""
+        row = self.rows[index]
+        self.bad.add(row, why, row_place(row, self._line(index)))
+
+    def where(self, index: int) -> str:
+        """The file and row at position ``index``, for a message."""
+        return f"{self.bad.source}, {row_place(self.rows[index], self._line(index))}"
+
+    def _line(self, index: int) -> int | None:
+        return None if self.lines is None else self.lines[index]
+
+    def good(self) -> NDArray[np.int64]:
+        """Positions of the rows that can be used."""
+        bad = self.bad.reasons
+        return np.array([i for i, row in enumerate(self.rows) if row not in bad], dtype=np.int64)
+
+
+def is_missing(cell: object) -> bool:
+    """Whether a cell holds no value: the one rule for labels and for numbers."""
+    return cell is None or str(cell).strip().lower() in MISSING
+
+
+def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers are finite and fit single precision."""
+    with np.errstate(invalid="ignore"):
+        result: NDArray[np.bool_] = np.abs(values) <= LARGEST
+    return result
+
+
+def no_label(what: str, cell: object) -> str:
+    """The complaint about a label that is missing, or that reads as if it were."""
+    given = "" if cell is None else str(cell).strip()
+    hint = f" ({shown(given)} stands for none; rename it if it is a class)" if given else ""
+    return f"{what} has no label{hint}"
+
+
+def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> DataError:
+    """The error for a column or key that a file does not have, with the nearest that it has."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(repr(each) for each in names[:10]) + (", ..." if len(names) > 10 else "")
+    return DataError(f"{source}: no {what} {name!r}{hint} (it has: {listed or 'none'})")
+
+
+def row_place(row: int, line: int | None = None) -> str:
+    """Where a data row is: its number from 1, header not counted, and its line if that is known."""
+    return f"data row {row}" if line is None else f"data row {row} (line {line})"

@@ -1,0 +1,1 @@
+"""MATLAB files with a cell for each client."""

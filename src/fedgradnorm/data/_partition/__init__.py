@@ -1,0 +1,1 @@
+"""One data set dealt out among several clients."""

@@ -1,0 +1,128 @@
+"""Standardisation learned on training data, kept so that raw values can be used later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Means and standard deviations of one client's training data, in float64.
+
+    Inputs are standardised per column, or per channel where they have more axes (images
+    ``[n, c, h, w]``, signals ``[n, c, length]``). A pair that is None leaves its side as it is.
+
+    >>> x, y = np.array([[1.0, 5.0], [3.0, 5.0]]), np.array([0.0, 4.0])
+    >>> scaling = Scaling.fit(x, y, targets=True)
+    >>> scaling.scale_inputs(np.array([[3.0, 6.0]])).tolist()
+    [[1.0, 1.0]]
+    >>> scaling.restore_targets(torch.tensor([[1.0]])).tolist()
+    [[4.0]]
+    """
+
+    input_mean: Tensor | None
+    input_std: Tensor | None
+    target_mean: Tensor | None = None
+    target_std: Tensor | None = None
+
+    @classmethod
+    def fit(cls, x: Array, y: Array, *, inputs: bool = True, targets: bool = False) -> Scaling:
+        """Learn from training data only; a constant column gets a standard deviation of 1."""
+        of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
+        of_y = _moments(_rows(_tensor(y, "y")), "y") if targets else (None, None)
+        return cls(of_x[0], of_x[1], of_y[0], of_y[1])
+
+    def scale_inputs(self, x: Array) -> Tensor:
+        """Raw inputs to what the network sees; whole numbers become float32."""
+        return _standardised(_tensor(x, "x"), self.input_mean, self.input_std, "inputs")
+
+    def scale_targets(self, y: Array) -> Tensor:
+        """Raw targets to what the network is trained on."""
+        return _standardised(_tensor(y, "y"), self.target_mean, self.target_std, "targets")
+
+    def restore_targets(self, output: Tensor) -> Tensor:
+        """A network's output back in the targets' own units; gradients pass through."""
+        if self.target_mean is None or self.target_std is None:
+            return output
+        _same_width(output, self.target_mean, "outputs")
+        return output * self.target_std.to(output) + self.target_mean.to(output)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors that are set, by field name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Scaling:
+        """The inverse of :meth:`state_dict`."""
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(state) - set(names))
+        if unknown:
+            raise ConfigError(f"a saved scaling holds {', '.join(names)}; unknown: {unknown[0]!r}")
+        return cls(**{name: state.get(name) for name in names})
+
+
+def _tensor(values: Array, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{name} must hold numbers, not {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _rows(y: Tensor) -> Tensor:
+    """Targets as a table; a plain vector is a table of one column."""
+    return y[:, None] if y.ndim == 1 else y
+
+
+def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per column or channel, shaped to broadcast over rows."""
+    if values.ndim == 0 or len(values) == 0:
+        raise DataError(f"{name} is empty; standardisation needs at least one training row")
+    wide = values.to("cpu", torch.float64)
+    axes = (0, *range(2, wide.ndim))
+    mean = wide.mean(dim=axes, keepdim=True)[0]
+    std = (wide - mean).square().mean(dim=axes, keepdim=True)[0].sqrt()
+    # Rounding can leave a constant column with a tiny spread: dividing by it would blow noise up.
+    constant = wide.amax(dim=axes, keepdim=True)[0] == wide.amin(dim=axes, keepdim=True)[0]
+    std = torch.where(constant | (std == 0), torch.ones_like(std), std)
+    if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
+        raise DataError(
+            f"{name} holds values that are not finite or too large to standardise; "
+            "remove them, or switch standardisation off"
+        )
+    return mean, std
+
+
+def _standardised(values: Tensor, mean: Tensor | None, std: Tensor | None, what: str) -> Tensor:
+    if mean is None or std is None:
+        return values
+    _same_width(values, mean, what)
+    dtype = values.dtype if values.is_floating_point() else torch.float32
+    # In float64, because float32 would round away the spread of large values (a time stamp).
+    return ((values.to("cpu", torch.float64) - mean) / std).to(values.device, dtype)
+
+
+def _same_width(values: Tensor, mean: Tensor, what: str) -> None:
+    # One row of a single column may come as a plain vector, so a mean of one number fits any row.
+    expected = len(mean) if mean.ndim else 1
+    got = values.shape[1] if values.ndim > 1 else 1
+    if got != expected or values.ndim not in (mean.ndim + 1, 1):
+        raise DataError(
+            f"{what} of shape {tuple(values.shape)} do not fit a scaling learned on "
+            f"{expected} columns or channels; give the columns it was trained with"
+        )

@@ -1,0 +1,155 @@
+"""Clients by the name of a data source and its options, as a config gives them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._options import check_options, options_of
+from fedgradnorm.data._paths import there, user_path
+
+DataProgress = Callable[[int, int], None]
+"""(done, total), called now and then while data is read or made."""
+
+_RENAMED = {"source": "path"}  # a config calls the data source itself its source
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where clients come from: the module, imported when used, and the options that are paths."""
+
+    summary: str
+    module: str
+    function: str = "clients"
+    paths: tuple[str, ...] = ()
+
+    def load(self) -> Callable[..., Any]:
+        """The function that makes the clients."""
+        module = importlib.import_module(f"fedgradnorm.data.{self.module}")
+        found: Callable[..., Any] = getattr(module, self.function)
+        assert callable(found)
+        return found
+
+
+SOURCES: dict[str, Source] = {
+    "radcom": Source(
+        "radio signals: generated, or RadComDynamic's file", "radcom", paths=("path",)
+    ),
+    "mtfl": Source("faces: the MTFL archive or folder", "mtfl", paths=("path", "boxes", "cache")),
+    "faces": Source("drawn faces, a stand-in for MTFL", "faces"),
+    "school": Source("exam scores of pupils: 139 schools", "school", paths=("path",)),
+    "landmine": Source("mine or clutter: 29 fields", "landmine", paths=("path",)),
+    "beijing": Source("air and weather: 12 stations", "beijing", paths=("path", "cache")),
+    "files": Source(
+        "your own tables, archives and images",
+        "_files.client_files",
+        "client_from_files",
+        ("base",),
+    ),
+}
+"""Every data source that ``[data] source`` can name."""
+
+
+def load_clients(
+    name: str,
+    options: Mapping[str, Any],
+    seed: int,
+    progress: DataProgress | None = None,
+) -> list[Client]:
+    """The clients of a source.
+
+    ``options`` are those of the source's own function, with ``path`` for its ``source``. A ``seed``
+    among them holds the data still while the run's own changes. ``partition`` names clients whose
+    rows are shared out to several: ``{"gender": {"name": "dirichlet", "parts": 3, "alpha": 0.5}}``.
+    """
+    given = {"seed": seed, **options}
+    plans = given.pop("partition", {})
+    if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
+        raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
+    return _partitioned(_loaded(name, given, progress), plans, given["seed"])
+
+
+def _loaded(name: str, given: dict[str, Any], progress: DataProgress | None) -> list[Client]:
+    source = SOURCES[choose(name, SOURCES, "data source")]
+    function = source.load()
+    if name == "files":
+        return _from_files(function, given)
+    what = f"data source {name!r}"
+    check_options(what, given, options_of(function, without=("progress",), renamed=_RENAMED))
+    for key in source.paths:
+        if isinstance(given.get(key), str):
+            given[key] = user_path(given[key], f"data.{key}")
+    if "path" in given:
+        given["source"] = given.pop("path")
+    clients: list[Client] = _call(what, partial(function, **given, progress=progress))
+    return clients
+
+
+def _partitioned(
+    clients: list[Client], plans: Mapping[str, Mapping[str, Any]], seed: int
+) -> list[Client]:
+    """The clients, with those that ``plans`` names shared out to several."""
+    for name in plans:
+        choose(name, [client.name for client in clients], "client in data.partition")
+    made: list[Client] = []
+    for client in clients:
+        if client.name in plans:
+            from fedgradnorm.data._partition.partitioners import partition_client, partitioner
+
+            made += partition_client(client, partitioner(plans[client.name]), seed)
+        else:
+            made.append(client)
+    return made
+
+
+def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``options`` with paths that hold wherever the run is resumed from.
+
+    Files of your own are looked for beside the config (``base``); other relative paths there, in
+    the working folder, or left alone for the source to find in the user's data folder.
+    """
+    result = dict(options)
+    if name == "files":
+        base = user_path(result.get("base", "."), "data.base")
+        result["base"] = os.path.abspath(folder / base)  # noqa: PTH100 (keeps symlinks as given)
+        return result
+    for key in SOURCES[name].paths if name in SOURCES else ():
+        value = result.get(key)
+        if isinstance(value, str):
+            places = (folder / value, user_path(value, f"data.{key}"))
+            found = next((place for place in places if there(place)), None)
+            result[key] = value if found is None else os.path.abspath(found)  # noqa: PTH100
+    return result
+
+
+def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> list[Client]:
+    """One client for each table of ``[[data.clients]]``; other options hold for all of them."""
+    shared = {key: value for key, value in options.items() if key != "clients"}
+    tables = options.get("clients")
+    if not isinstance(tables, Sequence) or isinstance(tables, str) or not tables:
+        raise DataError("no clients: give at least one [[data.clients]] table to source 'files'")
+    made = []
+    for number, table in enumerate(tables, start=1):
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise ConfigError(f"[[data.clients]] number {number} needs a name")
+        given = {**shared, **table}
+        what = f"client {table['name']!r} of data source 'files'"
+        check_options(what, given, options_of(function))
+        made.append(_call(what, partial(function, **given)).client)
+    return made
+
+
+def _call(what: str, function: Callable[[], Any]) -> Any:
+    """Call a reader; a value of the wrong kind deep inside an option is a ConfigError too."""
+    try:
+        return function()
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what}: an option has a value of the wrong kind ({reason})") from error

@@ -1,0 +1,1 @@
+"""A run as a TOML file: read, checked, changed from the command line, written back."""

@@ -1,0 +1,322 @@
+"""A run as a TOML file: read, changed from the command line, checked, written back.
+
+Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
+(a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
+method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no part
+of a run. Only this module and its errors know pydantic.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from torch import nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._checks import shortened
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.sinks import Tracking
+from fedgradnorm.data._sources import DataProgress, anchored, load_clients
+from fedgradnorm.experiments._config.findings import explain
+from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
+from fedgradnorm.experiments._config.overrides import overridden, put
+from fedgradnorm.experiments._config.plain import check_plain
+from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
+from fedgradnorm.experiments._methods import Method, find_method
+from fedgradnorm.weighting import Weighting
+
+Parts = tuple[nn.Module, list[Client], Weighting, Settings]
+
+LONGEST_NAME = 80
+"""Characters, of up to four bytes, of 255 that the name of a run folder may have."""
+
+_HINTS = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings) if f.name != "seed"}
+_DEFAULTS = {f.name: f.default for f in fields(Settings)}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Training(_Table):
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        """TOML has no null: ``batch_size = "none"`` says that there is no such limit."""
+        if not isinstance(data, dict):
+            return data
+        return {
+            key: None if value == "none" and NoneType in get_args(_HINTS.get(key)) else value
+            for key, value in data.items()
+        }
+
+
+if TYPE_CHECKING:
+    Training = _Training
+else:
+    Training = create_model(
+        "Training",
+        __base__=_Training,
+        **{name: (hint, _DEFAULTS[name]) for name, hint in _HINTS.items()},
+    )
+
+
+class DataTable(_Table, extra="allow"):
+    """``[data]``: a source, and whatever options it takes."""
+
+    source: str
+
+
+class NetworkTable(_Table, extra="allow"):
+    """``[network]``: a name or ``package.module:factory``, and whatever options it takes."""
+
+    name: str
+
+
+class OutputTable(_Table):
+    """``[output]``: where run folders go, and who else is told."""
+
+    folder: str = Field(default="runs", min_length=1)
+    tracking: Tracking = "none"
+
+
+class OwnTable(_Table):
+    """``[compare.own.METHOD]``: where one method departs from the settings of all the others."""
+
+    training: dict[str, Any] = {}
+    weighting: dict[str, Any] = {}
+
+    def changes(self) -> dict[str, Any]:
+        """Values by dotted key of the config."""
+        tables = {"training": self.training, "weighting": self.weighting}
+        return {f"{name}.{key}": v for name, table in tables.items() for key, v in table.items()}
+
+
+class CompareTable(_Table):
+    """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
+
+    methods: list[str] = ["fedrep", "fedgradnorm", "fedgradnorm-direct"]
+    seeds: int = 1
+    baseline: str = "fedrep"
+    own: dict[str, OwnTable] = {}
+
+    def changes(self, method: str) -> dict[str, Any]:
+        """What is this method's own, by dotted key of the config."""
+        return self.own[method].changes() if method in self.own else {}
+
+
+class Config(_Table):
+    """One run, checked as far as it can be without its data."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME)
+    method: str = "fedgradnorm"
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    data: DataTable
+    network: NetworkTable
+    training: Training = Training()
+    weighting: dict[str, Any] = {}
+    output: OutputTable = OutputTable()
+    compare: CompareTable = CompareTable()
+    sweep: dict[str, Any] = {}
+    point: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    _origin: str = PrivateAttr("")
+    _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The modules that ``network.name`` may name, as whoever read the config allowed."""
+        return self._allow
+
+    @property
+    def settings(self) -> Settings:
+        """The training settings, with what the method fixes and the seed."""
+        given = {name: getattr(self.training, name) for name in _HINTS}
+        return Settings(**{**given, **find_method(self.method).settings, "seed": self.seed})
+
+    def table(self) -> dict[str, Any]:
+        """The resolved config as plain values, defaults included; what the method fixes is not."""
+        method = find_method(self.method)
+        unsaid = {name for name in ("point", "own") if not getattr(self, name)}
+        table = self.model_dump(exclude={"compare", "sweep", *unsaid})
+        table["training"] = {
+            name: "none" if value is None else value
+            for name, value in table["training"].items()
+            if name not in method.settings and (value is not None or _DEFAULTS[name] is not None)
+        }
+        options = method.options().items()
+        defaults = {name: p.default for name, p in options if p.default is not p.empty}
+        table["weighting"] = {**defaults, **table["weighting"]}
+        return table
+
+    def text(self) -> str:
+        """The resolved config as TOML."""
+        return to_toml(self.table())
+
+    def variant(
+        self,
+        method: str,
+        seed: int,
+        changes: Mapping[str, Any] | None = None,
+        point: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """The same run by another method and seed, and with ``changes`` by dotted key.
+
+        ``point`` is what a sweep calls the run, and ``own`` what an entry of a comparison has for
+        itself, by dotted key too; both are kept with it.
+        """
+        with _blaming(self._origin):
+            named = {"point": dict(point or {}), "own": dict(own or {})}
+            table = {**for_method(self.table(), method), "seed": seed, **named}
+            for key, value in {**(changes or {}), **named["own"]}.items():
+                put(table, key, copy.deepcopy(value))  # of which a point may change a part
+            return make_config(table, self._origin, self._allow)
+
+
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
+) -> Config:
+    """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
+
+    ``allow`` names the modules whose programs ``network.name`` may call; none unless they are said.
+    """
+    path = Path(path)
+    origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    with _blaming(origin):
+        raw = read_toml(path)
+        stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
+        raw.setdefault("name", stem or "run")
+        changed = overridden(raw, overrides)
+        if changed.get("method", raw.get("method")) != raw.get("method"):
+            changed = overridden(for_method(raw, changed["method"]), overrides)
+        if isinstance(changed.get("data"), dict):
+            changed["data"] = _anchored(changed["data"], path.parent)
+        return make_config(changed, origin, allow)
+
+
+def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
+    """A checked config from plain values; ``origin`` stands in front of errors found later."""
+    check_plain(table)
+    try:
+        config = Config.model_validate(dict(table))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Config)) from None
+    method = find_method(config.method)
+    _check_fixed(config, method)
+    method.build(config.weighting)
+    settings = config.settings
+    settings.local()
+    optimizers.resolve(settings.server_optimizer, settings.lr)
+    to_toml(config.table())
+    for name in config.compare.own:
+        _check_own(config, name)
+    config._origin, config._allow = origin, tuple(allow)
+    return config
+
+
+def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """``table`` with another method: what that one does not take, or fixes itself, is left out."""
+    for key in ("weighting", "training"):
+        if not isinstance(table.get(key, {}), Mapping):
+            raise ConfigError(f"{key} = {table[key]!r} should be a table")
+    before = find_method(table.get("method", Config.model_fields["method"].default))
+    after = find_method(name)
+    weighting, training = dict(table.get("weighting", {})), dict(table.get("training", {}))
+    before.build(weighting)  # a misspelt option must not vanish unseen
+    return {
+        **table,
+        "method": name,
+        "weighting": {key: value for key, value in weighting.items() if key in after.options()},
+        "training": {key: value for key, value in training.items() if key not in after.settings},
+    }
+
+
+def build(
+    config: Config,
+    clients: list[Client] | None = None,
+    progress: DataProgress | None = None,
+) -> Parts:
+    """Network, clients, weighting and settings of a run; ``clients`` if they are loaded already."""
+    if clients is None:
+        clients = clients_of(config, progress)
+    options = config.network.model_extra or {}
+    with _blaming(config._origin):
+        name, allow = config.network.name, config.allowed
+        network = build_network(name, options, clients, config.seed, allow)
+    return network, clients, find_method(config.method).build(config.weighting), config.settings
+
+
+def check(config: Config) -> None:
+    """Refuse a network that cannot be made, or may not, before any data is read or made."""
+    with _blaming(config._origin):
+        options = config.network.model_extra or {}
+        check_network_options(config.network.name, options, config.allowed)
+
+
+def clients_of(config: Config, progress: DataProgress | None = None) -> list[Client]:
+    """The clients that ``[data]`` describes; a network that cannot be made is refused first."""
+    check(config)
+    options = config.data.model_extra or {}
+    with _blaming(config._origin):
+        try:
+            return load_clients(config.data.source, options, config.seed, progress)
+        except (OSError, MemoryError, OverflowError) as error:
+            reason = shortened(str(error), 200) or type(error).__name__
+            raise ConfigError(f"data source {config.data.source!r}: {reason}") from error
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    source = data.get("source")
+    if not isinstance(source, str):
+        return data  # the config's own check says so
+    try:
+        return anchored(source, data, folder)
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"data: a path of source {source!r} cannot be one ({error})") from None
+
+
+def _check_fixed(config: Config, method: Method) -> None:
+    for name, fixed in method.settings.items():
+        value = getattr(config.training, name)
+        if value not in (fixed, _DEFAULTS[name]):
+            raise ConfigError(
+                f"training.{name} = {value!r} does not go with method {method.name!r}, which is "
+                f"{name} = {fixed!r}; leave it out or choose another method"
+            )
+
+
+def _check_own(config: Config, name: str) -> None:
+    """Refuse what the method cannot take now, not when its turn comes."""
+    try:
+        config.variant(name, config.seed, config.compare.changes(name))
+    except ConfigError as error:
+        raise ConfigError(f"compare.own.{name}: {error}") from None
+
+
+@contextmanager
+def _blaming(where: str) -> Iterator[None]:
+    """Put the file in front of an error about it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = f"{where}: {error}" if where else str(error)
+        raise ConfigError(shortened(text)) from None

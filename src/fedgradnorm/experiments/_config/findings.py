@@ -1,0 +1,57 @@
+"""pydantic's findings as one line: the key, the value, what is allowed, the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from fedgradnorm._checks import shown
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first finding; alternatives for the same key are put together."""
+    findings = error.errors(include_url=False)
+    first = findings[0]
+    place = first["loc"][:2]
+    key = ".".join(map(str, place))
+    if first["type"] == "extra_forbidden":
+        *tables, name = first["loc"]
+        return _unknown(".".join(map(str, first["loc"])), str(name), _names(model, tables))
+    if first["type"] == "missing":
+        return f"{key} is missing; give it one"
+    here = [f for f in findings if f["loc"][:2] == place]
+    wishes = list(dict.fromkeys(_wish(finding) for finding in here))
+    value = first["input"]
+    near = _near(value, wishes)
+    return f"{key} = {shown(value, 200)} should be {' or '.join(wishes)}{near}"
+
+
+def _unknown(key: str, name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {key!r}{hint} (one of: {', '.join(names)})"
+
+
+def _names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """The keys of the table at ``place``."""
+    kind: Any = model
+    for part in place:
+        any_name = get_origin(kind) is dict
+        kind = get_args(kind)[1] if any_name else kind.model_fields[str(part)].annotation
+    return list(kind.model_fields)
+
+
+def _wish(finding: Mapping[str, Any]) -> str:
+    text = re.sub(r"^Input should be ", "", finding["msg"])
+    text = re.sub(r"^String should match pattern", "a text like", text)
+    return re.sub(r" or an? (object to extract|instance of).*", "", text)
+
+
+def _near(value: Any, wishes: list[str]) -> str:
+    allowed = re.findall(r"'([^']*)'", " ".join(wishes))
+    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,126 @@
+"""Shared networks by name, as a config gives them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgradnorm import models
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
+from fedgradnorm._options import check_options, options_of
+from fedgradnorm._round.seeding import number
+from fedgradnorm.data._memory import memory_limit
+from fedgradnorm.experiments._config.own_networks import find_factory
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+}
+
+COPIES = 4
+"""Parameters, gradient and the optimiser's two moments: what training holds at the least."""
+
+DEEPEST = 1000
+"""Layers of an ``mlp``: each costs time to make, however small it is."""
+
+
+def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers of these ``widths``, each followed by the activation; inputs are flattened."""
+    if not widths or not all(type(w) is int and w > 0 for w in (inputs, *widths)):
+        raise ConfigError(
+            f"mlp: inputs and widths must be whole numbers > 0, not {inputs!r} and {list(widths)!r}"
+        )
+    if len(widths) > DEEPEST:
+        raise ConfigError(f"mlp: {len(widths)} widths are more than {DEEPEST}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise((inputs, *widths)):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers)
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "network1": models.network1,
+    "network2": models.network2,
+    "mlp": mlp,
+}
+
+
+def build_network(
+    name: str,
+    options: Mapping[str, Any],
+    clients: Sequence[Client],
+    seed: int,
+    allow: Collection[str] = (),
+) -> nn.Module:
+    """The network of that name, or of ``package.module:factory``, started from the seed alone.
+
+    An option ``inputs`` that is not given is the size of the clients' input rows. ``allow`` names
+    the modules whose factories may be called.
+    """
+    inputs = int(clients[0].train[0][0].numel()) if clients else None
+    make = _maker(name, options, inputs, allow)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "network") % 2**63)
+        return _made(name, make)
+
+
+def check_network_options(
+    name: str, options: Mapping[str, Any], allow: Collection[str] = ()
+) -> None:
+    """Refuse a name or options that no network can have, before data is read or made."""
+    _maker(name, options, 1, allow)
+
+
+def _maker(
+    name: str, options: Mapping[str, Any], inputs: int | None, allow: Collection[str]
+) -> Callable[[], Any]:
+    """The factory with its options, checked; nothing large is made here."""
+    own = ":" in name
+    factory = find_factory(name, allow) if own else NETWORKS[choose(name, NETWORKS, "network")]
+    allowed = options_of(factory)
+    given = dict(options)
+    if "inputs" in allowed and "inputs" not in given and inputs is not None:
+        given["inputs"] = inputs
+    check_options(f"network {name!r}", given, allowed)
+    if isinstance(given.get("activation"), str) and not own:
+        given["activation"] = ACTIVATIONS[choose(given["activation"], ACTIVATIONS, "activation")]
+    make = partial(factory, **given)
+    if not own:
+        _check_size(name, make)
+    return make
+
+
+def _made(name: str, make: Callable[[], Any]) -> nn.Module:
+    try:
+        network = make()
+    except FedGradNormError:
+        raise
+    except Exception as error:  # a factory of one's own may raise anything
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"network {name!r} cannot be made with its options: {reason}") from error
+    if not isinstance(network, nn.Module):
+        raise ModelError(f"network {name!r} gave a {type(network).__name__}, not an nn.Module")
+    return network
+
+
+def _check_size(name: str, make: Callable[[], nn.Module]) -> None:
+    """Refuse a network that cannot be trained in this machine's memory: counted, not tried."""
+    with torch.device("meta"):
+        network = _made(name, make)
+    size = sum(p.numel() * p.element_size() for p in network.parameters())
+    most = memory_limit() // COPIES
+    if size > most:
+        raise ConfigError(
+            f"network {name!r} would have {size / 2**30:.1f} GiB of parameters; training keeps "
+            f"{COPIES} copies, so this machine has room for {most / 2**30:.1f} GiB; make it smaller"
+        )

@@ -1,0 +1,152 @@
+"""A config into a run folder, and a run folder on to its end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.ranks import is_leader
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._runs.claim import Claim
+from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG
+from fedgradnorm._runs.reading import check_file, present
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.fit import train_with
+from fedgradnorm._training.sinks import Show, tracked
+from fedgradnorm.data._sources import DataProgress
+from fedgradnorm.experiments._config.config_file import Config, build, clients_of, load_config
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """A config's clients, and what was logged while they were loaded."""
+
+    clients: list[Client]
+    log: list[str]
+
+
+def load_data(config: Config, progress: DataProgress | None = None) -> LoadedData:
+    """Load the clients of a config."""
+    with _collected_log() as lines:
+        return LoadedData(clients_of(config, progress), lines)
+
+
+def execute(
+    config: Config,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    progress: Show = False,
+    data: LoadedData | None = None,
+    data_progress: DataProgress | None = None,
+) -> Run:
+    """Train what ``config`` describes, keeping everything in ``folder``.
+
+    Bad input leaves no folder behind. With ``resume`` the run there goes on; one that was stopped
+    before it wrote anything starts. ``data`` is the config's, where it is loaded already.
+    """
+    folder = Path(folder)
+    if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
+        network, clients, weighting, settings = build(config, clients_of(config))
+        return train_with(network, clients, weighting, settings, folder=folder, resume=resume)
+    if not resume:
+        _refuse_taken(folder)  # before time is spent on data
+    data = data or load_data(config, data_progress)
+    network, clients, weighting, settings = build(config, data.clients)
+    with Claim(folder, config.text(), data.log) as claim:
+        if not resume:
+            _refuse_taken(folder)  # another process may have been faster
+        try:
+            with tracked(config.output.tracking, folder, config.table(), progress) as show:
+                return train_with(
+                    network,
+                    clients,
+                    weighting,
+                    settings,
+                    folder=claim,
+                    resume=resume and present(folder / ABOUT),
+                    progress=show,
+                )
+        except TrainingError as error:
+            raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
+
+
+def _refuse_taken(folder: Path) -> None:
+    if any(present(folder / name) for name in (CONFIG, ABOUT)):
+        raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
+
+
+def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
+    """The config that the run in ``folder`` was started with; ``allow`` as for a config's file."""
+    path = Path(folder) / CONFIG
+    if not present(path):
+        what = "was started from Python" if present(Path(folder) / ABOUT) else "is no run folder"
+        raise RunFolderError(
+            f"{folder} {what}: it has no {CONFIG}; runs made by fgn.train resume with "
+            "fgn.train(..., folder=..., resume=True)"
+        )
+    check_file(path)
+    return load_config(path, allow=allow)
+
+
+def new_folder(config: Config) -> Path:
+    """``<output>/<name>-<method>-seed<seed>``, with a number where that is taken."""
+    return free_folder(
+        output_folder(config),
+        f"{config.name}-{config.method}-seed{config.seed}",
+    )
+
+
+def output_folder(config: Config) -> Path:
+    """Where ``[output]`` wants its runs; a ConfigError if no folder can be there."""
+    named = config.output.folder
+    try:
+        folder = Path(named).expanduser()
+        places = (folder, *folder.absolute().parents)
+        there = next(place for place in places if place.is_symlink() or place.exists())
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"output.folder = {named!r}: {reason}") from None
+    if not there.is_dir():
+        raise ConfigError(
+            f"output.folder = {named!r}: cannot make this folder, {there} is none; choose another"
+        )
+    return folder
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """``parent/name``, or with -2, -3, ... the first that does not exist."""
+    names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+    return next(parent / name for name in names if not (parent / name).exists())
+
+
+@contextmanager
+def _collected_log() -> Iterator[list[str]]:
+    """What the library logs before there is a folder to log into."""
+    logger, lines = logging.getLogger("fedgradnorm"), list[str]()
+    handler = _ListHandler(lines)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = logger.level
+    if logger.getEffectiveLevel() > logging.INFO:
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _ListHandler(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the formatted line."""
+        self.lines.append(self.format(record))

@@ -1,0 +1,135 @@
+"""The shared network as one flat vector, and the copy that an engine works on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._errors import ModelError
+from fedgradnorm._instructions import require_bf16
+
+
+def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training moves, by name; a ModelError if there are none."""
+    named = dict(network.named_parameters())
+    if not named:
+        raise ModelError("the shared network has no trainable parameters: nothing to learn")
+    if not any(p.requires_grad for p in named.values()):
+        raise ModelError(
+            f"all {len(named)} parameters of the shared network are frozen: nothing to learn; "
+            "set requires_grad of those that are to be trained"
+        )
+    return {name: p for name, p in named.items() if p.requires_grad}
+
+
+class FlatNetwork:
+    """A private copy of a network whose trainable parameters are views of one flat vector.
+
+    ``vector`` is what the server sends and ``gradient`` what a backward pass leaves; both have one
+    slice per parameter, in ``slices``. Frozen parameters and buffers stay outside.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = copy.deepcopy(network).to(device)
+        named = trainable_parameters(self.module)
+        kinds = {p.dtype for p in named.values()}
+        if len(kinds) > 1:
+            raise ModelError(f"the shared network mixes {kinds}; convert it to one, e.g. .float()")
+        self.slices: dict[str, slice] = {}
+        start = 0
+        for name, parameter in named.items():
+            self.slices[name] = slice(start, start + parameter.numel())
+            start += parameter.numel()
+        self.vector = torch.cat([p.detach().flatten() for p in named.values()])
+        self.gradient = torch.zeros_like(self.vector)
+        for name, parameter in named.items():
+            parameter.grad = self.gradient[self.slices[name]].view_as(parameter)
+        self.use(self.vector)
+
+    def use(self, vector: Tensor) -> None:
+        """Read the parameters straight from ``vector`` from now on, without a copy."""
+        self.vector = vector
+        for name, parameter in self.module.named_parameters():
+            if name in self.slices:
+                parameter.data = vector[self.slices[name]].view_as(parameter)
+
+    def flatten(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of the trainable parameters, in their order, as one vector.
+
+        The vector is this network's own ``gradient`` and is written over by the next call.
+        """
+        views = [self.gradient[part] for part in self.slices.values()]
+        for view, gradient in zip(views, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+        pairs = [(v, g.flatten()) for v, g in zip(views, gradients, strict=True) if g is not None]
+        torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+        return self.gradient
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the network keeps running statistics or other buffers."""
+        return next(self.module.buffers(), None) is not None
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the network's buffers, by name."""
+        return {name: b.detach().clone() for name, b in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Put a client's own running statistics in place."""
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False) -> FlatNetwork:
+    """A flat copy to train with; on a CPU a stack of convolutions gets channels last in memory.
+
+    With ``bf16`` its products are in bfloat16; parameters, gradients and outputs stay in float32.
+    """
+    flat = FlatNetwork(network, device)
+    if bf16:
+        require_bf16(device)
+        if flat.vector.dtype != torch.float32:
+            raise ModelError(
+                f'precision = "bf16" is for networks in float32, this one is in '
+                f"{str(flat.vector.dtype).removeprefix('torch.')}; convert it with .float()"
+            )
+        flat.module.forward = MethodType(_forward_in_bf16, flat.module)
+    if device.type == "cpu" and _is_convolutional_stack(network):
+        flat.module.register_forward_pre_hook(_channels_last)
+    return flat
+
+
+def _forward_in_bf16(module: nn.Module, *inputs: Tensor) -> Tensor:
+    """A network's forward pass with its products in bfloat16, and nothing around it.
+
+    Cast weights are not kept: the next step has others.
+    """
+    kind = next(module.parameters()).device.type
+    with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+        output: Tensor = type(module).forward(module, *inputs)
+    return output.float()
+
+
+def _is_convolutional_stack(network: nn.Module) -> bool:
+    """Whether only PyTorch's own layers follow one another, a 2-d convolution first.
+
+    Code of others may look at an image's memory (``view``), so it gets images as they are.
+    """
+    layers = list(network.modules())[1:] if type(network) is nn.Sequential else []
+    own = all(type(layer).__module__.startswith("torch.nn.modules") for layer in layers)
+    return own and bool(layers) and type(layers[0]) is nn.Conv2d
+
+
+def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same images with channels last in memory: on a CPU convolution and pooling like that."""
+    (x,) = args
+    if x.dim() != 4:
+        return args
+    if x.shape[1] == 1:  # one channel is last in any order; only the strides must say so
+        return (x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2),)
+    return (x.contiguous(memory_format=torch.channels_last),)

@@ -1,0 +1,92 @@
+"""Where gradients are measured: the last layer of the shared network, or what the user names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._errors import ModelError
+from fedgradnorm.models._flat import trainable_parameters
+
+
+def find_gauge(
+    network: nn.Module, x: Tensor, gauge: str | Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Names of the parameters whose gradient is measured.
+
+    By default the last layer with a weight matrix that a forward pass of ``x`` reaches, weight and
+    bias. ``gauge`` names other layers ("3", "encoder.last") or parameters ("encoder.last.weight").
+    """
+    if gauge is None:
+        return _last_layer(network, x)
+    trainable = list(trainable_parameters(network))
+    found: list[str] = []
+    for part in [gauge] if isinstance(gauge, str) else gauge:
+        names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
+        if not names:
+            layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
+            near = difflib.get_close_matches(part, layers + trainable, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ModelError(
+                f"gauge {part!r} is no trainable layer or parameter of the shared network{hint} "
+                f"(layers: {', '.join(layers)})"
+            )
+        found += [n for n in names if n not in found]
+    return tuple(found)
+
+
+def _last_layer(network: nn.Module, x: Tensor) -> tuple[str, ...]:
+    """The trainable parameters of the layer that finishes last in a forward pass.
+
+    A layer has a matrix (where none has, vectors will do: norm layers, scales) that the output's
+    gradient comes back to. Whatever holds other layers is none: its forward pass ends after theirs,
+    but its own parameters (a ViT's tokens and positions) may have been used first.
+    """
+    order, reached = _traced(network, x)
+    modules = dict(network.named_modules())
+    named = trainable_parameters(network)
+    for least in (2, 1):
+        owners = [
+            name
+            for name, module in modules.items()
+            if any(p in reached and p.ndim >= least for p in module.parameters(recurse=False))
+        ]
+        ran = [name for name in order if name in owners] or owners
+        if layers := [name for name in ran if not any(_inside(other, name) for other in ran)]:
+            own = set(modules[layers[-1]].parameters(recurse=False))
+            return tuple(name for name, p in named.items() if p in own)
+    raise ModelError(
+        "the shared network's output has no gradient for any of its trainable parameters: nothing "
+        "to learn; look for detach() or no_grad() in its forward pass"
+    )
+
+
+def _inside(name: str, other: str) -> bool:
+    """Whether a module is part of another, by their names; the root's name is empty."""
+    return name != other and (not other or name.startswith(f"{other}."))
+
+
+def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]]:
+    """Modules in the order in which they finish, and parameters that the output depends on."""
+    order: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda *_, name=name: order.append(name))
+        for name, module in network.named_modules()
+    ]
+    trainable = list(trainable_parameters(network).values())
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.enable_grad():
+            output = network(x[:2])
+        if not output.requires_grad:
+            return order, set()
+        gradients = torch.autograd.grad(output.sum(), trainable, allow_unused=True)
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return order, {p for p, g in zip(trainable, gradients, strict=True) if g is not None}

@@ -1,0 +1,38 @@
+"""The paper's two networks, and the linear head."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import nn
+
+
+def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Network 1 (faces): four convolutions, 1x40x40 grey -> 256 numbers.
+
+    The paper does not name an activation; ReLU after every layer is our reading.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 48, 3), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(48, 64, 3), activation(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 2), activation(), nn.Flatten(),
+    )  # fmt: skip
+
+
+def network2(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Network 2 (signals): five linear layers, 256 -> 256 numbers, 3,936,512 parameters.
+
+    >>> sum(p.numel() for p in network2().parameters())
+    3936512
+    """
+    widths = (256, 512, 1024, 2048, 512, 256)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers)
+
+
+def linear_head(features: int, outputs: int) -> nn.Linear:
+    """The paper's personal head: one linear layer."""
+    return nn.Linear(features, outputs)

@@ -1,0 +1,187 @@
+"""The interface of every weighting, and the bookkeeping they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import ConfigError
+
+
+class Needs(Flag):
+    """What the server must see of a client, beside the aggregate, to weigh it."""
+
+    NOTHING = 0
+    SIZE = auto()
+    LOSS = auto()
+    NORM = auto()
+    GRAM = auto()
+    GRADIENT = auto()
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What the clients of one round reported; axis 0 is the bound rows.
+
+    Rows that are not active hold arbitrary values. ``gram`` is update_i . update_j and
+    ``gradients`` the updates themselves; both are None unless the weighting needs them.
+    """
+
+    active: Tensor
+    size: Tensor
+    loss: Tensor
+    loss_ratio: Tensor
+    gauge_norm: Tensor
+    gram: Tensor | None = None
+    gradients: Tensor | None = None
+
+
+class Weighting(ABC):
+    """A weight per client, moved once a round.
+
+    A method of your own is a subclass with a ``weigh``; names, the active mask, normalisation
+    (active weights sum to their number, all others keep theirs) and saving are done here:
+
+    >>> class InverseLoss(Weighting):
+    ...     needs = Needs.LOSS
+    ...     def weigh(self, signals):
+    ...         return 1 / signals.loss
+
+    State per client lives in ``self.rows``: float64 tensors, one number a client, named with their
+    start values in ``starts``. It is changed in place, so that a round can be captured into a GPU
+    graph, and follows the client's name, not its position. A method whose weights move on from
+    where they were keeps them in a row ``level``: normalised ones depend on who else was there.
+
+    ``positive`` is False for a method whose weights may be zero or negative, ``capturable`` for one
+    that decides something on the host, which a GPU graph would not repeat. ``run_seed`` is the
+    run's seed, for methods that draw. ``losses`` says which of ``loss`` and ``loss_ratio`` a method
+    with ``Needs.LOSS`` reads; in a deployment no other leaves the client.
+    """
+
+    needs: Needs = Needs.NOTHING
+    losses: ClassVar[tuple[str, ...]] = ("loss",)
+    starts: ClassVar[Mapping[str, float]] = {}
+    positive: ClassVar[bool] = True
+    capturable: bool = True
+    run_seed: int = 0
+
+    def __init__(self) -> None:
+        self.clients: tuple[str, ...] = ()
+        self.rows: dict[str, Tensor] = {}
+        self._away: dict[str, dict[str, float]] = {}
+
+    @abstractmethod
+    def weigh(self, signals: Signals) -> Tensor:
+        """A positive number per row; only ratios between active rows matter."""
+
+    def bind(self, clients: Sequence[str]) -> None:
+        """Give each client a row, in this order; bound again, state moves with the name."""
+        if len(set(clients)) != len(clients):
+            raise ConfigError(f"two clients of one name cannot be weighed: {', '.join(clients)}")
+        known = self.state_dict()["clients"]
+        device = self.weight.device if self.rows else torch.device("cpu")
+        self.clients = tuple(clients)
+        self._away = {name: row for name, row in known.items() if name not in set(clients)}
+        starts = {"weight": 1.0, **self.starts}
+        self.rows = {
+            key: torch.tensor(
+                [_kept(known.get(name, {}), key, start) for name in clients],
+                dtype=torch.float64,
+                device=device,
+            )
+            for key, start in starts.items()
+        }
+
+    def update(self, signals: Signals) -> Tensor:
+        """Move the weights by one round; a weight per row."""
+        if self.weight.device != signals.active.device:
+            self.rows = {key: row.to(signals.active.device) for key, row in self.rows.items()}
+        raw = self.weigh(signals)
+        self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
+        return self.weight
+
+    def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002
+        """What the server steps along instead of the weighted mean; None: the weighted mean.
+
+        Asked for after :meth:`update`, with the same signals; has the size of a mean update.
+        """
+        return None
+
+    @property
+    def weight(self) -> Tensor:
+        """The current weights, one per row."""
+        if not self.rows:
+            raise ConfigError("this weighting has no clients yet: call bind([...names...]) first")
+        return self.rows["weight"]
+
+    @property
+    def spread(self) -> float:
+        """The largest share of a step that an honest client has, in medians of the round's shares.
+
+        A share is weight times length of the update. Honest lengths differ by hundreds (by 650 in
+        MTFL's first epoch); a method that evens them out says less. A server with bounds allows no
+        more.
+        """
+        return 10_000.0
+
+    @property
+    def held(self) -> Tensor | None:
+        """Which rows the last update left alone because their gradient vanished, if known."""
+        return None
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that an update changes in place."""
+        return list(self.rows.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive a restart, keyed by client name."""
+        table = {key: row.tolist() for key, row in self.rows.items()}
+        rows = {
+            name: {key: values[i] for key, values in table.items()}
+            for i, name in enumerate(self.clients)
+        }
+        return {"clients": {**self._away, **rows}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned; clients keep the rows they are bound to."""
+        clients, self.clients, self.rows = self.clients, (), {}
+        self._away = {name: dict(row) for name, row in state["clients"].items()}
+        self.bind(clients)
+
+
+def _kept(row: Mapping[str, float], key: str, start: float) -> float:
+    """A number of a client's; states from before there were levels hold only weights."""
+    return row.get(key, row.get("weight", start) if key == "level" else start)
+
+
+def only(active: Tensor, values: Tensor) -> Tensor:
+    """``values`` as float64, 0 in rows that are not active, whatever they hold, NaN or not."""
+    # torch.where would make a tensor of a plain 0, each time: a kernel of its own on a GPU.
+    if values.device not in _ZERO:
+        _ZERO[values.device] = torch.zeros((), dtype=torch.float64, device=values.device)
+    return torch.where(active, values.double(), _ZERO[values.device])
+
+
+_ZERO: dict[torch.device, Tensor] = {}
+
+
+def active_mean(values: Tensor, active: Tensor) -> Tensor:
+    """Mean over the active rows; never reads an inactive one, NaN or not."""
+    return only(active, values).sum() / active.sum().clamp_min(1)
+
+
+def normalised(raw: Tensor, active: Tensor, otherwise: Tensor) -> Tensor:
+    """Active rows of ``raw`` scaled to sum to their number; other rows from ``otherwise``.
+
+    Where the active rows have no usable sum (all zero, or not finite) they keep ``otherwise`` too.
+    """
+    raw = only(active, raw)
+    total = raw.sum()
+    usable = (total > 0) & (total < torch.inf)
+    return torch.where(active & usable, raw * (active.sum() / total), otherwise)

@@ -1,0 +1,150 @@
+"""Methods that give the server a direction instead of weights: they need every update itself.
+
+Their weights stay at 1. The direction has the size of a mean update, so that one learning rate
+serves all methods. ConFIG is TorchJD's, see gradients.py; the other two give TorchJD's numbers, but
+sooner: they go over the parameters once, in stretches that stay in a processor's cache.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._checks import whole
+from fedgradnorm.weighting._arithmetic import draw, private_generator
+from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._gradients import make_rule
+from fedgradnorm.weighting._gram import root
+
+
+class Direction(Weighting):
+    """Base: the active clients' updates, in the order of their names, to one vector."""
+
+    needs = Needs.GRADIENT
+    capturable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws = 0
+
+    @abstractmethod
+    def combine(self, updates: Tensor) -> Tensor:
+        """One vector of the size of a mean from the rows of ``updates``."""
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """One for every client: the direction is no weighted mean."""
+        self._draws += 1
+        return torch.ones_like(signals.active, dtype=torch.float64)
+
+    def direction(self, signals: Signals) -> Tensor | None:
+        """What the server steps along."""
+        assert signals.gradients is not None
+        active = signals.active.nonzero().flatten().tolist()
+        updates = signals.gradients[sorted(active, key=lambda row: self.clients[row])].detach()
+        bits = draw(self.run_seed, self._draws).getrandbits(63)
+        with torch.no_grad(), private_generator(bits, updates.device):
+            return self.combine(updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows, and how often chance was asked."""
+        return {**super().state_dict(), "draws": self._draws}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self._draws = state["draws"]
+
+
+class ConFIG(Direction):
+    """The direction with one cosine to all updates: v = U^+ 1, U the unit updates.
+
+    Its length is the sum of the updates' projections on it, over N. All of that is about angles, so
+    TorchJD's rule is given the N x N root of the updates' Gram matrix instead of the N x D updates:
+    the same vector, sooner, and in double precision. (On the updates themselves
+    its pseudo-inverse would cut every singular value below D eps of the largest, which for millions
+    of parameters in single precision is nearly all of them.)
+    Source: Liu, Chu, Thuerey, "ConFIG: Towards conflict-free training of physics informed neural
+    networks" (2024), arXiv 2408.11104, equation 2.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rule = make_rule("ConFIG")
+
+    def combine(self, updates: Tensor) -> Tensor:
+        """TorchJD's vector over N, found as a combination of the updates."""
+        small = root((updates @ updates.T).double())
+        shares: Tensor = torch.linalg.pinv(small.T) @ self._rule(small) / len(updates)
+        return shares.to(updates.dtype) @ updates
+
+
+class GradDrop(Direction):
+    """Every parameter follows one sign, drawn by how much of the gradient has it.
+
+        P = 1/2 (1 + sum_i g_i / sum_i |g_i|);  keep the positive parts with probability P,
+        else the negative ones; their sum over N
+    On the shared parameters' gradients; the paper does it at one layer's activations.
+    Source: Chen et al., "Just pick a sign: Optimizing deep multitask models with gradient sign
+    dropout" (2020), arXiv 2010.06808, algorithm 1.
+    """
+
+    def combine(self, updates: Tensor) -> Tensor:
+        """The parts of one sign of every parameter, summed over the clients, over N."""
+        drawn = torch.rand(updates.shape[1], dtype=updates.dtype, device=updates.device)
+        summed = torch.empty_like(drawn)
+        for part in stretches(updates):
+            g, u = updates[:, part], drawn[part]
+            purity = 0.5 * (1 + g.sum(dim=0) / g.abs().sum(dim=0))  # NaN, and no sign, where g = 0
+            down = torch.where(purity < u, g.clamp_max(0).sum(dim=0), 0)
+            summed[part] = torch.where(purity > u, g.clamp_min(0).sum(dim=0), down)
+        return summed / len(updates)
+
+
+class TrimmedMean(Direction):
+    """The mean of every parameter without its ``trim`` largest and smallest values.
+
+    With fewer than 2 ``trim`` + 1 clients in a round, as many as leave something.
+    Source: Yin, Chen, Kannan, Bartlett, "Byzantine-robust distributed learning: Towards optimal
+    statistical rates" (2018), arXiv 1803.01498, definition 2.
+    """
+
+    def __init__(self, trim: int = 1) -> None:
+        super().__init__()
+        self.trim = whole("the trimmed mean's trim", trim, 0)
+
+    def combine(self, updates: Tensor) -> Tensor:
+        """The mean of the middle rows, once every parameter's values are in order."""
+        trim = min(self.trim, (len(updates) - 1) // 2)
+        found = torch.empty_like(updates[0])
+        for part in stretches(updates):
+            ordered = in_order(updates[:, part])
+            found[part] = ordered[trim : len(updates) - trim].mean(dim=0)
+        return found
+
+
+STRETCH = 1 << 16  # parameters at a time on a CPU
+FEW = 16  # rows that are sorted by comparing neighbours
+
+
+def stretches(updates: Tensor) -> Iterator[slice]:
+    """The parameters, some at a time on a CPU, all at once on a GPU."""
+    count = updates.shape[1]
+    step = STRETCH if updates.device.type == "cpu" else max(1, count)
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def in_order(updates: Tensor) -> Tensor:
+    """Every column sorted. A few rows are compared pair by pair, all columns at once: sorting
+    millions of short columns one by one costs several times as much."""
+    if len(updates) > FEW:
+        return updates.sort(dim=0).values
+    rows = list(updates.unbind())
+    for turn in range(len(rows)):
+        for i in range(turn % 2, len(rows) - 1, 2):
+            low, high = rows[i : i + 2]
+            rows[i], rows[i + 1] = torch.minimum(low, high), torch.maximum(low, high)
+    return torch.stack(rows)

@@ -1,0 +1,149 @@
+"""FedGradNorm's weights: every task is to learn at a similar pace.
+
+With p_i the weight, G_i the length of the client's gradient on the gauge (``gauge_norm``) and
+r_i its loss ratio over the mean loss ratio, all over the active clients of a round:
+
+    target_i = mean_j(p_j G_j) * r_i^gamma           taken as a constant
+    F_grad   = sum_i |p_i G_i - target_i|            the paper's loss of the weights
+
+Source: Mortaheb, Vahapoglu, Ulukus, "FedGradNorm" (2022), Algorithm 2, server part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._checks import bounded, one_of, whole
+from fedgradnorm.weighting._arithmetic import MOMENTS, SMALLEST, VANISHED, adam, from_log
+from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, only
+
+Rule = Literal["absolute", "squared", "relative", "direct"]
+Optimizer = Literal["adam", "sgd"]
+
+
+class GradNorm(Weighting):
+    """FedGradNorm's weights, by one of four rules.
+
+    - ``absolute``: the paper. One optimiser step (``lr``, ``optimizer``) on F_grad, ``floor``,
+      then rescaling. With a constant step p chatters around its limit with amplitude ~ ``lr``.
+    - ``squared``: the same with 1/2 (p_i G_i - target_i)^2, whose step shrinks near the limit.
+    - ``relative``: p_i <- s p_i + (1 - s) target_i / G_i with s = ``smoothing``.
+    - ``direct``: the point the paper's weights creep toward is q_i ~ r_i^gamma / G_i, so go there,
+      smoothed in log space: log p <- s log p + (1 - s) log q; a client's first round takes q
+      itself. No optimiser, no floor; insensitive to the scale of any client's loss.
+
+    ``gamma`` is the strength of the pull toward one common pace. A client whose gauge norm has
+    vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside the
+    loudest) is held: the rule would hand it ever more weight for nothing. ``held`` names such rows.
+    For its first ``warmup`` rounds a client's weight is left alone too, so it stays at 1.
+
+    What the rule moves is a client's level; the levels of all clients sum to N. A round's weights
+    are the active clients' levels, scaled to sum to their number. With everybody active the two are
+    the same. If the scaled weights were moved instead, a quiet client's would shrink in every round
+    without the loud one, and the loud one's grow in every round with it, until it is heard as if it
+    had never been weighed.
+
+    >>> weighting = GradNorm(gamma=0.9, rule="direct")
+    >>> weighting.bind(["quiet", "loud"])
+    >>> ones = torch.ones(2)
+    >>> weighting.update(Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))).tolist()
+    [1.5, 0.5]
+    """
+
+    needs = Needs.LOSS | Needs.NORM
+    losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
+    starts: ClassVar[Mapping[str, float]] = {
+        **MOMENTS, "level": 1.0, "peak": 0.0, "held": 0.0, "rounds": 0.0
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        gamma: float = 0.9,
+        rule: Rule = "absolute",
+        *,
+        lr: float = 0.004,
+        optimizer: Optimizer = "adam",
+        floor: float = 1e-3,
+        smoothing: float = 0.95,
+        guard: float = 1e-4,
+        warmup: int = 0,
+    ) -> None:
+        super().__init__()
+        one_of("GradNorm rule", rule, get_args(Rule))
+        one_of("GradNorm optimizer", optimizer, get_args(Optimizer))
+        self.rule, self.optimizer = rule, optimizer
+        self.gamma = bounded("GradNorm's gamma", gamma)
+        self.lr = bounded("GradNorm's lr", lr)
+        self.floor = bounded("GradNorm's floor", floor, 0, 1)
+        self.smoothing = bounded("GradNorm's smoothing", smoothing, 0, 1)
+        self.guard = bounded("GradNorm's guard", guard, 0, 1)
+        self.warmup = whole("GradNorm's warmup", warmup, 0)
+
+    @property
+    def held(self) -> Tensor | None:
+        """Rows the last update left alone because their gradient has vanished."""
+        return self.rows["held"] > 0 if self.rows else None
+
+    @property
+    def spread(self) -> float:
+        """Little by the direct rule, whose weights even the lengths out from the first round on."""
+        return 20.0 if self.rule == "direct" and not self.warmup else super().spread
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """Move p by one step of the rule."""
+        active, p = signals.active, self.rows["level"]
+        norm = only(active, signals.gauge_norm)
+        live = self._live(norm, active)
+        count = live.sum().clamp_min(1)
+        ratio = only(live, signals.loss_ratio)
+        mean = (ratio.sum() / count).clamp_min(SMALLEST)
+        pull = (ratio / mean).clamp_min(SMALLEST).pow(self.gamma)
+        if self.rule == "direct":
+            moved = self._direct(norm, pull, live)
+        else:
+            pulled = p * norm
+            target = only(live, pulled).sum() / count * pull
+            moved = self._stepped(norm, pulled, target, live).clamp_min(self.floor)
+        self.rows["steps"] += live
+        # Live rows keep their joint share: a held row neither gains nor loses by their moving.
+        before, after = torch.stack([only(live, p), only(live, moved)]).sum(dim=1)
+        return p.copy_(torch.where(live, moved * (before / after.clamp_min(SMALLEST)), p))
+
+    def _live(self, norm: Tensor, active: Tensor) -> Tensor:
+        """Rows that move: active, their gradient not vanished, and past their warm-up."""
+        rows = self.rows
+        torch.maximum(rows["peak"], norm, out=rows["peak"])
+        # norm is 0 where not active, and no threshold is under 0
+        live = norm > torch.maximum(self.guard * rows["peak"], VANISHED * norm.max())
+        torch.gt(active, live, out=rows["held"])
+        if self.warmup:
+            live &= rows["rounds"] >= self.warmup
+        rows["rounds"] += active
+        return live
+
+    def _direct(self, norm: Tensor, pull: Tensor, live: Tensor) -> Tensor:
+        log_q = pull.log() - norm.clamp_min(torch.finfo(norm.dtype).tiny).log()
+        # Only ratios matter, so put q where p stands before mixing the two; a row in its first
+        # round has no place yet.
+        seen = self.rows["steps"] > 0
+        placed = torch.where((live & seen).any(), live & seen, live)
+        log_level = self.rows["level"].log()
+        log_q = log_q + active_mean(log_level - log_q, placed)
+        s = self.smoothing * seen.to(log_q.dtype)  # in float64, as everything here
+        log_p = s * log_level + (1 - s) * log_q
+        return from_log(log_p, live)
+
+    def _stepped(self, norm: Tensor, pulled: Tensor, target: Tensor, live: Tensor) -> Tensor:
+        p = self.rows["level"]
+        if self.rule == "relative":
+            goal = target / torch.where(live, norm, 1)
+            return self.smoothing * p + (1 - self.smoothing) * goal
+        gap = pulled - target
+        gradient = (gap.sign() if self.rule == "absolute" else gap) * norm
+        if self.optimizer == "sgd":
+            return p - self.lr * gradient
+        return p - adam(self.rows, gradient, live, self.lr)

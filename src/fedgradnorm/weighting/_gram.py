@@ -1,0 +1,80 @@
+"""Weights from the N x N matrix of the updates' inner products, and from nothing else."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgradnorm.weighting._arithmetic import VANISHED
+from fedgradnorm.weighting._base import Needs, Signals, Weighting
+
+log = logging.getLogger("fedgradnorm")
+
+
+class GramWeighting(Weighting):
+    """A method that is a function of G_ij = update_i . update_j.
+
+    A subclass gives ``solve(gram, names)``. What every such method needs is here: clients are put
+    into the order of their names, so that neither rounding nor chance depends on the order they
+    were bound in; G is divided by a power of four near its mean diagonal, so that nothing depends
+    on the units of the losses; a client whose update has vanished is left out of the game (its
+    weight is 1 and multiplies nothing) instead of turning the whole answer to zero; a single client
+    weighs 1; and where a method has no answer the round weighs everybody the same.
+    """
+
+    needs = Needs.GRAM
+    starts: ClassVar[Mapping[str, float]] = {"held": 0.0}
+    capturable = False
+
+    @abstractmethod
+    def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
+        """A weight for each row of ``gram``, up to a common factor; at least two rows."""
+
+    @property
+    def held(self) -> Tensor | None:
+        """Rows that the last round left out because their update has vanished."""
+        return self.rows["held"] > 0 if self.rows else None
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """The method's weights of the clients with a live update, 1 for the others."""
+        assert signals.gram is not None
+        gram = signals.gram.detach().double().cpu()
+        active = signals.active.cpu()
+        length = torch.where(active, gram.diagonal(), 0)
+        live = active & (length > VANISHED**2 * length.max()) & torch.isfinite(length)
+        self.rows["held"].copy_(active & ~live)
+        weights = torch.ones(len(active), dtype=torch.float64)
+        ordered = sorted(live.nonzero().flatten().tolist(), key=lambda row: self.clients[row])
+        if len(ordered) > 1:
+            names = [self.clients[row] for row in ordered]
+            part = gram[ordered][:, ordered]
+            part = (part + part.T) / 2  # exactly symmetric, whoever computed it
+            weights[ordered] = self._answer(part / unit(part), names)
+        return weights.to(signals.active.device)
+
+    def _answer(self, gram: Tensor, names: Sequence[str]) -> Tensor:
+        weights = self.solve(gram, names).double()
+        total = weights.sum()
+        if not (torch.isfinite(weights).all() and total > 0):
+            log.info("%s has no answer for this round; equal weights", type(self).__name__)
+            return torch.ones_like(weights)
+        return weights * len(names) / total
+
+
+def unit(gram: Tensor) -> float:
+    """A power of four near the mean of the diagonal: it and its root divide without rounding."""
+    mean = float(gram.diagonal().mean())
+    return 4.0 ** round(math.log(mean, 4))
+
+
+def root(gram: Tensor) -> Tensor:
+    """R with R R^T = G: N x N numbers that stand for the N updates in all that is about angles."""
+    values, vectors = torch.linalg.eigh(gram)
+    found: Tensor = vectors * values.clamp_min(0).sqrt()
+    return found

@@ -1,0 +1,168 @@
+"""Weights from the clients' losses alone, in closed form.
+
+F_i is a client's loss in this round and F_i0 its first one. Each method gives p_i up to a common
+factor; the base class makes the active weights sum to their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._checks import bounded, whole
+from fedgradnorm.weighting._arithmetic import draw, from_log, onto_simplex, safe_log
+from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean
+
+
+class InverseFirstLoss(Weighting):
+    """p_i = 1 / F_i0: every task starts with the same loss, and then nothing moves any more.
+
+    The server needs one number of a client, once: F_i0 = loss / loss_ratio.
+    Source: the usual normalisation by the initial loss; a strong simple baseline.
+    """
+
+    needs = Needs.LOSS
+    losses: ClassVar[tuple[str, ...]] = ("loss", "loss_ratio")
+    starts: ClassVar[Mapping[str, float]] = {"first_loss": 0.0}
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """1 / F_i0, the mean of the others for a client whose first loss says nothing."""
+        kept, active = self.rows["first_loss"], signals.active
+        seen = signals.loss.double() / signals.loss_ratio.double()
+        usable = active & (kept == 0) & torch.isfinite(seen) & (seen > 0)
+        kept.copy_(torch.where(usable, seen, kept))
+        known = active & (kept > 0)
+        level = -safe_log(kept, known)
+        return from_log(torch.where(known, level, active_mean(level, known)), active)
+
+
+class GeometricMean(Weighting):
+    """p_i = 1 / F_i: the gradient of the geometric mean of the losses, (prod_i F_i)^(1/N).
+
+    Source: Chennupati et al., "MultiNet++: Multi-stream feature aggregation and geometric loss
+    strategy for multi-task learning" (2019), arXiv 1904.08492.
+    """
+
+    needs = Needs.LOSS
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """1 / F_i."""
+        return from_log(-safe_log(signals.loss, signals.active), signals.active)
+
+
+class QFFL(Weighting):
+    """p_i = F_i^q: the gradient of sum_i F_i^(q+1) / (q+1), so that large losses count more.
+
+    ``q`` = 0 weighs everybody the same; the larger, the nearer to minimising the largest loss.
+    The length of the step is the server optimiser's, not q-FedSGD's estimate from L and q.
+    Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (2020),
+    arXiv 1905.10497, equation 2, with equal shares of the clients.
+    """
+
+    needs = Needs.LOSS
+
+    def __init__(self, q: float = 1.0) -> None:
+        super().__init__()
+        self.q = bounded("q-FFL's q", q)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """F_i^q."""
+        return from_log(self.q * safe_log(signals.loss, signals.active), signals.active)
+
+
+class AFL(Weighting):
+    """The worst mixture of the clients: lambda steps up the losses, p_i = N lambda_i.
+
+        lambda <- nearest point of the simplex to lambda + loss_lr F
+
+    Weights may be zero, and ``loss_lr`` is in units of 1 / loss: both are the method's own. The
+    network's step takes the new lambda, the paper's the one before (``order="old"``).
+    Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), arXiv 1902.00146,
+    stochastic AFL.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"level": 1.0}
+    positive = False
+
+    def __init__(self, loss_lr: float = 0.01) -> None:
+        super().__init__()
+        self.loss_lr = bounded("AFL's loss_lr", loss_lr)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """The active clients' mixture after one projected step up."""
+        active, level = signals.active, self.rows["level"]
+        now = torch.where(active, level, 0)
+        mixture = torch.where(now.sum() > 0, now / now.sum(), 1 / active.sum())
+        loss = torch.where(active, signals.loss.double(), 0)
+        moved = onto_simplex(mixture + self.loss_lr * loss, active)
+        share = torch.where(now.sum() > 0, now.sum(), active.sum().double())
+        return level.copy_(torch.where(active, moved * share, level))  # all levels sum to N
+
+
+class RandomWeights(Weighting):
+    """RLW: p is the softmax of numbers drawn afresh from N(0, 1) in every round.
+
+    What a client draws is decided by the run's seed, its name, and how many rounds it has taken
+    part in.
+    Source: Lin, Ye, Zhang, Tsang, "Reasonable effectiveness of random weighting: A litmus test for
+    multi-task learning" (2022), arXiv 2111.10603, algorithm 2, with its normal distribution.
+    """
+
+    starts: ClassVar[Mapping[str, float]] = {"rounds": 0.0}
+    capturable = False
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """exp of the clients' own draws."""
+        counts = self.rows["rounds"].tolist()
+        drawn = [
+            draw(self.run_seed, name, int(count)).gauss(0, 1)
+            for name, count in zip(self.clients, counts, strict=True)
+        ]
+        self.rows["rounds"] += signals.active
+        return torch.tensor(drawn, dtype=torch.float64, device=signals.active.device).exp()
+
+
+class DWA(Weighting):
+    """Dynamic weight average: who has lately improved least counts most.
+
+        p_i = exp(rate_i / T),   rate_i = (last average of F_i) / (the average before)
+
+    An average is over ``every`` rounds of a client (the paper's epoch). Until a client has two of
+    them its rate is 1.
+    Source: Liu, Johns, Davison, "End-to-end multi-task learning with attention" (2019),
+    arXiv 1803.10704, equation 7, T = 2 as there.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = dict.fromkeys(
+        ("total", "count", "newer", "older", "averages"), 0.0
+    )
+
+    def __init__(self, temperature: float = 2.0, every: int = 50) -> None:
+        super().__init__()
+        self.temperature = bounded("DWA's temperature", temperature, above=True)
+        self.every = whole("DWA's every", every, 1)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """exp(rate_i / T) with the averages from before this round."""
+        limits, rows = torch.finfo(torch.float64), self.rows
+        rate = (rows["newer"] / rows["older"].clamp_min(limits.tiny)).clamp_max(limits.max)
+        rate = torch.where(rows["averages"] >= 2, rate, 1)
+        self._average(signals.loss.double(), signals.active)
+        return from_log(rate / self.temperature, signals.active)
+
+    def _average(self, loss: Tensor, active: Tensor) -> None:
+        rows = self.rows
+        rows["total"] += torch.where(active, loss, 0)
+        rows["count"] += active
+        full = active & (rows["count"] >= self.every)
+        mean = rows["total"] / rows["count"].clamp_min(1)
+        rows["older"].copy_(torch.where(full, rows["newer"], rows["older"]))
+        rows["newer"].copy_(torch.where(full, mean, rows["newer"]))
+        rows["averages"] += full
+        rows["total"].mul_(~full)
+        rows["count"].mul_(~full)
