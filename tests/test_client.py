@@ -110,3 +110,11 @@ def test_a_client_without_a_task_name_is_its_own_task() -> None:
 def test_a_classification_needs_two_classes(outputs: Any) -> None:
     with pytest.raises(ConfigError, match="at least 2 outputs"):
         classification(outputs)
+
+
+def test_values_whose_sum_overflows_are_finite_all_the_same():
+    x = np.full((4, 2), 3e38, dtype=np.float32)
+    assert Client("a", regression(1), (x, np.ones(4))).size == 4
+    x[1], x[2] = np.inf, -np.inf
+    with pytest.raises(DataError, match=r"x\[1, 0\] is inf"):
+        Client("a", regression(1), (x, np.ones(4)))
