@@ -9,16 +9,15 @@ from typing import Any
 
 
 def on_demand(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` (PEP 562): ``where`` has the module of each name.
-
-    A name whose module is named like itself is that module.
-    """
+    """A module's ``__getattr__`` (PEP 562): ``where`` has the full name of what each name is."""
 
     def __getattr__(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(where[name])
-        found = module if where[name] == f"{package}.{name}" else getattr(module, name)
+        module, _, last = where[name].rpartition(".")
+        if module == package:  # a part of the package itself
+            return importlib.import_module(where[name])
+        found = getattr(importlib.import_module(module), last)
         setattr(sys.modules[package], name, found)
         return found
 

@@ -11,26 +11,27 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "fedgradnorm.data.files": "fedgradnorm.data",
-    "fedgradnorm.data.partition": "fedgradnorm.data",
-    "fedgradnorm.experiments.config": "fedgradnorm.experiments",
-    "fedgradnorm.experiments.execute": "fedgradnorm.experiments",
-    "fedgradnorm.experiments.sinks": "fedgradnorm.experiments",
+    "fedgradnorm.data.files": {"client_from_files": "fedgradnorm.data.client_from_files"},
+    "fedgradnorm.data.partition": {
+        "Dirichlet": "fedgradnorm.data.Dirichlet",
+        "partition_client": "fedgradnorm.data.partition_client",
+    },
+    "fedgradnorm.experiments.config": {"load_config": "fedgradnorm.experiments.load_config"},
+    "fedgradnorm.experiments.execute": {"execute": "fedgradnorm.experiments.run"},
+    "fedgradnorm.experiments.sinks": {"open_sink": "fedgradnorm.experiments.open_sink"},
 }
-"""Where the public names of a module are now."""
+"""The names that were taught of a module, and what each is called now."""
 
 
 class _Loader(Loader):
-    """Fills a module of the old name with what is public at the new one."""
+    """Fills a module of the old name with what its names mean now."""
 
     def exec_module(self, module: ModuleType) -> None:
-        now = importlib.import_module(MOVED[module.__name__])
-        warnings.warn(
-            f"{module.__name__} has moved: import its names from {now.__name__}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        module.__dict__["__getattr__"] = lambda name: getattr(now, name)
+        for name, place in MOVED[module.__name__].items():
+            package, _, public = place.rpartition(".")
+            setattr(module, name, getattr(importlib.import_module(package), public))
+        now = ", ".join(MOVED[module.__name__].values())
+        warnings.warn(f"{module.__name__} is now {now}", DeprecationWarning, stacklevel=2)
 
 
 class _Finder(MetaPathFinder):

@@ -154,8 +154,8 @@ def refuse(*args, **rest):
     print("CALLED", args, flush=True)
     raise OSError("no network")
 socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse
-from fedgradnorm.experiments.config import load_config
-from fedgradnorm.experiments.execute import execute
+from fedgradnorm.experiments import load_config
+from fedgradnorm.experiments import run as execute
 execute(load_config(sys.argv[1], ["output.tracking=" + sys.argv[2]]), sys.argv[3])
 time.sleep(2)
 if sys.argv[2] == "mlflow":

@@ -42,6 +42,8 @@ FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "regi
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
+SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
+"""In a federation's folder: what the server shows and keeps to itself."""
 CA, KEY, STATE = "ca.pem", "client.key", "state"
 """Beside them: the certificate it trusts, its private key, and the folder of its state."""
 

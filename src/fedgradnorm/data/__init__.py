@@ -38,14 +38,14 @@ __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in _SETS}
     | {
-        "client_from_arrays": f"{__name__}._arrays",
-        "client_from_files": f"{__name__}._files.client_files",
-        "Dirichlet": f"{__name__}._partition.by_label",
-        "Pathological": f"{__name__}._partition.by_label",
-        "Partitioner": f"{__name__}._partition.partitioner_base",
-        "Iid": f"{__name__}._partition.partitioners",
-        "Linear": f"{__name__}._partition.partitioners",
-        "Size": f"{__name__}._partition.partitioners",
-        "partition_client": f"{__name__}._partition.partitioners",
+        "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
+        "client_from_files": f"{__name__}._files.client_files.client_from_files",
+        "Dirichlet": f"{__name__}._partition.by_label.Dirichlet",
+        "Pathological": f"{__name__}._partition.by_label.Pathological",
+        "Partitioner": f"{__name__}._partition.partitioner_base.Partitioner",
+        "Iid": f"{__name__}._partition.partitioners.Iid",
+        "Linear": f"{__name__}._partition.partitioners.Linear",
+        "Size": f"{__name__}._partition.partitioners.Size",
+        "partition_client": f"{__name__}._partition.partitioners.partition_client",
     },
 )

@@ -7,17 +7,17 @@ from fedgradnorm._lazy import on_demand
 if TYPE_CHECKING:
     from fedgradnorm._training.sinks import Sink, open_sink
     from fedgradnorm.experiments._config.config_file import Config, load_config
-    from fedgradnorm.experiments._execute import execute
+    from fedgradnorm.experiments._execute import execute as run
 
-__all__ = ["Config", "Sink", "execute", "load_config", "open_sink"]
+__all__ = ["Config", "Sink", "load_config", "open_sink", "run"]
 
 __getattr__ = on_demand(
     __name__,
     {
-        "Config": f"{__name__}._config.config_file",
-        "load_config": f"{__name__}._config.config_file",
-        "execute": f"{__name__}._execute",
-        "Sink": "fedgradnorm._training.sinks",
-        "open_sink": "fedgradnorm._training.sinks",
+        "Config": f"{__name__}._config.config_file.Config",
+        "load_config": f"{__name__}._config.config_file.load_config",
+        "run": f"{__name__}._execute.execute",
+        "Sink": "fedgradnorm._training.sinks.Sink",
+        "open_sink": "fedgradnorm._training.sinks.open_sink",
     },
 )

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedgradnorm._runs.layout import CA, SERVER_CERTIFICATE, SERVER_KEY
+
 YEARS = 2
 
 
@@ -47,9 +49,9 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
         .sign(key, hashes.SHA384())
     )
     write_private(folder / "ca.key", _pem(key))
-    (folder / "ca.pem").write_bytes(authority.public_bytes(form.Encoding.PEM))
-    write_private(folder / "server.key", _pem(own))
-    (folder / "server.pem").write_bytes(server.public_bytes(form.Encoding.PEM))
+    (folder / CA).write_bytes(authority.public_bytes(form.Encoding.PEM))
+    write_private(folder / SERVER_KEY, _pem(own))
+    (folder / SERVER_CERTIFICATE).write_bytes(server.public_bytes(form.Encoding.PEM))
 
 
 def make_client_key(private: Path, public: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._flower.wire import QUIET, link
+from fedgradnorm._runs.layout import CA, FEDERATION, SERVER_CERTIFICATE, SERVER_KEY
 
 WHY = {
     errno.EADDRINUSE: "something listens there already: stop it, or give another port",
@@ -30,9 +31,9 @@ class SuperLink:
         """With the certificates in ``folder``, for a shared vector of ``vector`` bytes."""
         self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
         command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.link"]
-        command += ["--ssl-ca-certfile", str(folder / "ca.pem"), "--isolation", "process"]
-        command += ["--ssl-certfile", str(folder / "server.pem")]
-        command += ["--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(folder / CA), "--isolation", "process"]
+        command += ["--ssl-certfile", str(folder / SERVER_CERTIFICATE)]
+        command += ["--ssl-keyfile", str(folder / SERVER_KEY), "--enable-supernode-auth"]
         command += ["--disable-runtime-dependency-installation", "--database", str(database)]
         self._command = [*command, "--host", host, "--port", str(port)]
         self._own = {link.SECRET: self.secret, link.VECTOR: str(vector)}
@@ -69,7 +70,7 @@ class SuperLink:
             except OSError as error:
                 why = WHY.get(error.errno or 0, str(error.strerror or error))
                 raise ConfigError(
-                    f"cannot listen on {host}:{port}: {why} (federation.toml)"
+                    f"cannot listen on {host}:{port}: {why} ({FEDERATION})"
                 ) from error
 
     def check(self) -> None:

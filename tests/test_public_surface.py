@@ -1,0 +1,88 @@
+"""The public line: what users may import, that nothing else looks public, and old paths."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedgradnorm
+from fedgradnorm._moved import MOVED
+
+ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
+
+SURFACE = {
+    "fedgradnorm": """BySize Client ConfigError DataError Equal FedGradNormError GradNorm
+        Interrupted ModelError Needs Run RunFolderError Signals Static Task TrainingError Weighting
+        __version__ classification data experiments load models regression tasks train weighting""",
+    "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size beijing
+        client_from_arrays client_from_files faces landmine mtfl partition_client radcom school""",
+    "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
+    "fedgradnorm.data.faces": "CLASSES SHARES TASKS Faces clients generate",
+    "fedgradnorm.data.landmine": "FILE LABELS clients",
+    "fedgradnorm.data.mtfl": "CLASSES MTFL SIZE TASKS Split clients prepare",
+    "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
+        prepare read""",
+    "fedgradnorm.data.school": "FILE clients",
+    "fedgradnorm.experiments": "Config Sink load_config open_sink run",
+    "fedgradnorm.models": "linear_head network1 network2",
+    "fedgradnorm.tasks": """Task accuracy classification cross_entropy mean_absolute_error r_squared
+        regression squared_error""",
+    "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
+        ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
+        InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static TorchJD TrimmedMean
+        UPGrad Uncertainty Weighting""",
+}
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_the_public_names_are_these(name: str) -> None:
+    module = importlib.import_module(name)
+    assert sorted(module.__all__) == sorted(SURFACE[name].split())
+    for public in module.__all__:
+        assert getattr(module, public) is not None
+
+
+def test_every_other_module_is_private_by_name() -> None:
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        dotted = ".".join(("fedgradnorm", *(part for part in parts if part != "__init__")))
+        assert dotted in SURFACE or any(part.startswith("_") for part in parts), dotted
+
+
+def taught() -> list[tuple[str, str]]:
+    """Every import of ours in the documents and examples."""
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    line = re.compile(r"^\s*((?:from|import) fedgradnorm.*)$", re.MULTILINE)
+    return [(p.name, found) for p in files for found in line.findall(p.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "statement"), taught())
+def test_documents_import_public_names_alone(page: str, statement: str) -> None:
+    (node,) = ast.parse(statement).body
+    if isinstance(node, ast.ImportFrom):
+        assert {a.name for a in node.names} <= set(SURFACE[str(node.module)].split()), page
+    else:
+        assert isinstance(node, ast.Import)
+        assert [a.name for a in node.names] == ["fedgradnorm"], page
+
+
+@pytest.mark.parametrize("path", MOVED)
+def test_a_path_that_was_taught_still_works_and_warns(path: str) -> None:
+    for name, place in MOVED[path].items():
+        package, _, public = place.rpartition(".")
+        code = (
+            f"from {path} import {name} as old\n"
+            f"from {package} import {public} as new\n"
+            "assert old is new and callable(new)\n"
+        )
+        quiet = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert quiet.returncode == 0, quiet.stderr
+        strict = [sys.executable, "-W", "error::DeprecationWarning", "-c", code]
+        loud = subprocess.run(strict, capture_output=True, text=True)
+        assert f"{path} is now {', '.join(MOVED[path].values())}" in loud.stderr
