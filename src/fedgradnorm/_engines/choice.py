@@ -14,14 +14,14 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines.distributed import DistributedEngine
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._engines.passes.gauge import GaugeTap
+from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.inner_products import ProductTap
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import asked_for, world
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import LocalSettings
-from fedgradnorm.models._fit import as_input
+from fedgradnorm.models._fitting import as_input
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")

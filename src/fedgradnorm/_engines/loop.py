@@ -25,7 +25,7 @@ from fedgradnorm._round.client_round import (
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
-from fedgradnorm.models._fit import as_input
+from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
 
 

@@ -21,7 +21,7 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, coefficients, columns, server_round
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.models._fit import as_input, check_head, own_head, representation_size
+from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge
 from fedgradnorm.models._networks import linear_head

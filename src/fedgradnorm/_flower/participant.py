@@ -20,7 +20,7 @@ from fedgradnorm._round.numerics import numerics
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
-from fedgradnorm.models._fit import as_input
+from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._gauge import find_gauge
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import Scaler, as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
-from fedgradnorm.models._fit import as_input
+from fedgradnorm.models._fitting import as_input
 
 
 def network_inputs(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedgradnorm._engines.passes.gauge import GaugeTap
+from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.shared_pass import scaled
 from fedgradnorm.models._flat import FlatNetwork
 

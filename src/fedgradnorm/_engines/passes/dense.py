@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._engines.passes.gauge import linear_squared
+from fedgradnorm._engines.passes.gauge_tap import linear_squared
 from fedgradnorm._engines.passes.shared_pass import scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._fusing import Fused

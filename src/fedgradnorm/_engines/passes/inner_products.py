@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.passes.autograd import AutogradPass
-from fedgradnorm._engines.passes.gauge import GaugeTap
+from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.shared_pass import scaled
 from fedgradnorm.models._flat import FlatNetwork
 

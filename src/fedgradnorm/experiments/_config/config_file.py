@@ -35,7 +35,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.sinks import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
-from fedgradnorm.experiments._config.findings import explain
+from fedgradnorm.experiments._config.config_errors import explain
 from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
 from fedgradnorm.experiments._config.overrides import overridden, put
 from fedgradnorm.experiments._config.plain import check_plain
