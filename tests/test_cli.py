@@ -15,6 +15,7 @@ import fedgradnorm as fgn
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._cli import demo as demo_module
+from fedgradnorm._runs.about import read_about
 from fedgradnorm.experiments._execute import execute
 
 
@@ -311,15 +312,15 @@ def test_in_a_process_of_its_own(config, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
-    whole = execute_config(config, tmp_path / "whole", 400)
-    process = shell("run", config, "training.rounds=400", cwd=tmp_path)
+    whole = execute_config(config, tmp_path / "whole", 1200)
+    process = shell("run", config, "training.rounds=1200", cwd=tmp_path)
     folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
     wait_for(folder / "checkpoint.safetensors", process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"go on with: fedgradnorm resume {folder}" in errors.splitlines()[-1]
-    assert not fgn.experiments.run.read_about(folder)["finished"]
+    assert not read_about(folder)["finished"]
     assert cli("resume", folder).exit_code == 0
     assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 

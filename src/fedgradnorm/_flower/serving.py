@@ -25,7 +25,7 @@ from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._round.server import ServerState
-from fedgradnorm._runs.about import FORMAT, read_about
+from fedgradnorm._runs.about import FORMAT, now, read_about
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
 from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
@@ -202,7 +202,7 @@ def _about(
         "rounds": agreement.rounds,
         "blueprints": blueprints(network, {}),
         "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": now(),
         "versions": {
             "fedgradnorm": __version__,
             "python": platform.python_version(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ FORMAT = 1
 
 Rule = tuple[str, Callable[[Any], bool]]
 """What a value must be, in words and as a question."""
+
+
+def now() -> str:
+    """The time to the microsecond: runs that are started one after another keep their order."""
+    return datetime.now().astimezone().isoformat(timespec="microseconds")
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:

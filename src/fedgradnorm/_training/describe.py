@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._round.seeding import number
-from fedgradnorm._runs.about import FORMAT
+from fedgradnorm._runs.about import FORMAT, now
 from fedgradnorm._runs.run import blueprints
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
@@ -38,7 +37,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "network": describe_network(network),
         "blueprints": blueprints(network, heads),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": now(),
         "versions": {
             "fedgradnorm": __version__,
             "python": platform.python_version(),
