@@ -313,7 +313,8 @@ def test_in_a_process_of_its_own(config, tmp_path):
 
 def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     whole = execute_config(config, tmp_path / "whole", 1200)
-    process = shell("run", config, "training.rounds=1200", cwd=tmp_path)
+    seldom = "training.checkpoint_every=50"
+    process = shell("run", config, "training.rounds=1200", seldom, cwd=tmp_path)
     folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
     wait_for(folder / "checkpoint.safetensors", process)
     process.send_signal(signal.SIGINT)
@@ -328,7 +329,8 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
 def execute_config(config, folder: Path, rounds: int) -> Path:
     from fedgradnorm.experiments._config.config_file import load_config
 
-    execute(load_config(config, [f"training.rounds={rounds}"]), folder)
+    changes = [f"training.rounds={rounds}", "training.checkpoint_every=50"]
+    execute(load_config(config, changes), folder)
     return folder
 
 
