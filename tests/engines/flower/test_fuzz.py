@@ -161,18 +161,21 @@ def test_a_mutated_request_is_passed_on_or_refused():
         clientapp_runtime_list=[0.5],
     )
     body, path = push.SerializeToString(), NODES + "push-messages"
-    check_request(path, NODE, body, LIMITS)
+    here = GOOD.message.metadata.run_id
+    check_request(path, NODE, body, LIMITS, here.__eq__)
+    with pytest.raises(Refused, match="no such run"):
+        check_request(path, NODE, body, LIMITS, (here + 1).__eq__)
     rng, refused = random.Random(1), 0
     for _ in range(CASES):
         try:
-            check_request(rng.choice(sorted(OPEN)), NODE, mutated(rng, body), LIMITS)
+            check_request(rng.choice(sorted(OPEN)), NODE, mutated(rng, body), LIMITS, here.__eq__)
         except Refused:
             refused += 1
     assert refused > CASES // 10
 
 
 def test_a_mutated_head_is_turned_away():
-    guard, rng = Guard(None, "secret", LIMITS, {}.get), random.Random(2)
+    guard, rng = Guard(None, "secret", LIMITS, {}.get, list), random.Random(2)
     part = PushObjectRequest(object_content=b"x" * 50).SerializeToString()
     head = [
         (b"content-length", b"%d" % len(part)),

@@ -223,7 +223,7 @@ def turned(
 
 
 def test_only_the_operator_passes_the_guard():
-    guard, key = Guard(None, "secret", Limits(4096), {}.get), HEADER.encode()
+    guard, key = Guard(None, "secret", Limits(4096), {}.get, list), HEADER.encode()
     for path in ("/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/"):
         assert turned(guard, path, {}) == 403
         assert turned(guard, path, {key: b"guess"}) == 403
@@ -231,7 +231,7 @@ def test_only_the_operator_passes_the_guard():
 
 
 def test_a_body_has_a_length_and_no_great_one():
-    guard, path = Guard(None, "secret", Limits(4096), {}.get), "/v1/fleet/push-object"
+    guard, path = Guard(None, "secret", Limits(4096), {}.get, list), "/v1/fleet/push-object"
     assert turned(guard, path, {b"content-length": b"100"}) is None
     assert turned(guard, path, {b"content-length": b"100"}, "GET") == 403
     assert turned(guard, path, {}) == 411

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import HTTPException, Request
@@ -29,6 +29,7 @@ PARALLEL = 8  # requests of one node at a time; Flower's own node has up to four
 IDLE, WHOLE = 30.0, 600.0  # seconds until the next piece of a body, and until its end
 
 Nodes = Callable[[bytes], int | None]
+Runs = Callable[[], Iterable[int]]
 
 
 class Turned(Exception):
@@ -42,11 +43,12 @@ class Turned(Exception):
 class Guard:
     """Lets nodes pass to their own interface, and the operator everywhere.
 
-    ``nodes`` gives the node that a public key is registered for.
+    ``nodes`` gives the node that a public key is registered for, ``runs`` the runs that there are.
     """
 
-    def __init__(self, app: Any, secret: str, limits: Limits, nodes: Nodes) -> None:
+    def __init__(self, app: Any, secret: str, limits: Limits, nodes: Nodes, runs: Runs) -> None:
         self.app, self.secret, self.limits, self.nodes = app, secret.encode(), limits, nodes
+        self.runs, self.known_runs = runs, set[int]()
         self.known: dict[bytes, int] = {}
         self.busy: Counter[int | None] = Counter()
 
@@ -65,6 +67,12 @@ class Guard:
     def is_operator(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether the request shows the secret."""
         return hmac.compare_digest(headers.get(HEADER.encode(), b""), self.secret)
+
+    def is_run(self, run: int) -> bool:
+        """Whether there is such a run; those of a SuperLink are few, and stay."""
+        if run not in self.known_runs:
+            self.known_runs = set(self.runs())
+        return run in self.known_runs
 
     def check_head(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Turn away what is no request of a node, or has a body of no or too great length."""
@@ -100,7 +108,7 @@ class Guard:
         try:
             body = await _read(receive)
             try:
-                check_request(scope["path"], node, body, self.limits)
+                check_request(scope["path"], node, body, self.limits, self.is_run)
             except Refused as error:
                 raise Turned(400, str(error)) from error
             await self.app(scope, _again(body, receive), send)

@@ -38,6 +38,7 @@ def main() -> None:
         secret=secret,
         limits=Limits(vector),
         nodes=lambda key: app.state.linkstate_factory.state().get_node_id_by_public_key(key),
+        runs=lambda: [run.run_id for run in app.state.linkstate_factory.state().get_run_info()],
     )
     uvicorn.run(
         app,

@@ -7,6 +7,7 @@ inside is of that node: a client could send orders to others, or answers in thei
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -35,8 +36,11 @@ OPEN = {
 """All that a client needs. Flower has more: nodes that register themselves, programs."""
 
 
-def check_request(path: str, node: int | None, body: bytes, limits: Limits) -> None:
-    """Refuse a body that is not what ``path`` takes, or a message that is not of ``node``."""
+def check_request(
+    path: str, node: int | None, body: bytes, limits: Limits, is_run: Callable[[int], bool]
+) -> None:
+    """Refuse a body that is not what ``path`` takes, a message that is not of ``node``, or a run
+    that there is not."""
     try:
         kind = PROTOBUF_REQUEST_TYPES["POST", path]
         request = ProtobufTranslationMiddleware._parse_request(body, kind)
@@ -44,6 +48,13 @@ def check_request(path: str, node: int | None, body: bytes, limits: Limits) -> N
         raise Refused("the request cannot be read") from error
     if isinstance(request, PushMessagesRequest):
         _check_message(request, node, limits)
+        run = request.messages_list[0].metadata.run_id
+    elif "run_id" in request.DESCRIPTOR.fields_by_name:
+        run = request.run_id
+    else:
+        return
+    if not is_run(run):
+        raise Refused("there is no such run")
 
 
 def _check_message(request: PushMessagesRequest, node: int | None, limits: Limits) -> None:
