@@ -105,7 +105,7 @@ def test_who_waits_comes_second(system: str, tmp_path: Path) -> None:
 
 
 def test_a_lock_that_outlives_its_process_says_what_to_remove() -> None:
-    code = "from fedgradnorm.experiments import locking; print(locking.HINT)"
+    code = "from fedgradnorm._runs import locking; print(locking.HINT)"
     assert python(code).strip() == ""
     assert ".lock.held" in python(WITHOUT + code)
 

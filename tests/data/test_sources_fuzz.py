@@ -15,7 +15,6 @@ from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._options import options_of
-from fedgradnorm.data import faces
 from fedgradnorm.data._partition.partitioners import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._sources import SOURCES, anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip
@@ -92,7 +91,9 @@ def test_any_option_of_a_source(name, valid, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDGRADNORM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
-    monkeypatch.setattr(faces, "_BATCH", 50)  # drawing 500 faces for 50 takes most of the time
+    monkeypatch.setattr(
+        "fedgradnorm.data.faces._faces._BATCH", 50
+    )  # drawing 500 faces for 50 takes most of the time
     draw = random.Random(name)
     only_our_error(name, valid[name], tmp_path)
     for _ in range(CASES):

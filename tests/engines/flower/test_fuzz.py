@@ -260,15 +260,16 @@ def test_a_live_superlink_takes_no_harm_and_honest_answers_count(tmp_path: Path)
 
         def attack(asked: Message) -> None:
             pack = packed(honest(asked))
-            statuses.extend(posted(bad, rng, pack, max(20, CASES // 60)))
+            statuses.extend(posted(bad, rng, pack, max(20, CASES // 15)))
             with suppress(httpx.HTTPStatusError):
                 bad.push(with_root(pack, storable(rng, pack.parts[pack.tree.object_id])))
 
         before = live.memory()
         for _ in range(5):
             good.well()
-            bad.answering(attack)
+            attacking = bad.answering(attack)
             found = live.operator.ask(dict.fromkeys(live.wires, order()), DEADLINE)
+            attacking.join()
             assert isinstance(found["good"], RecordDict)
             refused += not isinstance(found["bad"], RecordDict)
         assert live.operator.link.process.poll() is None

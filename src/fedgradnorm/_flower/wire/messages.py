@@ -21,6 +21,7 @@ from torch import Tensor
 from fedgradnorm._errors import FedGradNormError
 
 Kind = Literal["train", "finish"]
+MESSAGE_TYPE = "train"  # Flower's word for any message of ours; what is asked for is inside
 SLACK = 1024  # bytes of a stored array beside its numbers
 SALT = "salt"
 """Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may

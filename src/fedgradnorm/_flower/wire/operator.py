@@ -30,7 +30,7 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.wire.collecting import POLL, Incoming, collect
 from fedgradnorm._flower.wire.door import HEADER
 from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.messages import Order, Refused, encode_order
+from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Order, Refused, encode_order
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.store import Store
 
@@ -194,7 +194,7 @@ class Operator:
             Message(
                 encode_order(order),
                 self.nodes[name],
-                "train",
+                MESSAGE_TYPE,
                 ttl=seconds + GRACE,
                 group_id=str(order.round),
             )

@@ -19,7 +19,7 @@ from flwr.supercore.protobuf.translation import (
 
 from fedgradnorm._flower.wire.limits import Limits
 from fedgradnorm._flower.wire.message_parts import named_parts
-from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Refused
 
 NODES = "/v1/fleet/"
 ACTIVATE = NODES + "activate-node"
@@ -68,6 +68,8 @@ def _check_message(request: PushMessagesRequest, node: int | None, limits: Limit
         raise Refused("a client's message is an answer to the server")
     if not all(map(math.isfinite, (about.ttl, about.created_at, *request.clientapp_runtime_list))):
         raise Refused("a time in the message is not finite")
+    if about.message_type != MESSAGE_TYPE:
+        raise Refused("the message is of another type than the order")
     if about.message_id != tree.object_id:
         raise Refused("the message has another name than its first part")
     named_parts(tree, limits)
