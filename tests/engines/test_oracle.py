@@ -27,7 +27,7 @@ def test_engines_equal_the_oracle(make, shape, steps, optimizer):
         torch.manual_seed(0)
         network = make().double()
     clients = mixed_clients(shape)
-    found = compare_with_oracle(network, clients, 50, optimizer, *steps, TWO_OF_THREE, STEPS[steps])
+    found = compare_with_oracle(network, clients, 20, optimizer, *steps, TWO_OF_THREE, STEPS[steps])
     for engine, gaps in found.items():
         assert gaps.pop("moved") > 1e-6
         assert max(gaps.values()) < 1e-10, (engine, gaps)

@@ -105,13 +105,13 @@ class Machines:
         return max((int(line.split(",")[0]) for line in lines), default=0)
 
 
-def finished(process: subprocess.Popen[str], code: int, seconds: float = 150) -> str:
+def finished(process: subprocess.Popen[str], code: int, seconds: float = 300) -> str:
     out, _ = process.communicate(timeout=seconds)
     assert process.returncode == code, out
     return out
 
 
-def until(true: Callable[[], Any], seconds: float = 90) -> None:
+def until(true: Callable[[], Any], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come to that"

@@ -101,7 +101,7 @@ def test_a_killed_client_comes_back_with_its_head_and_the_run_goes_on(tmp_path):
         child = children(clients[0])[0]
         clients[0].send_signal(signal.SIGSTOP)  # nobody starts it again before a round went by
         kill(child)
-        until(lambda: missed(machines, NAMES[0]), 60)
+        until(lambda: missed(machines, NAMES[0]))
         clients[0].send_signal(signal.SIGCONT)
         out = finished(server, 0)
     assert "14/14" in out
