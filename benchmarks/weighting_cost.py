@@ -69,7 +69,7 @@ def federation(name: str, device: str) -> Federation:
     alike = (CLASSES[-1],) * len(CLASSES)  # averaged heads must be of one shape
     torch.manual_seed(0)
     network = fgn.models.network2()
-    data = clients(alike if settings.average_heads else CLASSES)
+    data = clients(alike if settings.heads == "all" else CLASSES)
     return Federation(network, data, weighting(name), settings, torch.device(device))
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.head_averaging import check_alike
 
 SGD = {"name": "sgd", "lr": 0.05}
 AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
@@ -97,7 +96,7 @@ def alike() -> list[fgn.Client]:
 
 FEDAVG = {
     **AVERAGED, "schedule": "together", "head_optimizer": SGD, "aggregate": "by_size",
-    "average_heads": True, "shared_steps": 2,
+    "heads": "all", "shared_steps": 2,
 }  # fmt: skip
 
 
@@ -128,13 +127,13 @@ def test_fedavg_is_fedavg() -> None:
 
 def test_heads_that_differ_cannot_be_averaged() -> None:
     with pytest.raises(fgn.ConfigError, match="heads of one shape"):
-        toys.federation(toys.network(), toys.clients(), average_heads=True)
-    check_alike({"a": nn.Linear(2, 3), "b": nn.Linear(2, 3)})
+        toys.federation(toys.network(), toys.clients(), heads="all")
+    toys.federation(toys.network(), alike(), heads="all")
 
 
 def test_averaged_heads_are_counted_as_traffic() -> None:
-    with_heads = toys.federation(toys.network(), alike(), **FEDAVG).bytes_per_round()
-    without = toys.federation(toys.network(), alike()).bytes_per_round()
+    with_heads = toys.federation(toys.network(), alike(), **FEDAVG).bytes_per_round("a")
+    without = toys.federation(toys.network(), alike()).bytes_per_round("a")
     assert with_heads - without == 2 * 8 * (5 * 3 + 3)
 
 

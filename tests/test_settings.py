@@ -16,7 +16,7 @@ from fedgradnorm._training import train
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
     parameters = inspect.signature(fgn.train).parameters
-    own = {"network", "clients", "weighting", "folder", "resume", "progress"}
+    own = {"network", "clients", "weighting", "folder", "resume", "progress", "average_heads"}
     assert set(parameters) == own | {field.name for field in fields(Settings)}
     for field in fields(Settings):
         assert field.default is not MISSING
@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "schedule": "together",
     "proximal": 0.1,
     "final_head_steps": 1,
-    "average_heads": True,
+    "heads": "task",
     "ditto": 0.1,
     "aggregate": "by_size",
     "order": "old",

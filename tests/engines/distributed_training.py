@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
     "final heads": {"final_head_steps": 5, "weighting": fgn.Equal},
     "ditto": {"ditto": 0.5, "weighting": fgn.Equal},
     "alone": {"share": "none", "weighting": fgn.Equal},
-    "averaged heads": {"average_heads": True, "kinds": ("side", "side", "side", "side")},
+    "averaged heads": {"heads": "all", "kinds": ("side", "side", "side", "side")},
+    "heads by task": {
+        "heads": "task",
+        "kinds": ("side", "corner", "side", "side"),
+        "tasks": ("one", "two", "one", "one"),
+        "participation": 0.7,
+    },
 }
 
 
@@ -43,9 +50,11 @@ def train(engine: str, **case: Any) -> fgn.Run:
     kinds = case.pop("kinds", (*toys.NAMES, "side"))
     sizes = (48, 30, 24, 20)
     clients = [
-        toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 3 else kind, size, kind)
+        toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 2 else kind, size, kind)
         for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
     ]
+    for i, task in enumerate(case.pop("tasks", ())):
+        clients[i] = replace(clients[i], task=replace(clients[i].task, name=task))
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)

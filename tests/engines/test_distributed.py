@@ -95,7 +95,7 @@ def test_ranks_give_the_same_run_as_one_process(ranks, alone, tmp_path):
 
 @pytest.mark.slow
 def test_more_ranks_than_clients(tmp_path):
-    names = ["joint", "gram", "averaged heads"]
+    names = ["joint", "gram", "averaged heads", "heads by task"]
     finished(torchrun(5, HERE / "distributed_training.py", tmp_path / "found.json", *names))
     found = json.loads((tmp_path / "found.json").read_text())
     assert gap(found, json.loads(json.dumps(results("auto", names)))) < TIGHT
@@ -109,7 +109,9 @@ def test_no_thread_is_left_to_abort_a_rank_that_ends(tmp_path):
     assert not [name for names in left for name in names if "gloo" in name]
 
 
-@pytest.mark.parametrize("name", ["joint", "stacked", "loop", "gram", "averaged heads"])
+@pytest.mark.parametrize(
+    "name", ["joint", "stacked", "loop", "gram", "averaged heads", "heads by task"]
+)
 def test_one_rank_without_torchrun(name, alone):
     found = json.loads(json.dumps(results("distributed", [name])))
     assert gap(found[name], alone[name]) < TIGHT

@@ -11,6 +11,8 @@ import fedgradnorm as fgn
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.trainer import Progress
 from oracle import mixed_clients
+from shared_heads import train as train_some_of_one_task
+from shared_heads import vectors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -112,3 +114,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str, compi
         train(kind, torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
     resumed = train(kind, torch.float32, "cuda", folder=tmp_path / "run", resume=True, **how)
     assert distance(resumed, whole) == 0
+
+
+@pytest.mark.parametrize("heads", ["task", "all"])
+@pytest.mark.parametrize("how", [{}, {"participation": 0.5}, {"shared_steps": 3}])
+def test_shared_heads_are_the_loops(heads: str, how: dict[str, object]) -> None:
+    reference = vectors(train_some_of_one_task(heads, rounds=20, **how).heads)
+    ours = train_some_of_one_task(heads, rounds=20, device="cuda", engine="auto", **how)
+    for name, head in vectors(ours.heads).items():
+        torch.testing.assert_close(head.cpu(), reference[name], rtol=0, atol=1e-10)

@@ -144,7 +144,7 @@ def test_a_loaded_state_and_a_failed_round_need_another_graph(at_once: Federatio
 
 def test_averaged_heads_are_averaged_from_the_host(at_once: Federation) -> None:
     alike = [toys.client(name, 24, kind="corner") for name in ("a", "b")]
-    averaged = toys.federation(toys.network(), alike, engine="joint", average_heads=True)
+    averaged = toys.federation(toys.network(), alike, engine="joint", heads="all")
     assert (at_once.burst, averaged.burst) == (Stretch.LONGEST, 1)
     play(averaged, 0, [averaged.names] * 6)
     assert Stretch.ran == []

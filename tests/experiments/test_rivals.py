@@ -22,7 +22,7 @@ def train(name: str, folder: Path | None = None, weighting=None, **settings) -> 
     method = METHODS[name]
     settings = {**SMALL, **settings, **method.settings}
     clients = toys.clients()
-    if settings.get("average_heads"):
+    if settings.get("heads") == "all":
         clients = [toys.client(n, 24, kind="corner") for n in toys.NAMES]
     return fgn.train(
         toys.network(), clients, weighting=weighting or method.build(), folder=folder, **settings

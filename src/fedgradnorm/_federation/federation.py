@@ -15,7 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines import make_engine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
-from fedgradnorm._federation.head_averaging import average_heads, check_alike
+from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
@@ -59,9 +59,13 @@ class Federation:
         weighting.bind(self.names)
         self.network = copy.deepcopy(network)
         heads = {c.name: make_head(self.network, c, settings.seed) for c in clients}
-        if settings.average_heads:
-            check_alike(heads)
-            heads = {name: copy.deepcopy(heads[self.names[0]]) for name in self.names}
+        self.shared_heads = SharedHeads(clients, settings.heads, device)
+        heads = self.shared_heads.begin(heads)
+        self._head_numbers = {
+            name: sum(p.numel() for p in heads[name].parameters())
+            for group in self.shared_heads.groups
+            for name in group
+        }
         probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
         self.gauge = find_gauge(self.network, probe, settings.gauge)
         self.engine = make_engine(
@@ -92,7 +96,7 @@ class Federation:
     def burst(self) -> int:
         """How many rounds may be asked for at once."""
         # Heads are averaged from the host.
-        return 1 if self.settings.average_heads else self.engine.burst(self.server)
+        return 1 if self.shared_heads else self.engine.burst(self.server)
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """Some rounds in a row, of which the engine may run several without coming back.
@@ -137,10 +141,16 @@ class Federation:
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
         weights = server_round(self.server, reports)
-        if self.settings.average_heads:
-            shares = coefficients(weights, reports.signals(Needs.NOTHING), self.server.aggregate)
-            average_heads(list(self.engine.heads().values()), shares / shares.sum())
+        if self.shared_heads:
+            self._average_heads(reports, weights)
         return reports, weights
+
+    def _average_heads(self, reports: Reports, weights: Tensor) -> None:
+        """Who shares a head gets the mean, each client counting as in the server's own step."""
+        signals, aggregate = reports.signals(Needs.NOTHING), self.server.aggregate
+        shares = coefficients(weights, signals, aggregate)
+        even = coefficients(torch.ones_like(weights), signals, aggregate)
+        self.shared_heads.average(self.engine.heads(), shares, even)
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""
@@ -155,14 +165,14 @@ class Federation:
         """Who holds the networks and heads that the clients end up with."""
         return [self]
 
-    def bytes_per_round(self) -> int:
-        """What one client and the server exchange in a round: ``shared`` down, the report up."""
+    def bytes_per_round(self, name: str) -> int:
+        """What a client and the server exchange in a round: ``shared`` down, the report up.
+
+        A head that is averaged goes both ways too.
+        """
         shared = self.server.shared
         scalars = sum(need in self.server.weighting.needs for need in SCALARS)
-        numbers = shared.numel()
-        if self.settings.average_heads:
-            head = next(iter(self.engine.heads().values()))
-            numbers += sum(p.numel() for p in head.parameters())
+        numbers = shared.numel() + self._head_numbers.get(name, 0)
         return 2 * numbers * shared.element_size() + 8 * scalars
 
     def shared_network(self) -> nn.Module:

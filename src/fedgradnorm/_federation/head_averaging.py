@@ -1,42 +1,123 @@
-"""Heads that are not kept apart but averaged in every round."""
+"""Heads that clients have in common: those of a task or everybody's, averaged in every round."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.settings import Heads
 
 
-def check_alike(heads: Mapping[str, nn.Module]) -> None:
-    """A ConfigError unless all heads have parameters of the same names and shapes."""
-    shapes = {name: _shapes(head) for name, head in heads.items()}
-    first = next(iter(heads))
-    for name, shape in shapes.items():
-        if shape != shapes[first]:
-            raise ConfigError(
-                f"average_heads needs heads of one shape, but those of clients {first!r} and "
-                f"{name!r} differ; keep heads personal (average_heads=False)"
-            )
+class SharedHeads:
+    """Who shares a head with whom, and how a round's heads become one again.
+
+    ``groups`` are the names of clients that share a head. Who stands in none keeps its own. With
+    ``all`` there is one group, in the order of the clients. With ``task`` there is one for each
+    task that has several clients, in the order of their names: so the order of the clients, which
+    says nothing about them, decides nothing.
+    """
+
+    def __init__(self, clients: Sequence[Client], how: Heads, device: torch.device) -> None:
+        self.how = how
+        self.groups = _groups(clients, how)
+        places = {client.name: row for row, client in enumerate(clients)}
+        self._rows = [
+            torch.tensor([places[name] for name in names], device=device) for names in self.groups
+        ]
+        self._task = {client.name: client.task_name for client in clients}
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+    def begin(self, heads: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """The heads before the first round: everybody's in a group is that of its first client."""
+        started = dict(heads)
+        for names in self.groups:
+            self._check_alike({name: heads[name] for name in names})
+            started |= {name: copy.deepcopy(heads[names[0]]) for name in names}
+        return started
+
+    def average(self, heads: Mapping[str, nn.Module], share: Tensor, even: Tensor) -> None:
+        """Give every head of a group their mean, client i counting ``share[i]`` in proportion.
+
+        Clients that did not take part have share 0. They get the mean too: the head is theirs as
+        much as the others'. A group of which nobody took part is left as it is.
+        ``even`` are the shares with all weights 1, for a task whose own cannot be normalised.
+        """
+        parts = torch.cat([self._parts(share[row], even[row]) for row in self._rows]).tolist()
+        for names in self.groups:
+            own, parts = parts[: len(names)], parts[len(names) :]
+            average_heads([heads[name] for name in names], own)
+
+    def _parts(self, share: Tensor, even: Tensor) -> Tensor:
+        """Shares of a group that sum to 1, or all 0 where nobody took part.
+
+        The shares of a task may sum to 0 (Krum chose a client of another one), or to little beside
+        their terms (weights may be negative). Its clients count evenly then.
+        """
+        if self.how == "all":
+            return share / share.sum()
+        usable = (share >= 0).all() & (share.sum() > 0)
+        share = torch.where(usable, share, even)
+        total = share.sum()
+        return share / torch.where(total > 0, total, 1)
+
+    def _check_alike(self, heads: Mapping[str, nn.Module]) -> None:
+        """A ConfigError unless all heads have parameters of the same names and shapes."""
+        (first, wanted), *others = ((name, _shapes(head)) for name, head in heads.items())
+        for name, shapes in others:
+            if shapes != wanted:
+                of = f" of task {self._task[name]!r}" if self.how == "task" else ""
+                way = "name their tasks apart, or " if self.how == "task" else ""
+                raise ConfigError(
+                    f"heads={self.how!r} needs heads of one shape, but those of clients {first!r} "
+                    f"and {name!r}{of} differ ({_text(wanted)}; {_text(shapes)}); {way}keep heads "
+                    "personal (heads='own')"
+                )
+
+
+@torch.no_grad()
+def average_heads(heads: Sequence[nn.Module], parts: Sequence[float]) -> None:
+    """Give every head the mean of all, head i counting ``parts[i]`` (FedAvg).
+
+    Only parameters are averaged. The mean is summed in float64, one head after another, so that it
+    is the same on every machine. Where all parts are 0 nothing happens.
+
+    >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    >>> average_heads([one, other], [1.0, 0.0])
+    >>> bool(one.weight == other.weight)
+    True
+    """
+    if not any(parts):
+        return
+    for own in zip(*(head.parameters() for head in heads), strict=True):
+        taken = [(p, part) for p, part in zip(own, parts, strict=True) if part]
+        rows = torch.stack([p for p, _ in taken]).double()
+        scaled = torch._foreach_mul(rows.unbind(), [part for _, part in taken])
+        mean = torch.as_tensor(sum(scaled)).to(own[0].dtype)
+        torch._foreach_copy_(list(own), [mean] * len(own))
+
+
+def _groups(clients: Sequence[Client], how: Heads) -> list[list[str]]:
+    """The names of clients that share a head."""
+    if how == "own":
+        return []
+    if how == "all":
+        return [[client.name for client in clients]]
+    by_task: dict[str, list[str]] = {}
+    for client in clients:
+        by_task.setdefault(client.task_name, []).append(client.name)
+    return [sorted(names) for names in by_task.values() if len(names) > 1]
 
 
 def _shapes(head: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in head.named_parameters()}
 
 
-@torch.no_grad()
-def average_heads(heads: Sequence[nn.Module], shares: Tensor) -> None:
-    """Give every head the mean of all, head i counting ``shares[i]`` (FedAvg).
-
-    >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
-    >>> average_heads([one, other], torch.tensor([1.0, 0.0]))
-    >>> bool(one.weight == other.weight)
-    True
-    """
-    parts = shares.tolist()
-    for own in zip(*(head.parameters() for head in heads), strict=True):
-        mean = sum(part * p.double() for part, p in zip(parts, own, strict=True) if part)
-        for p in own:
-            p.copy_(torch.as_tensor(mean))
+def _text(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items()) or "no parameters"

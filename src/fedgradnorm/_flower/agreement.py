@@ -19,12 +19,15 @@ OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "recor
 ONLY = {
     "share": "all",
     "ditto": 0.0,
-    "average_heads": False,
+    "heads": "own",
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
 }
 """Settings that a federation over the network has only one value for."""
+
+WHY = {"heads": ": a head never leaves its client, so no server can average it"}
+"""What there is to say of one of them beside that."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def agree(config: Config) -> Agreement:
         if getattr(settings, name) != value:
             raise ConfigError(
                 f"{name} = {getattr(settings, name)!r} cannot be run over the network; "
-                f"leave it at {value!r}"
+                f"leave it at {value!r}{WHY.get(name, '')}"
             )
     if settings.rounds is None:
         raise ConfigError(

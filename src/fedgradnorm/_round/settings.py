@@ -21,6 +21,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
+Heads = Literal["own", "task", "all"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -44,7 +45,7 @@ class Settings:
     schedule: Schedule = "alternating"
     proximal: float = 0.0
     final_head_steps: int = 0
-    average_heads: bool = False
+    heads: Heads = "own"
     ditto: float = 0.0
     aggregate: Aggregate = "mean"
     order: Order = "new"
@@ -109,7 +110,28 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 
     A default never changes what a run did before there was the setting.
     """
-    return {**asdict(Settings()), **stored}
+    return {**asdict(Settings()), **renamed(stored)}
+
+
+RENAMED = {"average_heads": "heads"}
+"""Settings of earlier versions, and what each is called now."""
+
+
+def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their names of today: ``heads`` was a flag, ``average_heads``, before.
+
+    >>> renamed({"average_heads": True, "lr": 0.1})
+    {'heads': 'all', 'lr': 0.1}
+    """
+    return {
+        RENAMED.get(name, name): _of_flag(value) if name in RENAMED else value
+        for name, value in stored.items()
+    }
+
+
+def _of_flag(value: object) -> object:
+    """What ``heads`` is where ``average_heads`` was ``value``; what was no flag stays as it is."""
+    return ("all" if value else "own") if isinstance(value, bool) else value
 
 
 _LEAST = {
@@ -130,6 +152,7 @@ _CHOICES = {
     "order": Order,
     "key": Key,
     "share": Share,
+    "heads": Heads,
     "engine": EngineName,
     "precision": Precision,
 }
@@ -179,7 +202,7 @@ _CHECKS: dict[str, Check] = {
     **{name: partial(_of_kind, kind) for name, kind in _CHOICES.items()},
     **{name: partial(_at_least, least) for name, least in _LEAST.items()},
     **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
-    **dict.fromkeys(("average_heads", "compile"), flag),
+    "compile": flag,
     **dict.fromkeys(("proximal", "ditto"), bounded),
     **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
     "lr": number,

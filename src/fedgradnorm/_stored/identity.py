@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fedgradnorm._round.settings import completed
+from fedgradnorm._round.settings import completed, renamed
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm.experiments._methods import METHODS
 
@@ -100,7 +100,7 @@ def frozen(value: Any) -> Hashable:
 
 def _training(run: StoredRun) -> Facts:
     settings = run.part("settings")
-    return completed(settings) if settings else dict(run.part("training"))
+    return completed(settings) if settings else renamed(run.part("training"))
 
 
 def _weighting(run: StoredRun) -> Facts:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
+from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
-from fedgradnorm._round.settings import EngineName, Key, Precision, Settings, Share
+from fedgradnorm._round.settings import (
+    EngineName,
+    Heads,
+    Key,
+    Precision,
+    Settings,
+    Share,
+)
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.fit import train_with
 from fedgradnorm._training.trainer import Progress
@@ -39,7 +49,7 @@ def train(
     schedule: Schedule = "alternating",
     proximal: float = 0.0,
     final_head_steps: int = 0,
-    average_heads: bool = False,
+    heads: Heads = "own",
     ditto: float = 0.0,
     aggregate: Aggregate = "mean",
     order: Order = "new",
@@ -59,6 +69,7 @@ def train(
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
+    average_heads: bool | None = None,
 ) -> Run:
     """Train one shared network and a personal head per client.
 
@@ -83,7 +94,9 @@ def train(
         schedule: ``alternating`` (head, then shared network) or both ``together``.
         proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
         final_head_steps: steps on each head alone after the last round (FedBABU).
-        average_heads: heads are averaged in every round too (FedAvg); they must be of one shape.
+        heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
+            have one head, the average of their heads after every round; or ``all`` have (FedAvg).
+            Heads that are averaged must be of one shape.
         ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
@@ -110,6 +123,7 @@ def train(
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
+        average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
         A :class:`fedgradnorm._runs.run.Run`.
@@ -130,7 +144,7 @@ def train(
         schedule=schedule,
         proximal=proximal,
         final_head_steps=final_head_steps,
-        average_heads=average_heads,
+        heads=_heads(heads, average_heads),
         ditto=ditto,
         aggregate=aggregate,
         order=order,
@@ -151,3 +165,18 @@ def train(
     return train_with(
         network, clients, weighting, settings, folder=folder, resume=resume, progress=progress
     )
+
+
+def _heads(heads: Heads, average_heads: bool | None) -> Heads:
+    """``heads``, or what the flag of earlier versions says of it."""
+    if average_heads is None:
+        return heads
+    if heads != "own":
+        raise ConfigError(
+            f"heads={heads!r} and average_heads={average_heads!r} are both given; average_heads is "
+            "the old name, leave it out"
+        )
+    now: Heads = "all" if flag("average_heads", average_heads) else "own"
+    words = f"average_heads={average_heads} is now heads={now!r}"
+    warnings.warn(words, DeprecationWarning, stacklevel=3)
+    return now

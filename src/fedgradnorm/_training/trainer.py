@@ -163,7 +163,7 @@ class Trainer:
 
     def _meters(self, federation: Federation, name: str) -> Row:
         """Samples a client has seen and bytes it has exchanged so far."""
-        traffic = federation.bytes_per_round() if self.settings.share == "all" else 0
+        traffic = federation.bytes_per_round(name) if self.settings.share == "all" else 0
         taken = self.taken[name]
         return {"samples": taken * self._samples[name], "bytes": taken * traffic}
 

@@ -106,7 +106,7 @@ _PERSONAL = (
             "schedule": "together",
             "head_optimizer": "sgd",
             "aggregate": "by_size",
-            "average_heads": True,
+            "heads": "all",
         },
     ),
     Method(

@@ -31,7 +31,7 @@ class Task:
     """A client's task. Make one with :func:`classification` or :func:`regression`.
 
     ``loss_function`` gives one loss per row; a client's loss F_i is ``loss_scale`` times the mean
-    over its rows. ``name`` lets several clients share a task (see ``key="task"`` in ``train``).
+    over its rows. ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
     """
 
     kind: Literal["classification", "regression"]

@@ -87,6 +87,7 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
         ("training.share='none'", "cannot be run over the network"),
         ("training.key='task'", "cannot be run over the network"),
         ("training.average_heads=true", "cannot be run over the network"),
+        ("training.heads='task'", "leave it at 'own': a head never leaves its client"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )

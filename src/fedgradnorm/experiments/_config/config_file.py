@@ -32,7 +32,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import RENAMED, Settings, renamed
 from fedgradnorm._training.sinks import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import explain
@@ -59,13 +59,19 @@ class _Table(BaseModel):
 class _Training(_Table):
     @model_validator(mode="before")
     @classmethod
-    def _none(cls, data: Any) -> Any:
-        """TOML has no null: ``batch_size = "none"`` says that there is no such limit."""
+    def _read(cls, data: Any) -> Any:
+        """TOML has no null: ``batch_size = "none"`` says that there is no such limit.
+
+        Settings that an earlier version wrote under another name are read.
+        """
         if not isinstance(data, dict):
             return data
+        for old, new in RENAMED.items():
+            if old in data and new in data:
+                raise ConfigError(f"training.{old} is the old name of training.{new}: give one")
         return {
             key: None if value == "none" and NoneType in get_args(_HINTS.get(key)) else value
-            for key, value in data.items()
+            for key, value in renamed(data).items()
         }
 
 

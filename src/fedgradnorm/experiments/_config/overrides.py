@@ -11,7 +11,12 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.experiments._config.plain import DEEPEST
 from fedgradnorm.experiments._config.toml_text import parse_toml
 
-_EITHER = {"training.rounds": "epochs", "training.epochs": "rounds"}
+_EITHER = {
+    "training.rounds": "epochs",
+    "training.epochs": "rounds",
+    "training.heads": "average_heads",  # the old name, which a file of earlier versions may hold
+    "training.average_heads": "heads",
+}
 """Setting one of these leaves out the other, which the file may hold."""
 
 
