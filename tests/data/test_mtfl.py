@@ -6,6 +6,7 @@ import pytest
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
+from fedgradnorm.data.mtfl._mtfl_source import find_source
 from mtfl_archive import POINTS, box_csv, jpeg, mtfl_files, row, text, write_folder, write_zip
 
 BOX = (10.0, 12.0, 50.0, 60.0)
@@ -214,14 +215,14 @@ def test_options_are_checked(tmp_path, option):
 def test_find_source(tmp_path, monkeypatch, files):
     monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
     with pytest.raises(DataError, match="FEDGRADNORM_DATA is not set"):
-        mtfl.find_source()
+        find_source()
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"neither MTFL\.zip nor MTFL/ is there"):
-        mtfl.find_source()
+        find_source()
     path = archive(tmp_path, files)
-    assert mtfl.find_source() == (path, None)
+    assert find_source() == (path, None)
     (tmp_path / "mtfl_boxes.csv").write_text("path,x0,y0,x1,y1,score\n")
-    assert mtfl.find_source().boxes == tmp_path / "mtfl_boxes.csv"
+    assert find_source().boxes == tmp_path / "mtfl_boxes.csv"
 
 
 def test_progress_counts_every_row(tmp_path, files):

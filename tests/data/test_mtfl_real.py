@@ -5,6 +5,7 @@ import pytest
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
+from fedgradnorm.data.mtfl._mtfl_source import find_source
 
 pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 
@@ -25,7 +26,7 @@ TEST = {
 @pytest.fixture(scope="module")
 def source():
     try:
-        found = mtfl.find_source()
+        found = find_source()
     except DataError as error:
         pytest.skip(f"needs the real MTFL archive: {error}")
     if found.boxes is None:
