@@ -23,8 +23,11 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
+    "keep": "last",
 }
 """Settings that a federation over the network has only one value for."""
+
+WHY = {"keep": "where the server sees no validation losses"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ def agree(config: Config) -> Agreement:
     settings = config.settings
     for name, value in ONLY.items():
         if getattr(settings, name) != value:
+            why = f", {WHY[name]}" if name in WHY else ""
             raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} cannot be run over the network; "
+                f"{name} = {getattr(settings, name)!r} cannot be run over the network{why}; "
                 f"leave it at {value!r}"
             )
     if settings.rounds is None:

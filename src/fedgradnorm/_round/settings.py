@@ -21,6 +21,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
+Keep = Literal["last", "best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -59,6 +60,8 @@ class Settings:
     seed: int = 0
     log_every: int = 1
     eval_every: int | None = None
+    keep: Keep = "last"
+    patience: int | None = None
     checkpoint_every: int | None = None
     record_conflict: int = 0
 
@@ -67,6 +70,11 @@ class Settings:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
+        if self.patience is not None and self.keep != "best":
+            raise ConfigError(
+                f"patience = {self.patience} ends a run whose best state is kept; "
+                "give keep = 'best' too, or leave patience out"
+            )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
         self.local()
@@ -120,7 +128,13 @@ _LEAST = {
     "log_every": 1,
     "record_conflict": 0,
 }
-_LEAST_IF_GIVEN = {"rounds": 1, "batch_size": 1, "eval_every": 0, "checkpoint_every": 1}
+_LEAST_IF_GIVEN = {
+    "rounds": 1,
+    "batch_size": 1,
+    "eval_every": 0,
+    "patience": 1,
+    "checkpoint_every": 1,
+}
 _CHOICES = {
     "first_loss": FirstLoss,
     "update": Update,
@@ -130,6 +144,7 @@ _CHOICES = {
     "order": Order,
     "key": Key,
     "share": Share,
+    "keep": Keep,
     "engine": EngineName,
     "precision": Precision,
 }

@@ -12,7 +12,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
-from fedgradnorm._round.settings import EngineName, Key, Precision, Settings, Share
+from fedgradnorm._round.settings import EngineName, Keep, Key, Precision, Settings, Share
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.fit import train_with
 from fedgradnorm._training.trainer import Progress
@@ -54,6 +54,8 @@ def train(
     seed: int = 0,
     log_every: int = 1,
     eval_every: int | None = None,
+    keep: Keep = "last",
+    patience: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -103,6 +105,9 @@ def train(
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
+        keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
+            over clients of (first - loss) / |first|, losses being those of the validation rows.
+        patience: with keep="best", end the run after so many evaluations without a better one.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -145,6 +150,8 @@ def train(
         seed=seed,
         log_every=log_every,
         eval_every=eval_every,
+        keep=keep,
+        patience=patience,
         checkpoint_every=checkpoint_every,
         record_conflict=record_conflict,
     )
