@@ -41,6 +41,7 @@ OTHER: dict[str, Any] = {
     "schedule": "together",
     "proximal": 0.1,
     "final_head_steps": 1,
+    "personalize": {"steps": 3, "lr": 0.1, "what": "network"},
     "average_heads": True,
     "ditto": 0.1,
     "aggregate": "by_size",

@@ -24,6 +24,7 @@ ONLY = {
     "key": "client",
     "precision": "float32",
     "keep": "last",
+    "personalize": None,
 }
 """Settings that a federation over the network has only one value for."""
 

@@ -16,6 +16,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
+from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
@@ -45,6 +46,7 @@ class Settings:
     schedule: Schedule = "alternating"
     proximal: float = 0.0
     final_head_steps: int = 0
+    personalize: dict[str, Any] | None = None
     average_heads: bool = False
     ditto: float = 0.0
     aggregate: Aggregate = "mean"
@@ -68,6 +70,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.personalize is not None:
+            table = checked_tuning("personalize", self.personalize, self.lr)
+            object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
         if self.patience is not None and self.keep != "best":

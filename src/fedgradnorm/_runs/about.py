@@ -123,6 +123,7 @@ _RUN: dict[str, Rule] = {
     "checkpoint": _FLAG,
     "stopped_early": _FLAG,
     "kept": _TABLE,
+    "personal": _TABLE,
     "settings": _TABLE,
     "weighting": _TABLE,
     "clients": _TABLE,

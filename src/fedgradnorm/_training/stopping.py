@@ -1,4 +1,4 @@
-"""Stopping in time: the best state so far by the clients' validation losses, and when to end."""
+"""The end of a run: when it comes, which state is kept, and what is said of it."""
 
 from __future__ import annotations
 
@@ -141,6 +141,16 @@ class Stopping:
         """Take over what ``state_dict`` returned."""
         for best, part in zip(self.best.values(), state, strict=True):
             best.load_state_dict(part)
+
+
+def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say how many clients are better off with what they tuned, and who could not tell."""
+    judged = [one for one in kept.values() if "after" in one]
+    if judged:
+        moved = sum(one["step"] > 0 for one in judged)
+        log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
+    if blind := [name for name, one in kept.items() if "after" not in one]:
+        log.info("personalize: no validation rows, so the last step is taken: %s", ", ".join(blind))
 
 
 def gain(first: Mapping[str, float], losses: Mapping[str, float]) -> float:

@@ -39,6 +39,7 @@ def train(
     schedule: Schedule = "alternating",
     proximal: float = 0.0,
     final_head_steps: int = 0,
+    personalize: dict[str, Any] | None = None,
     average_heads: bool = False,
     ditto: float = 0.0,
     aggregate: Aggregate = "mean",
@@ -85,6 +86,10 @@ def train(
         schedule: ``alternating`` (head, then shared network) or both ``together``.
         proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
         final_head_steps: steps on each head alone after the last round (FedBABU).
+        personalize: after everything else each client tunes a copy of its own on its training rows,
+            such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
+            ``network``, or with a list of its layers. It keeps the step that its validation rows
+            like best, no step included; a client without such rows takes the last one.
         average_heads: heads are averaged in every round too (FedAvg); they must be of one shape.
         ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
             the shared one; evaluations and predictions are then the personal networks'.
@@ -135,6 +140,7 @@ def train(
         schedule=schedule,
         proximal=proximal,
         final_head_steps=final_head_steps,
+        personalize=personalize,
         average_heads=average_heads,
         ditto=ditto,
         aggregate=aggregate,

@@ -22,7 +22,7 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._training.stopping import Stopping
+from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
 
@@ -69,6 +69,7 @@ class Trainer:
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
         self.stopping = Stopping(self.federations, settings)
+        self.personal: dict[str, dict[str, Any]] = {}
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
         self._samples = {name: settings.local().steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
@@ -202,6 +203,8 @@ class Trainer:
         self.stopping.restore()
         for federation in self.federations:
             federation.finish(self.round)
+            self.personal |= federation.personalize(self.round)
+        log_personal(self.personal)
 
     def _measured(self) -> list[Row]:
         rows: list[Row] = []
@@ -224,11 +227,13 @@ class Trainer:
             state, heads = owner.engine.state_dict(), owner.engine.heads()
             for name in owner.names:
                 client = self.clients[name]
+                own = state[name].get("own")
+                with_others = one and owner in self.federations and own is None
                 trained[name] = TrainedClient(
                     heads[name].cpu(),
                     client.task.kind,
                     {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if one and owner in self.federations else owner.shared_network(),
+                    None if with_others else owner.shared_network(own),
                     client.scaling,
                     client.labels,
                     client.columns,
@@ -239,9 +244,11 @@ class Trainer:
 
     def _kept(self) -> dict[str, Any]:
         """What a finished run says of the state that it kept, where that was a choice."""
+        personal = {"personal": self.personal} if self.personal else {}
         if not self.done or not self.stopping.best:
-            return {}
-        return {"stopped_early": self.round < self.rounds, "kept": self.stopping.about()}
+            return personal
+        kept = self.stopping.about()
+        return {"stopped_early": self.round < self.rounds, "kept": kept, **personal}
 
     @property
     def ended(self) -> str:
@@ -250,13 +257,15 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
-        stopping = {"stopping": self.stopping.state_dict()} if self.stopping.best else {}
+        more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
+        if self.stopping.best:
+            more["stopping"] = self.stopping.state_dict()
         return {
             "round": self.round,
             "taken": self.taken,
             "watch": self.watch.state_dict(),
             "federations": [federation.state_dict() for federation in self.federations],
-            **stopping,
+            **more,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -267,6 +276,7 @@ class Trainer:
             self.watch.load_state_dict(state["watch"])
         else:
             self.watch.load_old(state)
+        self.personal = dict(state.get("personal", {}))
         self.stopping.load_state_dict(state.get("stopping", []))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)

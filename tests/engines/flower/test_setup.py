@@ -88,6 +88,7 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
         ("training.key='task'", "cannot be run over the network"),
         ("training.keep='best'", "where the server sees no validation losses; leave it at 'last'"),
         ("training.average_heads=true", "cannot be run over the network"),
+        ("training.personalize.steps=3", "cannot be run over the network"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )
