@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "proximal": 0.1,
     "final_head_steps": 1,
     "heads": "task",
+    "personalize": {"steps": 3, "lr": 0.1, "what": "network"},
     "ditto": 0.1,
     "aggregate": "by_size",
     "order": "old",
@@ -56,10 +57,14 @@ OTHER: dict[str, Any] = {
     "seed": 1,
     "log_every": 2,
     "eval_every": 2,
+    "keep": "best",
+    "patience": 2,
     "checkpoint_every": 2,
     "record_conflict": 2,
 }
 """For every setting a value that is not its default."""
+BESIDE: dict[str, dict[str, Any]] = {"patience": {"keep": "best"}}
+"""What a setting cannot be without."""
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
@@ -70,8 +75,9 @@ def test_every_keyword_of_train_reaches_the_settings_as_it_was_given(
     monkeypatch.setattr(
         train, "train_with", lambda _n, _c, _w, settings, **_: seen.append(settings)
     )
-    fgn.train(toys.network(), [], **{name: OTHER[name]})
-    assert seen == [Settings(**{name: OTHER[name]})]
+    given = {name: OTHER[name], **BESIDE.get(name, {})}
+    fgn.train(toys.network(), [], **given)
+    assert seen == [Settings(**given)]
     assert getattr(seen[0], name) == OTHER[name] != getattr(Settings(), name)
 
 
@@ -106,6 +112,9 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"shared_steps": True}, "shared_steps must be a whole number"),
         ({"eval_every": -1}, "eval_every must be a whole number >= 0"),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number >= 1"),
+        ({"keep": "bets"}, "unknown keep 'bets'; did you mean 'best'?"),
+        ({"patience": 0, "keep": "best"}, "patience must be a whole number >= 1, not 0"),
+        ({"patience": 3}, "patience = 3 ends a run whose best state is kept; give keep = 'best'"),
         ({"epochs": 0}, "epochs must be > 0"),
         ({"epochs": float("inf")}, "epochs must be > 0"),
         ({"epochs": float("nan")}, "epochs must be > 0"),

@@ -97,6 +97,7 @@ def is_quick(config, here):
     """Whether a run that is accepted is over soon, and stays in this folder."""
     how = config.settings
     work = how.total_rounds([30]) * (how.head_steps + how.shared_steps) + how.final_head_steps
+    work += how.personalize["steps"] if how.personalize else 0
     inside = (here / config.output.folder).resolve().is_relative_to(here)
     return work <= 200 and inside and config.output.tracking == "none"
 

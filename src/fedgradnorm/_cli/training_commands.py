@@ -114,6 +114,8 @@ def show_run(folder: Path) -> None:
     for one in groups:
         say(results_table(task_rows(records_of(groups)), f"{one.label}, seed {run.seed}"))
     tell([*run.problems, *notes])
+    if run.kept:
+        say(run.kept)
     say(f"run folder: {folder}")
     say(f"report:     fedgradnorm report {folder} --open")
 

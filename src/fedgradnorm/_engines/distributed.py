@@ -21,6 +21,7 @@ from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.tuning import Tuning
 
 COLUMNS = ("active", "failed", "loss", "loss_ratio", "gauge_norm")
 
@@ -125,6 +126,10 @@ class DistributedEngine(Engine):
         """Each rank its own clients'."""
         if self.local is not None:
             self.local.tune_heads(shared, steps, round_number)
+
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
+        """Each rank its own clients; what they kept is told to all."""
+        return self._merged({} if self.local is None else self.local.personalize(shared, how))
 
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""

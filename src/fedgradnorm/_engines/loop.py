@@ -25,6 +25,7 @@ from fedgradnorm._round.client_round import (
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
+from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
 
@@ -124,12 +125,16 @@ class LoopEngine(Engine):
 
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
-        self.network.vector.copy_(shared)
         results = {}
+        held: Tensor | None = None
         for name, client in self.clients.items():
             if split not in self.data[name]:
                 continue
             state = self.states[name]
+            vector = shared if state.own is None else state.own
+            if vector is not held:
+                self.network.vector.copy_(vector)
+                held = vector
             if self.network.has_buffers:
                 self.network.load_buffers(state.buffers)
             x, y = self.data[name][split]
@@ -151,6 +156,21 @@ class LoopEngine(Engine):
             with self._chance("final", name):
                 batch = partial(self._batch, name, first)
                 head_phase(self.clients[name].task, state, self.network, batch, steps)
+
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
+        """One client after another, each on the scratch copy."""
+        kept = {}
+        for name, state in self.states.items():
+            self.network.vector.copy_(shared)
+            if self.network.has_buffers:
+                self.network.load_buffers(state.buffers)
+            held_out = self.data[name].get("validation")
+            with self._chance("personal", name):
+                batch = partial(self._batch, name, how.first)
+                kept[name] = tune(
+                    self.clients[name].task, state, self.network, batch, held_out, how
+                )
+        return kept
 
     def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
         """A client's batch number ``first + step``, counted from the run's start."""
@@ -177,6 +197,9 @@ class LoopEngine(Engine):
         """Take over a state; clients that it does not know keep theirs."""
         for name, client_state in self.states.items():
             if name in state:
+                own = state[name].get("own")
+                if own is not None and own.shape != self.network.vector.shape:
+                    raise ValueError(f"a network of its own of shape {tuple(own.shape)}")
                 client_state.load_state_dict(state[name])
 
 

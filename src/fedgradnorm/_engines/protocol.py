@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState
+from fedgradnorm._round.tuning import Tuning
 
 
 class Engine(ABC):
@@ -63,8 +64,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
+        """Each client tunes a copy of ``shared`` and its head; what each kept, by name."""
+
+    @abstractmethod
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
+        """Loss and metrics of every client that has this split; its own network is used if any."""
 
     @abstractmethod
     def heads(self) -> dict[str, nn.Module]:

@@ -68,6 +68,11 @@ class Ditto(Federation):
         for own in self.personal.values():
             own.finish(round_number)
 
+    def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
+        """Copies of the personal networks."""
+        found = [own.personalize(round_number) for own in self.personal.values()]
+        return {name: kept for result in found for name, kept in result.items()}
+
     def owners(self) -> list[Federation]:
         """The personal ones."""
         return list(self.personal.values())

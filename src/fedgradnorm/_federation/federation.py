@@ -21,9 +21,10 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, coefficients, columns, server_round
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._gauge import find_gauge, parameters_of
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
@@ -68,6 +69,7 @@ class Federation:
         }
         probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
         self.gauge = find_gauge(self.network, probe, settings.gauge)
+        self.tuned = _tuned(self.network, settings)
         self.engine = make_engine(
             settings.engine,
             self.network,
@@ -157,6 +159,15 @@ class Federation:
         if steps := self.settings.final_head_steps:
             self.engine.tune_heads(self.server.shared.data, steps, round_number)
 
+    def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
+        """What comes after that: each client tunes a copy of its own; what each kept, by name."""
+        if (table := self.settings.personalize) is None:
+            return {}
+        head = optimizers.resolve(self.settings.head_optimizer, self.settings.lr)
+        first = round_number * self.settings.local().steps + self.settings.final_head_steps
+        how = Tuning(table["steps"], {**head, "lr": table["lr"]}, self.tuned, first)
+        return self.engine.personalize(self.server.shared.data, how)
+
     def evaluate(self, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
         return self.engine.evaluate(self.server.shared.data, split)
@@ -175,10 +186,10 @@ class Federation:
         numbers = shared.numel() + self._head_numbers.get(name, 0)
         return 2 * numbers * shared.element_size() + 8 * scalars
 
-    def shared_network(self) -> nn.Module:
-        """The shared network as a module of its own, on the CPU."""
+    def shared_network(self, own: Tensor | None = None) -> nn.Module:
+        """The shared network, or a client's ``own``, as a module of its own, on the CPU."""
         flat = FlatNetwork(self.network)
-        flat.vector.copy_(self.server.shared.data)
+        flat.vector.copy_(self.server.shared.data if own is None else own)
         return flat.module
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,6 +200,14 @@ class Federation:
         """Take over what ``state_dict`` returned."""
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
+
+
+def _tuned(network: nn.Module, settings: Settings) -> tuple[str, ...]:
+    """The parameters of the network that clients tune at the end, beside their heads."""
+    what = "head" if settings.personalize is None else settings.personalize["what"]
+    if isinstance(what, list):
+        return parameters_of(network, what, "personalize.what")
+    return tuple(trainable_parameters(network)) if what == "network" else ()
 
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)

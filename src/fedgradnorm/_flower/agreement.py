@@ -23,10 +23,15 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
+    "keep": "last",
+    "personalize": None,
 }
 """Settings that a federation over the network has only one value for."""
 
-WHY = {"heads": ": a head never leaves its client, so no server can average it"}
+WHY = {
+    "heads": "a head never leaves its client, so no server can average it",
+    "keep": "the server sees no validation losses",
+}
 """What there is to say of one of them beside that."""
 
 
@@ -48,9 +53,10 @@ def agree(config: Config) -> Agreement:
     settings = config.settings
     for name, value in ONLY.items():
         if getattr(settings, name) != value:
+            why = f": {WHY[name]}" if name in WHY else ""
             raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} cannot be run over the network; "
-                f"leave it at {value!r}{WHY.get(name, '')}"
+                f"{name} = {getattr(settings, name)!r} cannot be run over the network{why}; "
+                f"leave it at {value!r}"
             )
     if settings.rounds is None:
         raise ConfigError(

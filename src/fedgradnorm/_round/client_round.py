@@ -64,9 +64,11 @@ class ClientState:
         self.buffers = buffers
         self.first_loss: float | None = None
         self.rounds = 0
+        self.own: Tensor | None = None  # a network of its own, if it has one, as a flat vector
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
+        own = {} if self.own is None else {"own": self.own}
         return copy.deepcopy(
             {
                 "head": dict(self.head.state_dict()),
@@ -74,6 +76,7 @@ class ClientState:
                 "buffers": self.buffers,
                 "first_loss": self.first_loss,
                 "rounds": self.rounds,
+                **own,
             }
         )
 
@@ -89,6 +92,7 @@ class ClientState:
         self.head.load_state_dict(state["head"])
         optimizers.restore(self.optimizer, state["optimizer"])
         self.buffers, self.first_loss, self.rounds = buffers, first, rounds
+        self.own = state.get("own")
 
     def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
         """The same state again, with a head and an ``optimizer`` of its own."""

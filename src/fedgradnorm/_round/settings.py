@@ -16,12 +16,14 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
+from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
 EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
+Keep = Literal["last", "best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -46,6 +48,7 @@ class Settings:
     proximal: float = 0.0
     final_head_steps: int = 0
     heads: Heads = "own"
+    personalize: dict[str, Any] | None = None
     ditto: float = 0.0
     aggregate: Aggregate = "mean"
     order: Order = "new"
@@ -60,14 +63,24 @@ class Settings:
     seed: int = 0
     log_every: int = 1
     eval_every: int | None = None
+    keep: Keep = "last"
+    patience: int | None = None
     checkpoint_every: int | None = None
     record_conflict: int = 0
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.personalize is not None:
+            table = checked_tuning("personalize", self.personalize, self.lr)
+            object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
+        if self.patience is not None and self.keep != "best":
+            raise ConfigError(
+                f"patience = {self.patience} ends a run whose best state is kept; "
+                "give keep = 'best' too, or leave patience out"
+            )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
         self.local()
@@ -142,7 +155,13 @@ _LEAST = {
     "log_every": 1,
     "record_conflict": 0,
 }
-_LEAST_IF_GIVEN = {"rounds": 1, "batch_size": 1, "eval_every": 0, "checkpoint_every": 1}
+_LEAST_IF_GIVEN = {
+    "rounds": 1,
+    "batch_size": 1,
+    "eval_every": 0,
+    "patience": 1,
+    "checkpoint_every": 1,
+}
 _CHOICES = {
     "first_loss": FirstLoss,
     "update": Update,
@@ -153,6 +172,7 @@ _CHOICES = {
     "key": Key,
     "share": Share,
     "heads": Heads,
+    "keep": Keep,
     "engine": EngineName,
     "precision": Precision,
 }

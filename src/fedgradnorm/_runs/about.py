@@ -54,6 +54,26 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
+def kept_words(about: Mapping[str, Any]) -> str:
+    """What a run kept, where that was a choice, and whether it ended early; else nothing.
+
+    >>> kept_words({"stopped_early": True, "kept": {"round": 40, "last_round": 60}})
+    'stopped early at round 60, kept round 40'
+    """
+    kept = about.get("kept")
+    if not isinstance(kept, Mapping):
+        return ""
+    clients = kept.get("clients")
+    if isinstance(clients, Mapping):
+        rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
+        what = "each client's best round: " + ", ".join(f"{n} {r}" for n, r in rounds.items())
+    else:
+        what = f"round {kept.get('round')}"
+    at = f" at round {kept['last_round']}" if "last_round" in kept else ""
+    early = f"stopped early{at}, " if about.get("stopped_early") is True else ""
+    return f"{early}kept {what}"
+
+
 def _check(
     path: Path, table: Any, rules: Mapping[str, Rule], needed: set[str], inside: str = ""
 ) -> None:
@@ -101,6 +121,9 @@ _COUNTS: Rule = (
 _RUN: dict[str, Rule] = {
     "finished": _FLAG,
     "checkpoint": _FLAG,
+    "stopped_early": _FLAG,
+    "kept": _TABLE,
+    "personal": _TABLE,
     "settings": _TABLE,
     "weighting": _TABLE,
     "clients": _TABLE,

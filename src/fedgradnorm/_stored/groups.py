@@ -166,7 +166,7 @@ def _named(method: str, variants: Sequence[Sequence[StoredRun]]) -> list[Group]:
     for (line, label), members in zip(lines, variants, strict=True):
         ended = [run for run in members if run.finished] or list(members)
         furthest = max(run.last_round for run in ended)
-        whole = tuple(run for run in ended if run.last_round == furthest)
+        whole = tuple(r for r in ended if r.last_round == furthest or r.stopped_early)
         rest = tuple(run for run in members if run not in whole)
         groups.append(Group(method, line, label, whole, rest, facts_of(whole[0])))
     return groups

@@ -38,7 +38,10 @@ def facts_of(run: StoredRun) -> Facts:
         "data": _data(run),
         "network": _network(run),
     }
-    kept = {part: {k: v for k, v in t.items() if k not in BESIDE} for part, t in parts.items()}
+    beside = BESIDE
+    if parts["training"].get("keep") == "best":  # evaluations are then what is chosen from
+        beside = BESIDE - {"eval_every"}
+    kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}
     return {f"{part}.{key}": value for part, table in named.items() for key, value in table.items()}
 

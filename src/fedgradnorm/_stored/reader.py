@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.about import kept_words, read_about
 from fedgradnorm._runs.csv_table import Row, salvage_rows
 from fedgradnorm._runs.history import KEYS, PAIRS
 from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS
@@ -58,6 +58,16 @@ class StoredRun:
     def finished(self) -> bool:
         """Whether the run says that it came to its end."""
         return self.about.get("finished") is True
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it ended before its last round because its validation losses told it to."""
+        return self.finished and self.about.get("stopped_early") is True
+
+    @property
+    def kept(self) -> str:
+        """What it kept, in words, where that was a choice."""
+        return kept_words(self.about)
 
     @property
     def last_round(self) -> int:

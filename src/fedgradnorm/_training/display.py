@@ -60,6 +60,8 @@ class _View:
         event = self.event
         if event is None or self.start_round is None or event.round <= self.start_round:
             return "?"
+        if event.ended:
+            return clock(0)
         pace = (time.monotonic() - self.began) / (event.round - self.start_round)
         return clock(pace * (event.rounds - event.round))
 
@@ -83,7 +85,8 @@ class _View:
         # The table is copied first: this runs in the display's thread.
         for name, loss in list(self.losses.items()):
             table.add_row(Text(name), f"{loss:.4g}", f"{self.weights.get(name, 1.0):.3f}")
-        return Group(line, table)
+        ended = [Text(f"{self.title}: {event.ended}")] if event.ended else []
+        return Group(line, table, *ended)
 
     def line(self) -> str:
         """The same on one plain line."""
@@ -96,6 +99,7 @@ class _View:
         return (
             f"{self.title}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
             f"{self.left()} left; {event.shown} (x weight): {clients}"
+            + (f"; {event.ended}" if event.ended else "")
         )
 
 
@@ -109,7 +113,7 @@ class _Lines:
     def __call__(self, event: Progress) -> None:
         self.view.show(event)
         now = time.monotonic()
-        if event.round >= event.rounds or now - self.printed >= PLAIN_SECONDS:
+        if event.ended or event.round >= event.rounds or now - self.printed >= PLAIN_SECONDS:
             self.printed = now
             self.console.print(self.view.line(), markup=False, highlight=False, soft_wrap=True)
 

@@ -106,12 +106,15 @@ def _fit(
             checkpoints.after_round()
             try:
                 if show is not None:
-                    show(replace(event, rows=trainer.history.news()))
+                    news = trainer.history.news()
+                    show(replace(event, rows=news, ended=trainer.ended))
                 let_through()
             except KeyboardInterrupt:
                 checkpoints.write()
                 raise
     log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
+    if trainer.ended:
+        log.info("round %d: %s", trainer.round, trainer.ended)
 
 
 def _until_next(round_number: int, *intervals: int) -> int:

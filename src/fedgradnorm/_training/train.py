@@ -18,6 +18,7 @@ from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.settings import (
     EngineName,
     Heads,
+    Keep,
     Key,
     Precision,
     Settings,
@@ -50,6 +51,7 @@ def train(
     proximal: float = 0.0,
     final_head_steps: int = 0,
     heads: Heads = "own",
+    personalize: dict[str, Any] | None = None,
     ditto: float = 0.0,
     aggregate: Aggregate = "mean",
     order: Order = "new",
@@ -64,6 +66,8 @@ def train(
     seed: int = 0,
     log_every: int = 1,
     eval_every: int | None = None,
+    keep: Keep = "last",
+    patience: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -97,6 +101,10 @@ def train(
         heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
             have one head, the average of their heads after every round; or ``all`` have (FedAvg).
             Heads that are averaged must be of one shape.
+        personalize: after everything else each client tunes a copy of its own on its training rows,
+            such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
+            ``network``, or with a list of its layers. It keeps the step that its validation rows
+            like best, no step included; a client without such rows takes the last one.
         ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
@@ -116,6 +124,9 @@ def train(
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
+        keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
+            over clients of (first - loss) / |first|, losses being those of the validation rows.
+        patience: with keep="best", end the run after so many evaluations without a better one.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -145,6 +156,7 @@ def train(
         proximal=proximal,
         final_head_steps=final_head_steps,
         heads=_heads(heads, average_heads),
+        personalize=personalize,
         ditto=ditto,
         aggregate=aggregate,
         order=order,
@@ -159,6 +171,8 @@ def train(
         seed=seed,
         log_every=log_every,
         eval_every=eval_every,
+        keep=keep,
+        patience=patience,
         checkpoint_every=checkpoint_every,
         record_conflict=record_conflict,
     )

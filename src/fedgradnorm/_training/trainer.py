@@ -17,10 +17,12 @@ from fedgradnorm._federation.sharing import federations
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
 
@@ -32,6 +34,7 @@ class Progress:
     """What a progress callback is told after every round; ``rows`` are the history's new ones.
 
     ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
+    ``ended`` is empty until the run is over; it then says what was kept, where that was a choice.
     """
 
     round: int
@@ -41,6 +44,7 @@ class Progress:
     weights: Mapping[str, float]
     rows: Sequence[Row] = ()
     shown: str = "loss"
+    ended: str = ""
 
 
 class Trainer:
@@ -64,6 +68,8 @@ class Trainer:
         self.round = 0
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
+        self.stopping = Stopping(self.federations, settings)
+        self.personal: dict[str, dict[str, Any]] = {}
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
         self._samples = {name: settings.local().steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
@@ -85,8 +91,8 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are over."""
-        return self.round >= self.rounds
+        """Whether all rounds are over, or enough of them."""
+        return self.round >= self.rounds or self.stopping.stopped
 
     def every(self, given: int | None) -> int:
         """An interval in rounds: as given, or once an epoch."""
@@ -98,19 +104,10 @@ class Trainer:
             most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
         actives = [self._active(self.round + k) for k in range(count)]
-        outcomes = [
-            federation.rounds(
-                self.round, [[n for n in active if n in federation.names] for active in actives]
-            )
-            for federation in self.federations
-        ]
+        outcomes = [self._outcomes(i, actives) for i in range(len(self.federations))]
         rows: list[Row] = []
         for together in zip(*outcomes, strict=True):
             rows = self._record(list(together))
-        if self.done:
-            self.watch.sum_up()
-            for federation in self.federations:
-                federation.finish(self.round)
         return Progress(
             self.round,
             self.rounds,
@@ -118,6 +115,14 @@ class Trainer:
             {row["client"]: row["loss"] for row in rows if row["active"]},
             {row["client"]: row["weight"] for row in rows},
         )
+
+    def _outcomes(self, place: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """The next rounds of one federation; nothing happens in one that has stopped."""
+        if self.stopping.is_stopped(place):
+            return [Outcome([], [], {})] * len(actives)
+        federation = self.federations[place]
+        own = [[name for name in active if name in federation.names] for active in actives]
+        return federation.rounds(self.round, own)
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round."""
@@ -129,7 +134,7 @@ class Trainer:
         active = [name for outcome in outcomes for name in outcome.active]
         failed = [name for outcome in outcomes for name in outcome.failed]
         self.watch.fail(self.round + 1, active, failed)
-        if len(failed) == len(active):
+        if active and len(failed) == len(active):
             raise TrainingError(
                 f"round {self.round + 1}: training diverges: the loss or gradient of every active "
                 f"client is not finite ({', '.join(failed)}); "
@@ -170,6 +175,7 @@ class Trainer:
     def announce(self) -> None:
         """Say where gradients are measured, and how their conflict is, where that costs more."""
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        self.stopping.announce(self.names)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
         if every and reason and len(self.federations[0].names) > 1:
@@ -179,7 +185,28 @@ class Trainer:
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        """Loss and metrics of every client on all its splits, into the history."""
+        """Loss and metrics of every client on all its splits, into the history.
+
+        The last evaluation is that of what the run ends with: the state that is kept, with heads
+        tuned if they are.
+        """
+        rows = self._measured() if self.stopping.best or not self.done else []
+        self.stopping.note(self.round, rows)
+        if self.done:
+            self._end()
+            rows = self._measured()
+        self.history.append(rows)
+
+    def _end(self) -> None:
+        """What comes after the last round."""
+        self.watch.sum_up()
+        self.stopping.restore()
+        for federation in self.federations:
+            federation.finish(self.round)
+            self.personal |= federation.personalize(self.round)
+        log_personal(self.personal)
+
+    def _measured(self) -> list[Row]:
         rows: list[Row] = []
         for federation in self.federations:
             weight = federation.server.weighting.weight.tolist()
@@ -190,7 +217,7 @@ class Trainer:
                     row.update(split=split, weight=weights[name], **values)
                     rows.append({**row, **self._meters(federation, name)})
         order = {name: i for i, name in enumerate(self.names)}
-        self.history.append(sorted(rows, key=lambda row: order[row["client"]]))
+        return sorted(rows, key=lambda row: order[row["client"]])
 
     def result(self, about: dict[str, Any]) -> Run:
         """The run as it stands."""
@@ -200,26 +227,45 @@ class Trainer:
             state, heads = owner.engine.state_dict(), owner.engine.heads()
             for name in owner.names:
                 client = self.clients[name]
+                own = state[name].get("own")
+                with_others = one and owner in self.federations and own is None
                 trained[name] = TrainedClient(
                     heads[name].cpu(),
                     client.task.kind,
                     {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if one and owner in self.federations else owner.shared_network(),
+                    None if with_others else owner.shared_network(own),
                     client.scaling,
                     client.labels,
                     client.columns,
                 )
         shared = self.federations[0].shared_network() if one else None
-        about = {**about, "finished": self.done, **self.watch.counts()}
+        about = {**about, "finished": self.done, **self.watch.counts(), **self._kept()}
         return Run(trained, about, self.history, shared, self.done, self.conflict)
+
+    def _kept(self) -> dict[str, Any]:
+        """What a finished run says of the state that it kept, where that was a choice."""
+        personal = {"personal": self.personal} if self.personal else {}
+        if not self.done or not self.stopping.best:
+            return personal
+        kept = self.stopping.about()
+        return {"stopped_early": self.round < self.rounds, "kept": kept, **personal}
+
+    @property
+    def ended(self) -> str:
+        """The same in words."""
+        return kept_words(self._kept())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here."""
+        more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
+        if self.stopping.best:
+            more["stopping"] = self.stopping.state_dict()
         return {
             "round": self.round,
             "taken": self.taken,
             "watch": self.watch.state_dict(),
             "federations": [federation.state_dict() for federation in self.federations],
+            **more,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,6 +276,8 @@ class Trainer:
             self.watch.load_state_dict(state["watch"])
         else:
             self.watch.load_old(state)
+        self.personal = dict(state.get("personal", {}))
+        self.stopping.load_state_dict(state.get("stopping", []))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
 

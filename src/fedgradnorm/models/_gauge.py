@@ -22,16 +22,24 @@ def find_gauge(
     """
     if gauge is None:
         return _last_layer(network, x)
+    return parameters_of(network, [gauge] if isinstance(gauge, str) else gauge, "gauge")
+
+
+def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[str, ...]:
+    """Names of the trainable parameters of some layers, or of the parameters that are named.
+
+    ``what`` is what the parts are named for, as a ModelError says it.
+    """
     trainable = list(trainable_parameters(network))
     found: list[str] = []
-    for part in [gauge] if isinstance(gauge, str) else gauge:
+    for part in parts:
         names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
         if not names:
             layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
             near = difflib.get_close_matches(part, layers + trainable, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ModelError(
-                f"gauge {part!r} is no trainable layer or parameter of the shared network{hint} "
+                f"{what} {part!r} is no trainable layer or parameter of the shared network{hint} "
                 f"(layers: {', '.join(layers)})"
             )
         found += [n for n in names if n not in found]

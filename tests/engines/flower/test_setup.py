@@ -86,8 +86,13 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     [
         ("training.share='none'", "cannot be run over the network"),
         ("training.key='task'", "cannot be run over the network"),
+        ("training.keep='best'", "the server sees no validation losses; leave it at 'last'"),
         ("training.average_heads=true", "cannot be run over the network"),
-        ("training.heads='task'", "leave it at 'own': a head never leaves its client"),
+        (
+            "training.heads='task'",
+            "a head never leaves its client",
+        ),
+        ("training.personalize.steps=3", "cannot be run over the network"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )

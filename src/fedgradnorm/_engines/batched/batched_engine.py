@@ -28,6 +28,7 @@ from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._flat import working_copy
 
 
@@ -160,6 +161,10 @@ class BatchedEngine(Engine):
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
         """By the loop."""
         self.loop.tune_heads(shared, steps, round_number)
+
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
+        """By the loop."""
+        return self.loop.personalize(shared, how)
 
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""

@@ -32,11 +32,12 @@ def _run_cells(run: StoredRun) -> list[str]:
     reached = f"round {run.last_round}" if run.rows else "no rounds"
     short = run.planned is not None and run.last_round < run.planned
     planned = f" of {run.planned}" if short else ""
-    state = "damaged" if run.finished and short else "finished" if run.finished else "unfinished"
+    lost = short and not run.stopped_early
+    state = "damaged" if run.finished and lost else "finished" if run.finished else "unfinished"
     state = state if run.about else "unknown"
     return [
         run.name, run.method, "-" if run.seed == UNKNOWN_SEED else str(run.seed),
-        f"{state}, {reached}{planned}",
+        ", ".join(filter(None, (state, f"{reached}{planned}", run.kept))),
         str(run.about.get("started", "-"))[:16].replace("T", " "), made or "-",
     ]  # fmt: skip
 

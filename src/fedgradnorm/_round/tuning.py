@@ -1,0 +1,163 @@
+"""A network of one's own at the end: a client tunes a private copy on its own rows.
+
+Source: fine-tuning after federated training, as in Yu, Bagdasaryan and Shmatikov, "Salvaging
+federated learning by local adaptation" (2020), with the step chosen by the client's own validation
+rows. Step 0 is among those to choose from, so a client's validation loss never grows.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._checks import bounded, names, one_of, plain, shown, whole
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._round.client_round import ClientState
+from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.tasks._task import Task
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+
+MEASURED = 20
+"""How often the validation loss is measured on the way, about."""
+
+
+def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
+    """The table ``personalize`` with every key in it; a ConfigError unless it is one."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name} must be a table such as {{'steps': 200, 'lr': {lr:g}, 'what': 'head'}}, "
+            f"not {shown(value)}"
+        )
+    table = {"steps": 200, "lr": lr, "what": "head"}
+    for key in value:
+        choose(key if isinstance(key, str) else shown(key), table, f"key of {name}")
+    table |= plain(name, value)
+    what = table["what"]
+    parts = (
+        one_of(f"{name}.what", what, ("head", "network"))
+        if isinstance(what, str)
+        else names(f"{name}.what", what)
+    )
+    rate = bounded(f"{name}.lr", table["lr"], above=True)
+    return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": parts}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How clients tune: so many steps of an optimiser on the head and these of the parameters.
+
+    ``first`` is the number of the first batch, counted from the run's start.
+    """
+
+    steps: int
+    optimizer: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    first: int
+
+    @property
+    def every(self) -> int:
+        """Steps between two measurements of the validation loss."""
+        return max(1, self.steps // MEASURED)
+
+
+class _Chosen:
+    """The step that a client likes best so far, and what it had then."""
+
+    def __init__(self, state: ClientState, network: FlatNetwork, loss: float) -> None:
+        self.state, self.network = state, network
+        self.take(0, loss)
+
+    def take(self, step: int, loss: float) -> None:
+        """Choose what the client has now."""
+        self.step, self.loss = step, loss
+        self.vector = self.network.vector.clone()
+        self.head = copy.deepcopy(dict(self.state.head.state_dict()))
+        self.buffers = self.network.buffers()
+
+    def offer(self, step: int, loss: float) -> None:
+        """Choose it if it is better; of equal ones the earlier stays."""
+        if math.isfinite(loss) and not self.loss <= loss:
+            self.take(step, loss)
+
+    def put_back(self, own: bool) -> None:
+        """Give the client what was chosen: head, statistics and, if any of it moved, network."""
+        self.state.head.load_state_dict(self.head)
+        self.state.buffers = self.buffers
+        self.state.own = self.vector if own and self.step else None
+
+
+def tune(
+    task: Task,
+    state: ClientState,
+    network: FlatNetwork,
+    batch: Batch,
+    held_out: tuple[Tensor, Tensor] | None,
+    how: Tuning,
+) -> dict[str, Any]:
+    """Tune one client's head and its copy of the network; what it kept, for run.json.
+
+    ``network`` is a scratch copy that holds the network and the statistics that the client has now.
+    Without validation rows (``held_out``) the last step is taken, if its numbers are finite.
+    """
+
+    def measured() -> float:
+        if held_out is None:
+            return math.nan
+        return evaluate(task, network.module, state.head, *held_out)["loss"]
+
+    before = measured()
+    chosen, step = _Chosen(state, network, before), _stepper(task, state, network, batch, how)
+    for number in range(1, how.steps + 1):
+        step(number - 1)
+        if number % how.every == 0 or number == how.steps:
+            chosen.offer(number, measured())
+    if held_out is None and _finite(state, network):
+        chosen.take(how.steps, math.nan)
+    chosen.put_back(own=bool(how.parameters))
+    if held_out is None:
+        return {"step": chosen.step}
+    return {"step": chosen.step, "before": _or_none(before), "after": _or_none(chosen.loss)}
+
+
+def _stepper(
+    task: Task, state: ClientState, network: FlatNetwork, batch: Batch, how: Tuning
+) -> Callable[[int], None]:
+    """A function that makes one step, on the batch of that number.
+
+    A network of which nothing moves is in evaluation mode, as for FedBABU's heads.
+    """
+    wanted = set(how.parameters)
+    moved = [p for name, p in network.module.named_parameters() if name in wanted]
+    optimizer = optimizers.build([*state.head.parameters(), *moved], how.optimizer)
+
+    def step(number: int) -> None:
+        network.module.train(bool(moved))
+        state.head.train()
+        x, y = batch(number)
+        network.gradient.zero_()  # of which parameters keep their views
+        state.head.zero_grad()
+        with torch.set_grad_enabled(bool(moved)):
+            features = network.module(x)
+        task.loss(state.head(features), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _finite(state: ClientState, network: FlatNetwork) -> bool:
+    """Whether all numbers that the client has now can be used."""
+    parts = (network.vector, *state.head.state_dict().values(), *network.buffers().values())
+    return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def _or_none(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
