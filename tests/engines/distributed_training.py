@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
     "final heads": {"final_head_steps": 5, "weighting": fgn.Equal},
     "ditto": {"ditto": 0.5, "weighting": fgn.Equal},
     "alone": {"share": "none", "weighting": fgn.Equal},
+    "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
+    "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
+    "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
     "averaged heads": {"average_heads": True, "kinds": ("side", "side", "side", "side")},
 }
 
@@ -46,6 +50,11 @@ def train(engine: str, **case: Any) -> fgn.Run:
         toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 3 else kind, size, kind)
         for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
     ]
+    if "keep" in case or "personalize" in case:
+        clients = [
+            replace(client, validation=toys.rows(kind, 21))
+            for client, kind in zip(clients, kinds, strict=True)
+        ]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
@@ -57,6 +66,7 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "networks": {n: toys.parameters(m).tolist() for n, m in run.networks.items()},
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
+        "end": {key: run.about.get(key) for key in ("kept", "stopped_early", "personal")},
     }
 
 
