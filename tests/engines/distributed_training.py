@@ -41,6 +41,9 @@ CASES: dict[str, dict[str, Any]] = {
         "tasks": ("one", "two", "one", "one"),
         "participation": 0.7,
     },
+    "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
+    "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
+    "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 
 
@@ -55,6 +58,11 @@ def train(engine: str, **case: Any) -> fgn.Run:
     ]
     for i, task in enumerate(case.pop("tasks", ())):
         clients[i] = replace(clients[i], task=replace(clients[i].task, name=task))
+    if "keep" in case or "personalize" in case:
+        clients = [
+            replace(client, validation=toys.rows(kind, 21))
+            for client, kind in zip(clients, kinds, strict=True)
+        ]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
@@ -66,6 +74,7 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "networks": {n: toys.parameters(m).tolist() for n, m in run.networks.items()},
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
+        "end": {key: run.about.get(key) for key in ("kept", "stopped_early", "personal")},
     }
 
 

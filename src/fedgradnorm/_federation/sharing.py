@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,8 @@ from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import check_listed
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Weighting
+
+log = logging.getLogger("fedgradnorm")
 
 
 def check_clients(clients: Sequence[Client], settings: Settings) -> None:
@@ -52,3 +55,17 @@ def federations(
     groups = [list(clients)] if settings.share == "all" else [[client] for client in clients]
     kind = Ditto if settings.ditto else Federation
     return [kind(network, group, copy.deepcopy(weighting), settings, device) for group in groups]
+
+
+def warn_of_order(clients: Sequence[Client]) -> None:
+    """Name clients with the same columns in different orders: the network goes by their places."""
+    first: dict[tuple[str, ...], Client] = {}
+    for client in clients:
+        if client.columns is None:
+            continue
+        other = first.setdefault(tuple(sorted(client.columns)), client)
+        if other.columns != client.columns:
+            log.warning(
+                "client %r has the columns of client %r in another order, but they share a "
+                "network; give both the same inputs=[...]", client.name, other.name,
+            )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._federation.sharing import federations
+from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
@@ -76,7 +76,7 @@ class Trainer:
         self.history = History(sorted(metrics))
         self.conflict = conflict_table()
         if settings.share == "all":
-            _warn_of_order(clients)
+            warn_of_order(clients)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -280,20 +280,6 @@ class Trainer:
         self.stopping.load_state_dict(state.get("stopping", []))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
-
-
-def _warn_of_order(clients: Sequence[Client]) -> None:
-    """Name clients with the same columns in different orders: the network goes by their places."""
-    first: dict[tuple[str, ...], Client] = {}
-    for client in clients:
-        if client.columns is None:
-            continue
-        other = first.setdefault(tuple(sorted(client.columns)), client)
-        if other.columns != client.columns:
-            log.warning(
-                "client %r has the columns of client %r in another order, but they share a "
-                "network; give both the same inputs=[...]", client.name, other.name,
-            )  # fmt: skip
 
 
 def _whole(value: Any, what: str, most: float = float("inf")) -> int:
