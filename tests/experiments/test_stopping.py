@@ -72,7 +72,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=" ".join)
 def test_what_is_kept_is_what_a_run_of_so_many_rounds_ends_with(how: dict) -> None:
     plain, run = train(**how), train(keep="best", **how)
     kept = run.about["kept"]

@@ -6,6 +6,9 @@ optimiser. Data, batches and results stay on the device; results of many rounds 
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +42,7 @@ class CapturedRounds:
         self._live = [[tensor for tensor in live if tensor.dtype == kind] for kind in kinds]
         self._before = [[tensor.clone() for tensor in some] for some in self._live]
         torch.cuda.synchronize(engine.device)
-        with torch.cuda.graph(self._graph):
+        with _no_collection(), torch.cuda.graph(self._graph):
             self._round()
 
     def _round(self) -> None:
@@ -72,6 +75,22 @@ class CapturedRounds:
         for now, kept in zip(self._live, self._before, strict=True):
             torch._foreach_copy_(now, kept)
         return None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Forgotten graphs are freed now: to free one while another is captured spoils the capture.
+
+    An engine and its graph know each other, so only the garbage collector frees them.
+    """
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _private(engine: JointEngine) -> list[Tensor]:
