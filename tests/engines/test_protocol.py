@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -148,3 +149,20 @@ def test_averaged_heads_are_averaged_from_the_host(at_once: Federation) -> None:
     assert (at_once.burst, averaged.burst) == (Stretch.LONGEST, 1)
     play(averaged, 0, [averaged.names] * 6)
     assert Stretch.ran == []
+
+
+def test_rows_that_clients_share_pass_the_network_once() -> None:
+    """An evaluation costs one pass for all that hold the very same rows, and changes no number."""
+    clients = [toys.client(name, 30) for name in toys.NAMES]
+    x = torch.as_tensor(clients[0].train[0])
+    shared = [dataclasses.replace(c, train=(x, c.train[1])) for c in clients]
+    copies = [dataclasses.replace(c, train=(x.clone(), c.train[1])) for c in shared]
+    counted: dict[bool, list[int]] = {}
+    results = []
+    for alike, group in ((True, shared), (False, copies)):
+        one = toys.federation(toys.network(), group, engine="loop")
+        calls = counted.setdefault(alike, [])
+        one.engine.network.module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        results.append(one.evaluate("train"))
+    assert results[0] == results[1]
+    assert len(counted[False]) == len(clients) * len(counted[True]) > 0

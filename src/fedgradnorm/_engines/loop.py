@@ -22,7 +22,7 @@ from fedgradnorm._round.client_round import (
     head_phase,
     local_round,
 )
-from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm._round.evaluation import answers, represented
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
@@ -54,7 +54,8 @@ class LoopEngine(Engine):
         self.network = working_copy(network, device, bf16=bf16)
         self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
-        self.data = {c.name: _placed(c, self.network.module, device) for c in clients}
+        place = Placed(self.network.module, device)
+        self.data = {c.name: place.splits(c) for c in clients}
         self.states = {
             name: ClientState(
                 copy.deepcopy(head).to(device), how.head_optimizer, self.network.buffers()
@@ -123,10 +124,15 @@ class LoopEngine(Engine):
             failed=failed,
         )
 
+    @torch.no_grad()
     def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
+        """Loss and metrics of every client that has this split.
+
+        Clients one after another that hold the very same rows share one pass of the network.
+        """
         results = {}
         held: Tensor | None = None
+        seen: tuple[Tensor, list[Tensor]] | None = None
         for name, client in self.clients.items():
             if split not in self.data[name]:
                 continue
@@ -134,12 +140,15 @@ class LoopEngine(Engine):
             vector = shared if state.own is None else state.own
             if vector is not held:
                 self.network.vector.copy_(vector)
-                held = vector
+                held, seen = vector, None
             if self.network.has_buffers:
                 self.network.load_buffers(state.buffers)
+                seen = None
             x, y = self.data[name][split]
+            if seen is None or seen[0] is not x:
+                seen = x, list(represented(self.network.module, x))
             try:
-                results[name] = evaluate(client.task, self.network.module, state.head, x, y)
+                results[name] = client.task.measure(answers(state.head, seen[1]), y)
             except ConfigError as error:
                 raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
@@ -207,16 +216,29 @@ def _range(part: slice, device: torch.device) -> Tensor:
     return torch.arange(part.start, part.stop, device=device)
 
 
-def _placed(
-    client: Client, network: nn.Module, device: torch.device
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """The client's splits on the device, in the network's dtype."""
-    splits = {"train": client.train, "validation": client.validation, "test": client.test}
-    dtype = next(network.parameters()).dtype
-    placed = {}
-    for split, pair in splits.items():
-        if pair is not None:
-            x, y = (torch.as_tensor(part) for part in pair)
-            y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
-            placed[split] = (as_input(x, network, device), y)
-    return placed
+class Placed:
+    """Puts splits on a device; rows that several clients hold are there once."""
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        self._network, self._device = network, device
+        self._dtype = next(network.parameters()).dtype
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def splits(self, client: Client) -> dict[str, tuple[Tensor, Tensor]]:
+        """The client's splits on the device, in the network's dtype."""
+        splits = {"train": client.train, "validation": client.validation, "test": client.test}
+        return {
+            split: (self._inputs(torch.as_tensor(pair[0])), self._targets(torch.as_tensor(pair[1])))
+            for split, pair in splits.items()
+            if pair is not None
+        }
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        # The source is kept beside it, so that no other tensor can come to have its id.
+        found = self._kept.get(id(x))
+        if found is None:
+            found = self._kept[id(x)] = x, as_input(x, self._network, self._device)
+        return found[1]
+
+    def _targets(self, y: Tensor) -> Tensor:
+        return y.to(self._device, self._dtype) if y.is_floating_point() else y.to(self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,31 @@ def evaluate(
     return task.measure(predict(network, head, x), y)
 
 
-@torch.no_grad()
 def predict(network: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
     """Head outputs for all rows of ``x``, in evaluation mode."""
-    modes = network.training, head.training
-    network.eval()
-    head.eval()
+    return answers(head, represented(network, x))
+
+
+def represented(network: nn.Module, x: Tensor) -> Iterator[Tensor]:
+    """What the network makes of the rows of ``x``, part by part, in evaluation mode."""
+    return (_evaluated(network, part) for part in in_parts(x))
+
+
+def answers(head: nn.Module, features: Iterable[Tensor]) -> Tensor:
+    """Head outputs for all parts of what a network made, in evaluation mode."""
+    return torch.cat([_evaluated(head, part) for part in features])
+
+
+@torch.no_grad()
+def _evaluated(module: nn.Module, x: Tensor) -> Tensor:
+    """The module's output, with dropout off and running statistics in use."""
+    mode = module.training
+    module.eval()
     try:
-        return torch.cat([head(network(part)) for part in in_parts(x)])
+        output: Tensor = module(x)
+        return output
     finally:
-        network.train(modes[0])
-        head.train(modes[1])
+        module.train(mode)
 
 
 def in_parts(x: Tensor) -> Sequence[Tensor]:
