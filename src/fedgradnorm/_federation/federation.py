@@ -19,7 +19,7 @@ from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
-from fedgradnorm._round.server import ServerState, coefficients, columns, server_round
+from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
@@ -90,6 +90,8 @@ class Federation:
             aggregate=settings.aggregate,
             order=settings.order,
         )
+        if self.shared_heads:
+            self.server.afterwards = self._average_heads
         if settings.compile and self.burst > 1:
             self.server.fuse()
             self.engine.fuse()
@@ -97,8 +99,7 @@ class Federation:
     @property
     def burst(self) -> int:
         """How many rounds may be asked for at once."""
-        # Heads are averaged from the host.
-        return 1 if self.shared_heads else self.engine.burst(self.server)
+        return self.engine.burst(self.server)
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """Some rounds in a row, of which the engine may run several without coming back.
@@ -142,17 +143,12 @@ class Federation:
         reports = self.engine.run_clients(shared, round_number, active)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
-        weights = server_round(self.server, reports)
-        if self.shared_heads:
-            self._average_heads(reports, weights)
-        return reports, weights
+        return reports, server_round(self.server, reports)
 
     def _average_heads(self, reports: Reports, weights: Tensor) -> None:
-        """Who shares a head gets the mean, each client counting as in the server's own step."""
-        signals, aggregate = reports.signals(Needs.NOTHING), self.server.aggregate
-        shares = coefficients(weights, signals, aggregate)
-        even = coefficients(torch.ones_like(weights), signals, aggregate)
-        self.shared_heads.average(self.engine.heads(), shares, even)
+        """Who shares a head gets the mean."""
+        heads, aggregate = self.engine.heads(), self.server.aggregate
+        self.shared_heads.average_round(heads, reports, weights, aggregate)
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import Aggregate, coefficients
 from fedgradnorm._round.settings import Heads
+from fedgradnorm.weighting import Needs
 
 
 class SharedHeads:
@@ -42,6 +45,14 @@ class SharedHeads:
             started |= {name: copy.deepcopy(heads[names[0]]) for name in names}
         return started
 
+    def average_round(
+        self, heads: Mapping[str, nn.Module], reports: Reports, weights: Tensor, by: Aggregate
+    ) -> None:
+        """Average after a round, each client counting as in the server's own step."""
+        signals = reports.signals(Needs.NOTHING)
+        share = coefficients(weights, signals, by)
+        self.average(heads, share, coefficients(torch.ones_like(weights), signals, by))
+
     def average(self, heads: Mapping[str, nn.Module], share: Tensor, even: Tensor) -> None:
         """Give every head of a group their mean, client i counting ``share[i]`` in proportion.
 
@@ -49,10 +60,9 @@ class SharedHeads:
         much as the others'. A group of which nobody took part is left as it is.
         ``even`` are the shares with all weights 1, for a task whose own cannot be normalised.
         """
-        parts = torch.cat([self._parts(share[row], even[row]) for row in self._rows]).tolist()
-        for names in self.groups:
-            own, parts = parts[: len(names)], parts[len(names) :]
-            average_heads([heads[name] for name in names], own)
+        for names, row in zip(self.groups, self._rows, strict=True):
+            parts = self._parts(share[row], even[row])
+            average_heads([heads[name] for name in names], parts)
 
     def _parts(self, share: Tensor, even: Tensor) -> Tensor:
         """Shares of a group that sum to 1, or all 0 where nobody took part.
@@ -82,25 +92,26 @@ class SharedHeads:
 
 
 @torch.no_grad()
-def average_heads(heads: Sequence[nn.Module], parts: Sequence[float]) -> None:
+def average_heads(heads: Sequence[nn.Module], parts: Tensor | Sequence[float]) -> None:
     """Give every head the mean of all, head i counting ``parts[i]`` (FedAvg).
 
     Only parameters are averaged. The mean is summed in float64, one head after another, so that it
-    is the same on every machine. Where all parts are 0 nothing happens.
+    is the same on every machine. Where all parts are 0 nothing changes. Nothing is read back to the
+    host, so that a round with it can be captured into a GPU graph.
 
     >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> average_heads([one, other], [1.0, 0.0])
     >>> bool(one.weight == other.weight)
     True
     """
-    if not any(parts):
-        return
+    parts = torch.as_tensor(parts)
+    anybody = parts.any()
     for own in zip(*(head.parameters() for head in heads), strict=True):
-        taken = [(p, part) for p, part in zip(own, parts, strict=True) if part]
-        rows = torch.stack([p for p, _ in taken]).double()
-        scaled = torch._foreach_mul(rows.unbind(), [part for _, part in taken])
-        mean = torch.as_tensor(sum(scaled)).to(own[0].dtype)
-        torch._foreach_copy_(list(own), [mean] * len(own))
+        rows = torch.stack(own)
+        scaled = rows.double() * parts.to(rows.device, torch.float64).view(-1, *[1] * own[0].ndim)
+        mean = torch.as_tensor(sum(scaled.unbind())).to(rows.dtype)
+        kept = torch.where(anybody.to(rows.device), mean, rows)
+        torch._foreach_copy_(list(own), list(kept.unbind()))
 
 
 def _groups(clients: Sequence[Client], how: Heads) -> list[list[str]]:

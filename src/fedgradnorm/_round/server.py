@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,7 +26,9 @@ class ServerState:
 
     With ``bounds``, for clients that nobody vouches for, one client moves ``shared`` only so far;
     ``cuts`` says what was over its bound in the last round. That takes every client's update, so an
-    engine that holds none refuses it.
+    engine that holds none refuses it. ``afterwards`` is what else a round ends with, given the
+    reports and the new weights. It may be captured into a GPU graph, so it decides nothing on the
+    host.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ServerState:
         self.aggregate, self.order = aggregate, order
         self.weigh = weigh
         self.bounds, self.cuts = bounds, list[Cut]()
+        self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
@@ -94,6 +97,8 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
         direction = reports.aggregate(share)
     server.shared.grad = direction
     server.optimizer.step()
+    if server.afterwards is not None:
+        server.afterwards(reports, weights)
     return weights
 
 
