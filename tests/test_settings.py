@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "proximal": 0.1,
     "final_head_steps": 1,
     "heads": "task",
+    "head_start": "targets",
     "personalize": {"steps": 3, "lr": 0.1, "what": "network"},
     "ditto": 0.1,
     "aggregate": "by_size",

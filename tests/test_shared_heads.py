@@ -255,14 +255,6 @@ def test_the_head_is_counted_as_traffic_where_it_travels() -> None:
     assert rows.bytes["a"] - rows.bytes["e"] == 2 * 2 * 8 * (5 * 3 + 3)
 
 
-def test_rounds_are_captured_where_no_head_is_shared(monkeypatch) -> None:
-    many = [client(name, f"task {name}", 20) for name in TASKS]
-    lone = toys.federation(toys.network(), many, heads="task", engine="joint")
-    for one, burst in ((federation(engine="joint"), 1), (lone, 64)):
-        monkeypatch.setattr(one.engine, "burst", lambda _: 64)
-        assert one.burst == burst
-
-
 # -------------------------------------------------------------------------------------- bad input
 
 

@@ -143,12 +143,21 @@ def test_a_loaded_state_and_a_failed_round_need_another_graph(at_once: Federatio
     assert Stretch.made == 3
 
 
-def test_averaged_heads_are_averaged_from_the_host(at_once: Federation) -> None:
+@pytest.mark.usefixtures("at_once")
+def test_heads_in_common_are_averaged_in_rounds_at_once_too() -> None:
     alike = [toys.client(name, 24, kind="corner") for name in ("a", "b")]
-    averaged = toys.federation(toys.network(), alike, engine="joint", heads="all")
-    assert (at_once.burst, averaged.burst) == (Stretch.LONGEST, 1)
-    play(averaged, 0, [averaged.names] * 6)
-    assert Stretch.ran == []
+    ours, plain = (
+        toys.federation(toys.network(), alike, engine=engine, heads="all")
+        for engine in ("joint", "loop")
+    )
+    for one in (ours, plain):
+        play(one, 0, [one.names] * 6)
+    assert Stretch.ran == [(3, 3)]
+    heads = ours.engine.heads()
+    assert toys.same(heads["a"].state_dict(), heads["b"].state_dict())
+    expected = plain.engine.heads()["a"].state_dict()
+    for name, value in heads["a"].state_dict().items():
+        torch.testing.assert_close(value, expected[name])
 
 
 def test_rows_that_clients_share_pass_the_network_once() -> None:

@@ -9,7 +9,10 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._methods import METHODS, find_method
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
-NAMES = ["fedgradnorm", "fedgradnorm-direct", "fedrep", "fedper", "local", "central"]
+NAMES = [
+    "fedgradnorm", "fedgradnorm-direct", "fedgradnorm-steady", "fedrep", "fedper", "local",
+    "central",
+]  # fmt: skip
 
 
 def test_names():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +96,8 @@ def reproduce(
         typer.Argument(
             metavar="NAME",
             help="fig2, table2, fig3 of the paper; scale, gamma, alpha, participation, steps, "
-            "baselines; all of these; or methods: every method on faces and on signals.",
+            "baselines; all of these; methods: every method on faces and on signals; or worth: "
+            "does joining pay?",
         ),
     ],
     overrides: Overrides = None,
@@ -120,7 +121,7 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments._reproduce import SIDE_BY_SIDE, experiments, load_experiment
+    from fedgradnorm.experiments._reproduce import SIDE_BY_SIDE, WORTH, experiments, load_experiment
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
@@ -132,11 +133,17 @@ def reproduce(
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
         try:
-            run_and_show(config, None, seeds, jobs, place, baseline)
+            if name in WORTH:  # whose clients are too many for a line or a panel each
+                train_all(config, None, seeds, jobs, place)
+            else:
+                run_and_show(config, None, seeds, jobs, place, baseline)
         except TrainingError as error:  # the others are none the worse for it
             trouble = trouble or error
     if names == SIDE_BY_SIDE:
         write_side_by_side(folder, names, baseline or "")
+    if names[0] in WORTH:
+        places = {n: folder / n if len(names) > 1 else folder for n in names}
+        show_joining(places, folder)
     if trouble is not None:
         raise trouble
 
@@ -155,7 +162,6 @@ def run_and_show(
     baseline: str | None,
 ) -> None:
     """Train what is missing, then show the tables and the figure of all."""
-    from fedgradnorm.experiments._compare import compare as run_all
     from fedgradnorm.experiments._compare import compare_folder
     from fedgradnorm.experiments._entries import read_entry
     from fedgradnorm.experiments._methods import find_method
@@ -164,20 +170,48 @@ def run_and_show(
         find_method(baseline)
     folder = compare_folder(config) if out is None else out
     trouble: TrainingError | None = None
-    with resumable("the same command"), data_bar("data") as bar, watching() as watch:
-        try:
-            run_all(
-                config, methods, seeds, folder=folder, jobs=jobs,
-                display=trial_display, watch=watch, data_progress=bar,
-            )  # fmt: skip
-        except TrainingError as error:
-            trouble = error
+    try:
+        train_all(config, methods, seeds, jobs, folder)
+    except TrainingError as error:
+        trouble = error
     texts = config.compare.methods if methods is None else methods
     names = {read_entry(text).method for text in texts}
     default = config.compare.baseline if config.compare.baseline in names else ""
     show_comparison([folder], baseline or default, folder)
     if trouble is not None:
         raise trouble
+
+
+def train_all(
+    config: Config, methods: list[str] | None, seeds: int | None, jobs: int, folder: Path
+) -> None:
+    """Train what is missing in ``folder``, and show how it goes."""
+    from fedgradnorm.experiments._compare import compare as run_all
+
+    with resumable("the same command"), data_bar("data") as bar, watching() as watch:
+        run_all(
+            config, methods, seeds, folder=folder, jobs=jobs,
+            display=trial_display, watch=watch, data_progress=bar,
+        )  # fmt: skip
+
+
+def show_joining(places: Mapping[str, Path], out: Path) -> None:
+    """Say whether joining paid in the comparisons at ``places``, by the names of their data."""
+    from fedgradnorm._report.comparison import read_comparison
+    from fedgradnorm._report.figures.joining_figure import joining_figure
+    from fedgradnorm._report.grid import to_terminal, write_grids
+    from fedgradnorm._report.joining import ALONE, all_gains
+    from fedgradnorm._report.tables.joining_grids import by_task_grid, joining_grid
+
+    read = {n.removeprefix("worth-"): read_comparison([p], ALONE) for n, p in places.items()}
+    found = all_gains(read)
+    grids = [joining_grid(found), by_task_grid(found)]
+    say(to_terminal(grids[0]))
+    tell(note for comparison in read.values() for note in comparison.notes)
+    write_grids(grids, out / TABLES)
+    say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
+    figures = [joining_figure(found, out / FIGURES / f"joining.{end}") for end in ("png", "pdf")]
+    say(f"figures: {figures[0]}")
 
 
 def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:

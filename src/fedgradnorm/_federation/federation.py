@@ -16,11 +16,12 @@ from fedgradnorm._engines import make_engine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
+from fedgradnorm._federation.head_start import start_at_targets
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, columns, server_round
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
@@ -59,7 +60,8 @@ class Federation:
             weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
         weighting.bind(self.names)
         self.network = copy.deepcopy(network)
-        heads = {c.name: make_head(self.network, c, settings.seed) for c in clients}
+        seed, start = settings.seed, settings.head_start
+        heads = {c.name: make_head(self.network, c, seed, start) for c in clients}
         self.shared_heads = SharedHeads(clients, settings.heads, device)
         heads = self.shared_heads.begin(heads)
         self._head_numbers = {
@@ -210,8 +212,10 @@ SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
 
 
-def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
-    """The client's own head, or a linear one whose start depends on seed and name alone."""
+def make_head(
+    network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
+) -> nn.Module:
+    """The client's own head, or a linear one whose weights depend on seed and name alone."""
     x = as_input(torch.as_tensor(client.train[0][:2]), network, "cpu")
     features = representation_size(network, x, client.name)
     like = next(network.parameters()).detach()
@@ -221,6 +225,8 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number(seed, "head", client.name) % 2**63)
             head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
+        if start == "targets":
+            start_at_targets(head, client)
     check_head(head, features, client.task.outputs, client.name, like)
     if client.task.has_own_loss:
         _try_loss(network, client, head)

@@ -38,7 +38,7 @@ class Participant:
         settings = agreement.settings
         self.client, self.agreement, self.folder = client, agreement, folder
         self.network = copy.deepcopy(network)
-        head = make_head(self.network, client, settings.seed)
+        head = make_head(self.network, client, settings.seed, settings.head_start)
         probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
         gauge = find_gauge(self.network, probe, settings.gauge)
         log.info("gauge: %s", ", ".join(gauge))

@@ -23,6 +23,7 @@ EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
+HeadStart = Literal["random", "targets"]
 Keep = Literal["last", "best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
@@ -48,6 +49,7 @@ class Settings:
     proximal: float = 0.0
     final_head_steps: int = 0
     heads: Heads = "own"
+    head_start: HeadStart = "random"
     personalize: dict[str, Any] | None = None
     ditto: float = 0.0
     aggregate: Aggregate = "mean"
@@ -172,6 +174,7 @@ _CHOICES = {
     "key": Key,
     "share": Share,
     "heads": Heads,
+    "head_start": HeadStart,
     "keep": Keep,
     "engine": EngineName,
     "precision": Precision,

@@ -12,6 +12,8 @@ from fedgradnorm._runs.reading import opened
 
 KEYS = ("round", "epoch", "client", "split")
 SIGNALS = ("loss", "weight", "loss_ratio", "gauge_norm", "active", "held", "samples", "bytes")
+UNTUNED = "untuned-"
+"""Before the name of a split that was evaluated before clients tuned what they keep."""
 PAIRS = ("round", "epoch", "client", "other", "cosine")
 
 
@@ -19,7 +21,8 @@ class History(Table):
     """One row per round, client and split.
 
     ``split`` is "batch" for what a client reported of its round and "train", "validation" or
-    "test" for an evaluation of the whole split.
+    "test" for an evaluation of the whole split. Where clients tune what they keep, the last
+    evaluation before that has the splits "untuned-train" and so on.
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:

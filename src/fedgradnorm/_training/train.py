@@ -18,6 +18,7 @@ from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.settings import (
     EngineName,
     Heads,
+    HeadStart,
     Keep,
     Key,
     Precision,
@@ -51,6 +52,7 @@ def train(
     proximal: float = 0.0,
     final_head_steps: int = 0,
     heads: Heads = "own",
+    head_start: HeadStart = "random",
     personalize: dict[str, Any] | None = None,
     ditto: float = 0.0,
     aggregate: Aggregate = "mean",
@@ -101,6 +103,9 @@ def train(
         heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
             have one head, the average of their heads after every round; or ``all`` have (FedAvg).
             Heads that are averaged must be of one shape.
+        head_start: the answer that a head which we make begins with: a ``random`` one, or that of
+            the client's training ``targets``: their mean, or the shares of the classes. Then first
+            losses are those of the trivial answer, and loss ratios of all tasks mean the same.
         personalize: after everything else each client tunes a copy of its own on its training rows,
             such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
             ``network``, or with a list of its layers. It keeps the step that its validation rows
@@ -156,6 +161,7 @@ def train(
         proximal=proximal,
         final_head_steps=final_head_steps,
         heads=_heads(heads, average_heads),
+        head_start=head_start,
         personalize=personalize,
         ditto=ditto,
         aggregate=aggregate,

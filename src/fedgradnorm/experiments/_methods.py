@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedgradnorm._errors import choose
 from fedgradnorm.experiments._literature import RIVALS
 from fedgradnorm.experiments._method import Method
-from fedgradnorm.weighting import Equal, GradNorm
+from fedgradnorm.weighting import Equal, GradNorm, Steady
 
 __all__ = ["METHODS", "Method", "find_method"]
 
@@ -26,6 +26,12 @@ METHODS: dict[str, Method] = {
             "this package",
             GradNorm,
             fixed={"rule": "direct"},
+        ),
+        Method(
+            "fedgradnorm-steady",
+            "the same from means over all rounds: for small clients",
+            "this package",
+            Steady,
         ),
         Method(
             "fedrep",

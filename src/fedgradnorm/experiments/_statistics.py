@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "r2"})
+HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2"})
 """Metrics of which more is better; of all others, and of losses, less is."""
 
 

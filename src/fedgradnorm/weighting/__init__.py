@@ -29,6 +29,7 @@ from fedgradnorm.weighting._loss_based import (
 )
 from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
 from fedgradnorm.weighting._nash import NashMTL
+from fedgradnorm.weighting._steady import Steady
 from fedgradnorm.weighting._uncertainty import IMTLL, Uncertainty
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "RandomWeights",
     "Signals",
     "Static",
+    "Steady",
     "TorchJD",
     "TrimmedMean",
     "UPGrad",

@@ -16,7 +16,15 @@ NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "alpha", "participation", "
 SIDE_BY_SIDE = ("methods-mtfl", "methods-radcom")
 """Every method beside every other on faces and on signals: ``methods`` is both."""
 
-_GROUPS = {"all": NAMES, "methods": SIDE_BY_SIDE}
+WORTH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "worth-school": ("worth-school", ()),
+    "worth-landmine": ("worth-landmine", ()),
+    **{f"worth-beijing-{n}": ("worth-beijing", (f"data.rows={n}",)) for n in (50, 200, 1000)},
+    **{f"worth-mtfl-{n}": ("worth-mtfl", (f"data.rows={n}",)) for n in (50, 199)},
+}
+"""Does joining pay: ``worth`` is all of these. The config of each, and what is changed in it."""
+
+_GROUPS = {"all": NAMES, "methods": SIDE_BY_SIDE, "worth": tuple(WORTH)}
 
 REAL_SIGNALS = "RadComDynamic.hdf5"
 """The file that, in the folder named by FEDGRADNORM_DATA, takes the place of generated signals."""
@@ -24,7 +32,7 @@ REAL_SIGNALS = "RadComDynamic.hdf5"
 
 def experiments(name: str) -> tuple[str, ...]:
     """The experiments that ``name`` stands for: itself, or several."""
-    choose(name, (*NAMES, *SIDE_BY_SIDE, *_GROUPS), "experiment")
+    choose(name, (*NAMES, *SIDE_BY_SIDE, *WORTH, *_GROUPS), "experiment")
     return _GROUPS.get(name, (name,))
 
 
@@ -32,8 +40,10 @@ def load_experiment(
     name: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
 ) -> Config:
     """The packaged config of that name, changed by ``key=value`` words."""
-    choose(name, (*NAMES, *SIDE_BY_SIDE), "experiment")
-    with as_file(files("fedgradnorm.experiments._reproduce") / f"{name}.toml") as path:
+    choose(name, (*NAMES, *SIDE_BY_SIDE, *WORTH), "experiment")
+    file, words = WORTH.get(name, (name, ()))
+    overrides = [*words, *overrides]
+    with as_file(files("fedgradnorm.experiments._reproduce") / f"{file}.toml") as path:
         config = load_config(path, overrides, allow=allow)
         if config.data.source != "radcom" or "path" in (config.data.model_extra or {}):
             return config

@@ -1,0 +1,28 @@
+"""The answer that a linear head begins with: the best one that knows nothing of the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+
+
+def trivial_answer(client: Client) -> Tensor:
+    """The outputs with the least loss that are the same for all rows of a client.
+
+    For squared error this is the mean of the training targets. For cross-entropy it is the
+    logarithm of the classes' shares; every class counts once more than it was seen, so that a class
+    nobody saw has a share too.
+    """
+    y = torch.as_tensor(client.train[1])
+    if client.task.kind == "regression":
+        return y.double().mean(dim=0)
+    seen = torch.bincount(y, minlength=client.task.outputs).double() + 1
+    return (seen / seen.sum()).log()
+
+
+@torch.no_grad()
+def start_at_targets(head: nn.Linear, client: Client) -> None:
+    """Let a head begin near the client's trivial answer; its weights stay as they were drawn."""
+    head.bias.copy_(trivial_answer(client))
