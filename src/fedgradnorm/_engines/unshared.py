@@ -20,6 +20,8 @@ from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack, N
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.reports import StackedReports
 
+LINE = 16  # numbers: 64 bytes of the shortest kind
+
 
 class Unshared(Assembly):
     """Runs rounds of clients whose networks are the rows of ``vectors`` [clients, P].
@@ -39,8 +41,8 @@ class Unshared(Assembly):
         # Client after client as in the joint batch: the networks of a stretch of it are a slice.
         self.order = [name for group in self.groups for name in group.names]
         self._place = {name: row for row, name in enumerate(self.order)}
-        self.vectors = self.front.vector.expand(len(self.order), -1).clone()
-        self._updates = torch.empty_like(self.vectors)  # kept: fresh memory costs more than sums
+        self.vectors = _rows_like(self.front.vector, len(self.order))
+        self._rooms: dict[str, Tensor] = {}
         self._stack: NetworkStack
         if self.dense is not None:
             self._stack = DenseStack(self.front)
@@ -81,9 +83,8 @@ class Unshared(Assembly):
 
     def _work(self, rows: Tensor, plan: Plan) -> StackedReports:
         """One round of the clients in ``plan``, a row of the reports for each part's in turn."""
-        everybody = plan.columns is None
-        start = self.vectors if everybody else self.vectors[self._rows_in(plan)]
-        updates = self._updates[: len(start)]
+        start = self._starts(plan)
+        updates = self._room("updates", len(start))
         loss = self._descend(start, updates, rows, plan)
         whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
         ratio = self.first_losses.ratio(whole, plan.active)[plan.positions]
@@ -99,8 +100,18 @@ class Unshared(Assembly):
             updates=updates,
         )
 
-    def _rows_in(self, plan: Plan) -> list[int]:
-        return [self._place[name] for part in plan.parts for name in part.names]
+    def _room(self, kind: str, count: int) -> Tensor:
+        """Rows to write to, kept: fresh memory of this size costs more than the sums in it."""
+        if kind not in self._rooms:
+            self._rooms[kind] = _rows_like(self.front.vector, len(self.order))
+        return self._rooms[kind][:count]
+
+    def _starts(self, plan: Plan) -> Tensor:
+        """The networks of those who take part."""
+        if plan.columns is None:
+            return self.vectors
+        rows = [self._place[name] for part in plan.parts for name in part.names]
+        return self._room("starts", len(rows)).copy_(self.vectors[rows])
 
     def _descend(self, start: Tensor, mean: Tensor, rows: Tensor, plan: Plan) -> Tensor:
         """Head steps, then local SGD from ``start``; ``mean`` gets the mean gradients.
@@ -121,9 +132,18 @@ class Unshared(Assembly):
         total = torch.zeros(len(start), dtype=torch.float64, device=self.device)
         for number in range(steps):
             if number:
-                at = torch.add(start, mean, alpha=-lr * steps)
+                at = torch.add(start, mean, alpha=-lr * steps, out=self._room("moved", len(start)))
                 z = stack.forward(at, inputs[rows[number]], stretches)
             losses, signal = self.signal(z, rows[number], plan)
             stack.gradient(signal, mean, 1 / steps, add=number > 0)
             total += torch.cat(losses).double() / steps
         return total
+
+
+def _rows_like(vector: Tensor, count: int) -> Tensor:
+    """``count`` copies of a vector as rows, each at the start of a line of memory.
+
+    So a row's products do not depend on which row it is: their last digits follow the memory.
+    """
+    width = -(-len(vector) // LINE) * LINE
+    return vector.new_zeros(count, width)[:, : len(vector)].copy_(vector)
