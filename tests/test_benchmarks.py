@@ -69,6 +69,13 @@ def test_scale_measures_and_draws(tmp_path):
 
 
 @pytest.mark.slow
+def test_clients_alone_are_timed_beside_fedrep(tmp_path):
+    rows = run("alone", tmp_path)["rows"]
+    assert [row["work"] for row in rows] == ["139 schools, 28-32-16", "10 clients, Network 1"]
+    assert all(row["fedrep"] > 0 and row["setup"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_the_cost_of_a_method_is_measured_and_written(tmp_path):
     found = "| fedgradnorm | loss, norm | joint |"
     printed = start(

@@ -88,6 +88,34 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
     return {key: True for key, wanted in options.items() if wanted and key in known}
 
 
+class Joined:
+    """One optimiser that steps many parameters, while each one's own holds the same moments.
+
+    ``owners`` is each parameter's own optimiser, made from the same table.
+    """
+
+    def __init__(
+        self, owners: Mapping[Tensor, torch.optim.Optimizer], table: Mapping[str, Any]
+    ) -> None:
+        self._owners = list(owners.items())
+        self._optimizer = build(owners, table)
+        self.link()
+
+    def link(self) -> None:
+        """Take the moments of the owners: those that were loaded are other tensors than before."""
+        moments = self._optimizer.state
+        for parameter, owner in self._owners:
+            moments[parameter] = owner.state[parameter]
+
+    def clear(self) -> None:
+        """Forget the gradients: a parameter without one does not step."""
+        self._optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Every parameter that has a gradient takes a step."""
+        self._optimizer.step()
+
+
 def fuse(optimizer: torch.optim.Optimizer) -> None:
     """Let the compiler make Adam's kernel: torch's own leaves half of a large GPU idle.
 

@@ -1,9 +1,18 @@
 """Who runs the clients of a round. ``loop`` is the reference; all others must agree with it."""
 
-from fedgradnorm._engines.choice import make_engine
+from fedgradnorm._engines.choice import make_engine, make_unshared
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.stacked import StackedEngine
+from fedgradnorm._engines.unshared import Unshared
 
-__all__ = ["Engine", "JointEngine", "LoopEngine", "StackedEngine", "make_engine"]
+__all__ = [
+    "Engine",
+    "JointEngine",
+    "LoopEngine",
+    "StackedEngine",
+    "Unshared",
+    "make_engine",
+    "make_unshared",
+]

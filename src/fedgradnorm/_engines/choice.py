@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedgradnorm._engines.passes.inner_products import ProductTap
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import asked_for, world
 from fedgradnorm._engines.stacked import StackedEngine
+from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._fitting import as_input
@@ -107,6 +109,10 @@ def stacked_obstacle(
     network: nn.Module, clients: Sequence[Client], how: LocalSettings
 ) -> str | None:
     """Why stacked networks would not be the same training, or None if they are."""
+    return _step_obstacle(how) or _mixing_obstacle(network, clients)
+
+
+def _step_obstacle(how: LocalSettings) -> str | None:
     local = how.local_optimizer or {}
     plain = {key: value for key, value in local.items() if key not in ("name", "lr") and value}
     if how.update != "gradient" or how.report_loss != "before":
@@ -115,7 +121,30 @@ def stacked_obstacle(
         return "its local steps are plain SGD"
     if how.proximal and how.shared_steps > 1:
         return "its local steps have no proximal term"
-    return _mixing_obstacle(network, clients)
+    return None
+
+
+def make_unshared(
+    network: nn.Module,
+    clients: Sequence[Client],
+    heads: Mapping[str, nn.Module],
+    how: LocalSettings,
+    **settings: Any,
+) -> Unshared | None:
+    """Clients that share nothing, to be run side by side; None where that is another training."""
+    reason = unshared_obstacle(network, clients, how)
+    log.info("%d clients %s", len(clients), f"in turn: {reason}" if reason else "side by side")
+    return None if reason else Unshared(network, clients, heads, how=how, **settings)
+
+
+def unshared_obstacle(
+    network: nn.Module, clients: Sequence[Client], how: LocalSettings
+) -> str | None:
+    """Why networks side by side would not be the same training, or None if they are."""
+    if next(network.buffers(), None) is not None:
+        return "the network has buffers, which each client keeps for itself"
+    steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
+    return _step_obstacle(steps) or _mixing_obstacle(network, clients)
 
 
 def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:

@@ -187,6 +187,13 @@ class LoopEngine(Engine):
         rows = torch.from_numpy(self.batches.rows(name, first + step)).to(x.device)
         return x[rows], y[rows]
 
+    def only(self, name: str) -> LoopEngine:
+        """This engine for one of its clients: state, data and scratch copy are the same ones."""
+        one = copy.copy(self)
+        one.clients, one.states = {name: self.clients[name]}, {name: self.states[name]}
+        one.data = {name: self.data[name]}
+        return one
+
     def trial(self) -> LoopEngine:
         """The same clients and data, with copies of what a round changes."""
         assert self.how.head_optimizer is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._federation.alone import alone
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
@@ -37,10 +38,9 @@ class Ditto(Federation):
         device: torch.device,
     ) -> None:
         super().__init__(network, clients, weighting, settings, device)
-        alone = replace(settings, ditto=0.0, participation=1.0, aggregate="mean", key="client")
-        self.personal = {
-            client.name: Federation(network, [client], Equal(), alone, device) for client in clients
-        }
+        settings = replace(settings, ditto=0.0, participation=1.0, aggregate="mean", key="client")
+        self._own = alone(network, clients, Equal(), settings, device)
+        self.personal = {federation.names[0]: federation for federation in self._own}
 
     @property
     def burst(self) -> int:
@@ -49,19 +49,8 @@ class Ditto(Federation):
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
         """Personal steps toward the network as it was sent, then the federation's own round."""
-        for name in active:
-            self._step(self.personal[name], round_number)
+        self._own.pulled(round_number, active, self.server.shared.data, self.settings.ditto)
         return super().round(round_number, active)
-
-    def _step(self, own: Federation, round_number: int) -> None:
-        server = own.server
-        reports = own.engine.run_clients(server.shared.data, round_number, own.names)
-        if reports.failed:
-            return
-        one = torch.ones(1, dtype=torch.float64, device=server.shared.device)
-        away = server.shared.data - self.server.shared.data
-        server.shared.grad = reports.aggregate(one) + self.settings.ditto * away
-        server.optimizer.step()
 
     def finish(self, round_number: int) -> None:
         """The personal networks' heads, where they are tuned at the end."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import make_engine
+from fedgradnorm._engines import Engine, make_engine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
@@ -40,8 +40,23 @@ class Outcome:
     conflict: Sequence[Pair] = ()
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What a federation works with: a copy of the network, never changed; its flat vector; the
+    parameters that gradients are measured on; who runs the clients.
+    """
+
+    network: nn.Module
+    vector: Tensor
+    gauge: tuple[str, ...]
+    engine: Engine
+
+
 class Federation:
-    """One shared network and the clients that train it."""
+    """One shared network and the clients that train it.
+
+    It is given its ``basis`` where others have the same network; else it makes one.
+    """
 
     def __init__(
         self,
@@ -50,6 +65,7 @@ class Federation:
         weighting: Weighting,
         settings: Settings,
         device: torch.device,
+        basis: Basis | None = None,
     ) -> None:
         trainable_parameters(network)
         self.clients = list(clients)
@@ -59,34 +75,16 @@ class Federation:
         if settings.key == "task":
             weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
         weighting.bind(self.names)
-        self.network = copy.deepcopy(network)
-        seed, start = settings.seed, settings.head_start
-        heads = {c.name: make_head(self.network, c, seed, start) for c in clients}
         self.shared_heads = SharedHeads(clients, settings.heads, device)
-        heads = self.shared_heads.begin(heads)
-        self._head_numbers = {
-            name: sum(p.numel() for p in heads[name].parameters())
-            for group in self.shared_heads.groups
-            for name in group
-        }
-        probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
-        self.gauge = find_gauge(self.network, probe, settings.gauge)
+        if basis is None:
+            basis = self._make_basis(network, weighting, device)
+        self.network, self.gauge, self.engine = basis.network, basis.gauge, basis.engine
+        shared = {name for group in self.shared_heads.groups for name in group}
+        heads = self.engine.heads() if shared else {}
+        self._head_numbers = {n: sum(p.numel() for p in heads[n].parameters()) for n in shared}
         self.tuned = _tuned(self.network, settings)
-        self.engine = make_engine(
-            settings.engine,
-            self.network,
-            clients,
-            self.gauge,
-            settings.local(),
-            weighting.needs,
-            device,
-            heads=heads,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            bf16=settings.precision == "bf16",
-        )
         self.server = ServerState(
-            FlatNetwork(self.network, device).vector,
+            basis.vector,
             weighting,
             optimizers.resolve(settings.server_optimizer, settings.lr),
             aggregate=settings.aggregate,
@@ -97,6 +95,28 @@ class Federation:
         if settings.compile and self.burst > 1:
             self.server.fuse()
             self.engine.fuse()
+
+    def _make_basis(self, network: nn.Module, weighting: Weighting, device: torch.device) -> Basis:
+        """A copy, a gauge and an engine of its own."""
+        settings, network = self.settings, copy.deepcopy(network)
+        seed, start = settings.seed, settings.head_start
+        heads = {c.name: make_head(network, c, seed, start) for c in self.clients}
+        heads = self.shared_heads.begin(heads)
+        gauge = gauge_of(network, self.clients, settings)
+        engine = make_engine(
+            settings.engine,
+            network,
+            self.clients,
+            gauge,
+            settings.local(),
+            weighting.needs,
+            device,
+            heads=heads,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            bf16=settings.precision == "bf16",
+        )
+        return Basis(network, FlatNetwork(network, device).vector, gauge, engine)
 
     @property
     def burst(self) -> int:
@@ -198,6 +218,12 @@ class Federation:
         """Take over what ``state_dict`` returned."""
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
+
+
+def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> tuple[str, ...]:
+    """The parameters that gradients are measured on, tried on rows of the first client."""
+    probe = as_input(torch.as_tensor(clients[0].train[0][:2]), network, "cpu")
+    return find_gauge(network, probe, settings.gauge)
 
 
 def _tuned(network: nn.Module, settings: Settings) -> tuple[str, ...]:

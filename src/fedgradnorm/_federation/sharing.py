@@ -11,6 +11,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._federation.alone import Federations, alone
 from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import check_listed
@@ -49,12 +50,13 @@ def federations(
     weighting: Weighting,
     settings: Settings,
     device: torch.device,
-) -> list[Federation]:
+) -> Federations:
     """One federation of all clients, or with ``share="none"`` one for each client alone."""
     check_clients(clients, settings)
-    groups = [list(clients)] if settings.share == "all" else [[client] for client in clients]
+    if settings.share == "none":
+        return alone(network, clients, weighting, settings, device)
     kind = Ditto if settings.ditto else Federation
-    return [kind(network, group, copy.deepcopy(weighting), settings, device) for group in groups]
+    return Federations([kind(network, clients, copy.deepcopy(weighting), settings, device)])
 
 
 def warn_of_order(clients: Sequence[Client]) -> None:

@@ -68,17 +68,16 @@ class ClientState:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
-        own = {} if self.own is None else {"own": self.own}
-        return copy.deepcopy(
-            {
-                "head": dict(self.head.state_dict()),
-                "optimizer": self.optimizer.state_dict(),
-                "buffers": self.buffers,
-                "first_loss": self.first_loss,
-                "rounds": self.rounds,
-                **own,
-            }
-        )
+        own = {} if self.own is None else {"own": self.own.clone()}
+        return {
+            # Cloned: a deep copy of a view holds all that it is a view of.
+            "head": {key: _copied(value) for key, value in self.head.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "buffers": copy.deepcopy(self.buffers),
+            "first_loss": self.first_loss,
+            "rounds": self.rounds,
+            **own,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -99,6 +98,11 @@ class ClientState:
         twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers)
         twin.load_state_dict(self.state_dict())
         return twin
+
+
+def _copied(value: Any) -> Any:
+    """A part of a module's state; what its class adds to it may be no tensor."""
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,12 @@ class ServerState:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
-        return copy.deepcopy(
-            {
-                "shared": self.shared.data,
-                "optimizer": self.optimizer.state_dict(),
-                "weighting": self.weighting.state_dict(),
-            }
-        )
+        rest = {
+            "optimizer": self.optimizer.state_dict(),
+            "weighting": self.weighting.state_dict(),
+        }
+        # Cloned: a deep copy of a view holds all that it is a view of.
+        return {"shared": self.shared.data.clone(), **copy.deepcopy(rest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""

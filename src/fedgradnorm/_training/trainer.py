@@ -71,7 +71,8 @@ class Trainer:
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
-        self._samples = {name: settings.local().steps * batch[name] for name in self.names}
+        steps = settings.local().steps
+        self._samples = {name: steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
         self.history = History(sorted(metrics))
         self.conflict = conflict_table()
@@ -102,9 +103,9 @@ class Trainer:
         """One round, or up to ``most`` where the engine runs several without coming back."""
         if every := self.settings.record_conflict:  # a recorded round is the first of its burst
             most = min(most, every - self.round % every)
-        count = min(most, self.rounds - self.round, *(f.burst for f in self.federations))
+        count = min(most, self.rounds - self.round, self.federations.burst)
         actives = [self._active(self.round + k) for k in range(count)]
-        outcomes = [self._outcomes(i, actives) for i in range(len(self.federations))]
+        outcomes = self.federations.rounds(self.round, self._by_federation(actives))
         rows: list[Row] = []
         for together in zip(*outcomes, strict=True):
             rows = self._record(list(together))
@@ -116,13 +117,13 @@ class Trainer:
             {row["client"]: row["weight"] for row in rows},
         )
 
-    def _outcomes(self, place: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """The next rounds of one federation; nothing happens in one that has stopped."""
-        if self.stopping.is_stopped(place):
-            return [Outcome([], [], {})] * len(actives)
-        federation = self.federations[place]
-        own = [[name for name in active if name in federation.names] for active in actives]
-        return federation.rounds(self.round, own)
+    def _by_federation(self, actives: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+        """Who takes part in each round, for each federation; nobody in one that has stopped."""
+        there, found = [set(active) for active in actives], []
+        for place, federation in enumerate(self.federations):
+            names = [] if self.stopping.is_stopped(place) else federation.names
+            found.append([[name for name in names if name in those] for those in there])
+        return found
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round."""

@@ -76,6 +76,14 @@ class HeadGroup(ABC):
         back, *gradients = torch.autograd.grad(values.sum(), wanted)
         return values.detach(), back, gradients
 
+    @torch.no_grad()
+    def sums(self, chosen: Tensor | None) -> Tensor:
+        """The sum of each head's numbers: not finite where one of them is not."""
+        total = torch.zeros_like(some(self.scale, chosen))
+        for part in self.parameters(chosen):
+            total += part.reshape(len(total), -1).sum(dim=1)
+        return total
+
     def fuse(self) -> None:  # noqa: B027  # nothing to fuse is an answer
         """Let the compiler make few kernels of the many small ones, where there are any."""
 

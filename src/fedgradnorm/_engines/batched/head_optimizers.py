@@ -24,25 +24,23 @@ class HeadOptimizers:
         device: torch.device,
         streams: Streams,
     ) -> None:
-        self._states, self._streams = states, streams
-        every = [p for state in states.values() for p in state.head.parameters()]
-        some = max(TENSORS_ABREAST, -(-len(every) // 4)) if device.type == "cuda" else None
-        parts = [every[k : k + some] for k in range(0, len(every), some)] if some else [every]
-        self._optimizers = [optimizers.build(part, spec) for part in parts]
-        self.link()
+        self._streams = streams
+        every = [(p, s.optimizer) for s in states.values() for p in s.head.parameters()]
+        some = (
+            max(TENSORS_ABREAST, -(-len(every) // 4)) if device.type == "cuda" else len(every) or 1
+        )
+        parts = [every[k : k + some] for k in range(0, len(every), some)]
+        self._optimizers = [optimizers.Joined(dict(part), spec) for part in parts]
 
     def link(self) -> None:
         """These optimisers step all heads, but each client's own holds the same moments."""
         for optimizer in self._optimizers:
-            mine = {p for group in optimizer.param_groups for p in group["params"]}
-            for state in self._states.values():
-                for parameter in mine.intersection(state.head.parameters()):
-                    optimizer.state[parameter] = state.optimizer.state[parameter]
+            optimizer.link()
 
     def clear(self) -> None:
         """Forget the heads' gradients: a head without one does not step."""
         for optimizer in self._optimizers:
-            optimizer.zero_grad()
+            optimizer.clear()
 
     def step(self) -> None:
         """Every head that has a gradient takes a step."""

@@ -28,16 +28,21 @@ class Snapshot:
             for state in states
         ]
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Put everything back, in place."""
-        for state, first_loss in zip(self._states, self._first_losses, strict=True):
-            state.first_loss = first_loss
-        for state, values, moments in zip(self._states, self._heads, self._moments, strict=True):
-            for tensor, value in zip(state.head.state_dict().values(), values, strict=True):
-                tensor.copy_(value)
-            for parameter, kept in state.optimizer.state.items():
-                _put_back(kept, moments.get(parameter, {}))
+        for place in range(len(self._states)):
+            self.restore_one(place)
+
+    @torch.no_grad()
+    def restore_one(self, place: int) -> None:
+        """Put one client's back, by its place among those that were given."""
+        state, moments = self._states[place], self._moments[place]
+        state.first_loss = self._first_losses[place]
+        tensors = state.head.state_dict().values()
+        for tensor, value in zip(tensors, self._heads[place], strict=True):
+            tensor.copy_(value)
+        for parameter, kept in state.optimizer.state.items():
+            _put_back(kept, moments.get(parameter, {}))
 
 
 def _put_back(kept: dict[str, Any], before: Mapping[str, Any]) -> None:

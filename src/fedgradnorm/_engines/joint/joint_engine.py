@@ -115,7 +115,7 @@ class JointEngine(BatchedEngine):
         if not self.how.together:
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
             self.head_phase(lambda s: later(s) if later and s else output, rows, plan)
-        losses, signal = self._signal(output, rows[0], plan)
+        losses, signal = self.signal(output, rows[0], plan)
         squared = run.measure(signal, plan.stretches)
         loss, norm = self._in_order(losses, squared, plan.positions, len(self.sizes))
         return JointReports(
@@ -128,22 +128,3 @@ class JointEngine(BatchedEngine):
             run=run,
             owner=plan.owner,
         )
-
-    def _signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
-        """Each part's losses, and d loss / d output; heads step along where all go together."""
-        together = self.how.together
-        if together:
-            self.optimizers.clear()
-        losses, signals = [], []
-        for part in self.streams.side_by_side(plan.parts):
-            targets = self.targets(part, rows[part.rows])
-            values, signal, gradients = part.group.signal(
-                z[part.rows], targets, part.chosen, together
-            )
-            losses.append(values)
-            signals.append(signal)
-            if together:
-                part.group.place_gradients(gradients, part.members)
-        if together:
-            self.optimizers.step()
-        return losses, torch.cat(signals)

@@ -1,0 +1,126 @@
+"""All clients' rows in one tensor, all heads in one step: what those who run many at once need.
+
+Everything lives in the clients' own state, which is a loop engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.batched.first_losses import FirstLosses
+from fedgradnorm._engines.batched.grouping import group_heads
+from fedgradnorm._engines.batched.head_optimizers import HeadOptimizers
+from fedgradnorm._engines.batched.joined_data import JoinedData
+from fedgradnorm._engines.batched.plan import Part, Plan, Planner
+from fedgradnorm._engines.batched.row_windows import RowWindows
+from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._engines.passes.dense import DensePass
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm.models._flat import working_copy
+
+
+class Assembly:
+    """Clients with joined data, grouped heads and plans, around the loop that keeps their state."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        heads: Mapping[str, nn.Module],
+        *,
+        gauge: Sequence[str],
+        how: LocalSettings,
+        batch_size: int | None,
+        seed: int,
+        device: torch.device,
+        bf16: bool = False,
+    ) -> None:
+        assert how.head_optimizer is not None
+        self.loop = loop = LoopEngine(
+            network,
+            clients,
+            heads,
+            gauge=gauge,
+            how=how,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            bf16=bf16,
+        )
+        self.how, self.device = how, device
+        self.front = working_copy(network, device, bf16=bf16)
+        self.front.module.train()
+        self.streams = Streams(device)
+        self.dense: DensePass | None = None  # where the network has a closed form
+        if not bf16 and DensePass.fits(network, gauge):
+            self.dense = DensePass(self.front, gauge, self.streams)
+        own_heads = {name: state.head.train() for name, state in loop.states.items()}
+        self.groups = group_heads(clients, own_heads, loop.batches.batch)
+        self.data = self._joined()
+        self.sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
+        self.optimizers = HeadOptimizers(loop.states, how.head_optimizer, device, self.streams)
+        self.first_losses = FirstLosses(loop)
+        self.planner = Planner(self.groups, device)
+        self.windows = RowWindows(loop.batches, self.data.begin, device)
+
+    def _joined(self) -> JoinedData:
+        """All training rows in one tensor, of which the loop's clients keep views."""
+        own = self.loop.data
+        joined = JoinedData(self.groups, {name: splits["train"] for name, splits in own.items()})
+        for name, splits in own.items():
+            splits["train"] = joined.inputs_of(name), splits["train"][1]
+        return joined
+
+    @property
+    def clients(self) -> dict[str, Client]:
+        """The clients by name, in the order of the reports' rows."""
+        return self.loop.clients
+
+    @property
+    def gauge(self) -> Tensor:
+        """Where the gauge is in the shared vector."""
+        return self.loop.gauge
+
+    def rows_of(self, round_number: int, plan: Plan) -> Tensor:
+        """Rows of the joint inputs that a round reads: [steps, joint batch]."""
+        rows = self.windows.coming(round_number, 1)[0]
+        return rows if plan.columns is None else rows[:, plan.columns]
+
+    def head_phase(self, features: Callable[[int], Tensor], rows: Tensor, plan: Plan) -> None:
+        """``head_steps`` updates of all heads on frozen features."""
+        self.optimizers.clear()
+        for step in range(self.how.head_steps):
+            z = features(step)
+            for part in self.streams.side_by_side(plan.parts):
+                targets = self.targets(part, rows[step, part.rows])
+                gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
+                part.group.place_gradients(gradients, part.members)
+            self.optimizers.step()
+
+    def targets(self, part: Part, rows: Tensor) -> Tensor:
+        """The targets of some rows of the joint inputs, all of a part's clients."""
+        return self.data.targets(part.group, rows)
+
+    def signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
+        """Each part's losses, and d loss / d output; heads step along where all go together."""
+        together = self.how.together
+        if together:
+            self.optimizers.clear()
+        losses, signals = [], []
+        for part in self.streams.side_by_side(plan.parts):
+            targets = self.targets(part, rows[part.rows])
+            values, signal, gradients = part.group.signal(
+                z[part.rows], targets, part.chosen, together
+            )
+            losses.append(values)
+            signals.append(signal)
+            if together:
+                part.group.place_gradients(gradients, part.members)
+        if together:
+            self.optimizers.step()
+        return losses, torch.cat(signals)

@@ -1,0 +1,149 @@
+"""Clients that share nothing, in one pass: each has a network of its own, a row of one matrix.
+
+No number of a client depends on another client, so what is not finite is one client's alone: its
+round is undone, and whoever asked has the loop repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.batched import Assembly, Plan
+from fedgradnorm._engines.batched.snapshot import Snapshot
+from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack, NetworkStack
+from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._round.reports import StackedReports
+
+LINE = 16  # numbers: 64 bytes of the shortest kind
+
+
+class Unshared(Assembly):
+    """Runs rounds of clients whose networks are the rows of ``vectors`` [clients, P].
+
+    It is no engine, since there is no network that its clients share. Each client has an engine of
+    its own (:meth:`engine_of`), the reference, with the same state and data.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        heads: Mapping[str, nn.Module],
+        **settings: Any,
+    ) -> None:
+        super().__init__(network, clients, heads, **settings)
+        # Client after client as in the joint batch: the networks of a stretch of it are a slice.
+        self.order = [name for group in self.groups for name in group.names]
+        self._place = {name: row for row, name in enumerate(self.order)}
+        self.vectors = _rows_like(self.front.vector, len(self.order))
+        self._rooms: dict[str, Tensor] = {}
+        self._stack: NetworkStack
+        if self.dense is not None:
+            self._stack = DenseStack(self.front)
+        else:
+            at_once = self.device.type == "cuda"
+            self._stack = ModuleStack(self.front, at_once, self.data.inputs[:2])
+
+    def engine_of(self, name: str) -> Engine:
+        """The engine of one client alone."""
+        return self.loop.only(name)
+
+    def vector_of(self, name: str) -> Tensor:
+        """A client's network, as a view."""
+        return self.vectors[self._place[name]]
+
+    def run(self, round_number: int, active: Sequence[str]) -> tuple[list[str], StackedReports]:
+        """A round of everybody in ``active``: names in the order of the reports' rows, and these.
+
+        Who failed has done nothing this round. The updates are written over by the next one.
+        """
+        self.optimizers.link()  # a client's own engine may have loaded other moments
+        plan = self.planner.plan(active)
+        names = [name for part in plan.parts for name in part.names]
+        states = [self.loop.states[name] for name in names]
+        before = Snapshot(states)
+        for name, state in zip(names, states, strict=True):
+            if state.first_loss is None:
+                self.first_losses.find(self.vector_of(name), [name])
+        reports = self._work(self.rows_of(round_number, plan), plan)
+        failed = list[str]()
+        for place, fine in enumerate(reports.active.tolist()):
+            if fine:
+                states[place].rounds += 1
+            else:
+                before.restore_one(place)
+                failed.append(names[place])
+        return names, replace(reports, failed=failed)
+
+    def _work(self, rows: Tensor, plan: Plan) -> StackedReports:
+        """One round of the clients in ``plan``, a row of the reports for each part's in turn."""
+        start = self._starts(plan)
+        updates = self._room("updates", len(start))
+        loss = self._descend(start, updates, rows, plan)
+        whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
+        ratio = self.first_losses.ratio(whole, plan.active)[plan.positions]
+        heads = torch.cat([part.group.sums(part.chosen) for part in plan.parts])
+        fine = torch.isfinite(ratio) & torch.isfinite(updates.sum(dim=1) + heads)
+        return StackedReports(
+            active=fine,
+            size=self.sizes[plan.positions],
+            loss=loss,
+            loss_ratio=ratio,
+            gauge_norm=updates[:, self.gauge].norm(dim=1).double(),
+            failed=(),
+            updates=updates,
+        )
+
+    def _room(self, kind: str, count: int) -> Tensor:
+        """Rows to write to, kept: fresh memory of this size costs more than the sums in it."""
+        if kind not in self._rooms:
+            self._rooms[kind] = _rows_like(self.front.vector, len(self.order))
+        return self._rooms[kind][:count]
+
+    def _starts(self, plan: Plan) -> Tensor:
+        """The networks of those who take part."""
+        if plan.columns is None:
+            return self.vectors
+        rows = [self._place[name] for part in plan.parts for name in part.names]
+        return self._room("starts", len(rows)).copy_(self.vectors[rows])
+
+    def _descend(self, start: Tensor, mean: Tensor, rows: Tensor, plan: Plan) -> Tensor:
+        """Head steps, then local SGD from ``start``; ``mean`` gets the mean gradients.
+
+        Step s leads to ``start`` - lr (g_1 + ... + g_s). Returns the mean losses.
+        """
+        assert self.how.local_optimizer is not None
+        lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
+        stack, inputs, stretches = self._stack, self.data.inputs, plan.stretches
+        z = stack.forward(start, inputs[rows[0]], stretches)
+        if not self.how.together:
+            first = z
+            self.head_phase(
+                lambda s: stack.features(start, inputs[rows[s]], stretches) if s else first,
+                rows,
+                plan,
+            )
+        total = torch.zeros(len(start), dtype=torch.float64, device=self.device)
+        for number in range(steps):
+            if number:
+                at = torch.add(start, mean, alpha=-lr * steps, out=self._room("moved", len(start)))
+                z = stack.forward(at, inputs[rows[number]], stretches)
+            losses, signal = self.signal(z, rows[number], plan)
+            stack.gradient(signal, mean, 1 / steps, add=number > 0)
+            total += torch.cat(losses).double() / steps
+        return total
+
+
+def _rows_like(vector: Tensor, count: int) -> Tensor:
+    """``count`` copies of a vector as rows, each at the start of a line of memory.
+
+    So a row's products do not depend on which row it is: their last digits follow the memory.
+    """
+    width = -(-len(vector) // LINE) * LINE
+    return vector.new_zeros(count, width)[:, : len(vector)].copy_(vector)

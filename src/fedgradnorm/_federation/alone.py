@@ -1,0 +1,195 @@
+"""Clients alone: a federation for each, all of them run in one stacked pass where that is possible.
+
+The federations stay what holds the state: they are evaluated, saved, loaded and stopped one by one.
+A pass for all only knows their tensors, as rows of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._client import Client
+from fedgradnorm._engines import Unshared, make_unshared
+from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of, make_head
+from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.server import columns, server_round
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._flat import trainable_parameters
+from fedgradnorm.weighting import Equal, Weighting
+
+
+class Federations(list[Federation]):
+    """The federations of a run, which take their rounds in turn."""
+
+    @property
+    def burst(self) -> int:
+        """How many rounds may be asked for at once."""
+        return min(federation.burst for federation in self)
+
+    def rounds(self, first: int, actives: Sequence[Sequence[Sequence[str]]]) -> list[list[Outcome]]:
+        """Some rounds in a row; of each federation those who take part in each of them."""
+        both = zip(self, actives, strict=True)
+        return [federation.rounds(first, own) for federation, own in both]
+
+    def pulled(self, round_number: int, active: Sequence[str], to: Tensor, by: float) -> None:
+        """A round of clients alone whose networks v are also pulled: grad F(v) + by (v - to)."""
+        wanted = set(active)
+        for federation in self:
+            if wanted.intersection(federation.names):
+                _pulled(federation, round_number, to, by)
+
+
+class SideBySide(Federations):
+    """Federations of one client each, which take their rounds together.
+
+    A client whose numbers are not finite takes its round again by itself.
+    """
+
+    def __init__(self, federations: Sequence[Federation], run: Unshared) -> None:
+        super().__init__(federations)
+        self._run = run
+        self._named = {federation.names[0]: federation for federation in federations}
+        servers = {name: federation.server for name, federation in self._named.items()}
+        for name, server in servers.items():
+            server.shared.data = run.vector_of(name)
+        settings = federations[0].settings
+        self._optimizer = optimizers.Joined(
+            {server.shared: server.optimizer for server in servers.values()},
+            optimizers.resolve(settings.server_optimizer, settings.lr),
+        )
+        # One client has weight 1, but a rule may still keep something of what it sees.
+        self._plain = all(type(server.weighting) is Equal for server in servers.values())
+
+    def rounds(self, first: int, actives: Sequence[Sequence[Sequence[str]]]) -> list[list[Outcome]]:
+        """Some rounds in a row; of each federation those who take part in each of them."""
+        count = len(actives[0])
+        found = [
+            self._round(first + k, [n for own in actives for n in own[k]]) for k in range(count)
+        ]
+        nothing = Outcome([], [], {})
+        return [[outcomes.get(name, nothing) for outcomes in found] for name in self._named]
+
+    def _round(self, round_number: int, active: Sequence[str]) -> dict[str, Outcome]:
+        """A round of those in ``active``, and what became of each."""
+        if not active:
+            return {}
+        names, reports = self._run.run(round_number, active)
+        found = (self._step if self._plain else self._weigh)(names, reports)
+        for name in reports.failed:
+            (found[name],) = self._named[name].rounds(round_number, [[name]])
+        return found
+
+    def _step(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
+        """Servers whose only client has weight 1, all in one step."""
+        self._descend(names, reports, reports.updates)
+        one = torch.ones_like(reports.loss)
+        table = {
+            "loss": reports.loss,
+            "loss_ratio": reports.loss_ratio,
+            "gauge_norm": reports.gauge_norm,
+            "weight": one,
+            "held": torch.zeros_like(one),
+        }
+        rows = torch.stack(list(table.values()), dim=1).tolist()
+        return {
+            name: Outcome([name], [], {key: [value] for key, value in zip(table, row, strict=True)})
+            for name, row in zip(names, rows, strict=True)
+            if name not in reports.failed
+        }
+
+    def _weigh(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
+        """Each server its own step, for rules that do more than to give weight 1."""
+        found = {}
+        for row, name in enumerate(names):
+            if name not in reports.failed:
+                server, own = self._named[name].server, _one_of(reports, row)
+                weights = server_round(server, own)
+                table = columns(server, own, weights).items()
+                found[name] = Outcome([name], [], {key: value.tolist() for key, value in table})
+        return found
+
+    def _descend(self, names: Sequence[str], reports: StackedReports, along: Tensor) -> None:
+        """A step of all servers but those of clients that failed, along the rows of ``along``."""
+        self._optimizer.link()  # a federation may have loaded other moments
+        self._optimizer.clear()
+        for name, direction in zip(names, along.unbind(), strict=True):
+            if name not in reports.failed:
+                self._named[name].server.shared.grad = direction
+        self._optimizer.step()
+
+    def pulled(self, round_number: int, active: Sequence[str], to: Tensor, by: float) -> None:
+        """A round in which networks are also pulled."""
+        names, reports = self._run.run(round_number, active)
+        away = torch.stack([self._named[name].server.shared.data for name in names]) - to
+        self._descend(names, reports, reports.updates + by * away)
+        for name in reports.failed:
+            _pulled(self._named[name], round_number, to, by)
+
+
+def alone(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    settings: Settings,
+    device: torch.device,
+) -> Federations:
+    """A federation for each client, side by side unless an engine is asked for or one is needed."""
+    run = None
+    compiled = settings.compile and device.type == "cuda"  # which a client's own engine is for
+    if settings.engine == "auto" and len(clients) > 1 and not compiled:
+        trainable_parameters(network)
+        network = copy.deepcopy(network)
+        seed, start = settings.seed, settings.head_start
+        heads = {c.name: make_head(network, c, seed, start) for c in clients}
+        gauge = gauge_of(network, clients, settings)
+        run = make_unshared(
+            network,
+            clients,
+            heads,
+            settings.local(),
+            gauge=gauge,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            device=device,
+            bf16=settings.precision == "bf16",
+        )
+    found = []
+    for client in clients:
+        basis = None
+        if run is not None:
+            vector = run.vector_of(client.name)
+            basis = Basis(network, vector, gauge, run.engine_of(client.name))
+        own = copy.deepcopy(weighting)
+        found.append(Federation(network, [client], own, settings, device, basis))
+    return Federations(found) if run is None else SideBySide(found, run)
+
+
+def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) -> None:
+    """A client's round alone, with a pull (Li et al. 2021, algorithm 1); nothing if it fails."""
+    server = federation.server
+    shared = server.shared.data
+    reports = federation.engine.run_clients(shared, round_number, federation.names)
+    if reports.failed:
+        return
+    one = torch.ones(1, dtype=torch.float64, device=shared.device)
+    server.shared.grad = reports.aggregate(one) + by * (shared - to)
+    server.optimizer.step()
+
+
+def _one_of(reports: StackedReports, row: int) -> StackedReports:
+    """The report of one client, as a federation of that client has it."""
+    one = slice(row, row + 1)
+    return StackedReports(
+        active=reports.active[one],
+        size=reports.size[one],
+        loss=reports.loss[one],
+        loss_ratio=reports.loss_ratio[one],
+        gauge_norm=reports.gauge_norm[one],
+        failed=(),
+        updates=reports.updates[one],
+    )
