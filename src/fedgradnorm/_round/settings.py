@@ -92,10 +92,7 @@ class Settings:
         return self.share == "all" and bool((self.personalize or {}).get("alone"))
 
     def alone(self) -> Settings:
-        """The same training with nothing shared: what only a server, or tuning, does is left out.
-
-        Evaluations that nobody chooses from are left out too.
-        """
+        """The same with nothing shared; what takes a server, or tunes its network, is left out."""
         return replace(
             self,
             share="none",
@@ -104,7 +101,6 @@ class Settings:
             heads="own",
             key="client",
             aggregate="mean",
-            eval_every=self.eval_every if self.keep == "best" else 0,
             record_conflict=0,
         )
 

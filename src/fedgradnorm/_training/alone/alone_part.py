@@ -53,4 +53,7 @@ def _nested(trainer: Trainer) -> Trainer:
     network.load_state_dict(trainer.start["network"])
     seed, heads = trainer.settings.seed, trainer.start["heads"]
     clients = [started(client, network, seed, heads) for client in trainer.clients.values()]
-    return Trainer(network, clients, Equal(), trainer.settings.alone(), trainer.device)
+    settings = trainer.settings.alone()
+    if settings.keep == "last":  # nobody chooses between evaluations
+        settings = replace(settings, eval_every=0)
+    return Trainer(network, clients, Equal(), settings, trainer.device)
