@@ -22,7 +22,7 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import STROKES, Look, key, looks, stylesheet
-from fedgradnorm._report.joining import Measured, joinings, read_measured
+from fedgradnorm._report.over_alone import Measured, joinings, read_measured
 from fedgradnorm._report.page import sentences as words
 from fedgradnorm._report.page.conflict_map import maps_html
 from fedgradnorm._report.page.curve_points import curves_of

@@ -9,7 +9,7 @@ from html import escape
 from fedgradnorm._benefit.benefit import MANY
 from fedgradnorm._benefit.client_gain import ClientGain
 from fedgradnorm._report.colours import Look, key
-from fedgradnorm._report.joining import Joining
+from fedgradnorm._report.over_alone import Joining
 from fedgradnorm._report.tables.benefit_grid import gain_text, interval_text, metric_text
 from fedgradnorm._stored.groups import Group
 

@@ -11,7 +11,7 @@ import pytest
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.client_gain import ClientGain
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._report.joining import joinings
+from fedgradnorm._report.over_alone import joinings
 from fedgradnorm._report.page.html_page import make_page
 from fedgradnorm._report.tables.benefit_grid import read_benefit, write_benefit
 from fedgradnorm._stored.groups import group
