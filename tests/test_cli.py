@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +19,8 @@ from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._cli import demo as demo_module
 from fedgradnorm._runs.about import read_about
+from fedgradnorm.experiments import load_config
+from fedgradnorm.experiments._config.config_file import build
 from fedgradnorm.experiments._execute import execute
 
 
@@ -106,6 +111,92 @@ def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config
     assert "1 of 2 runs failed (the others are done): fedrep lr=1e+30" in result.stderr
     assert "lr=1e+30-seed0: not finished" in result.stderr
     assert "Sweep over lr" in result.stdout
+
+
+WORTH = ["data.validation_share=0.25", "training.keep=best", "training.rounds=8"]
+
+
+def test_worth(config, tmp_path):
+    result = cli("worth", config, *WORTH, "--seeds", 2)
+    assert result.exit_code == 0, result.output
+    assert "Joining pays for" in result.stdout
+    assert "fedgradnorm against alone, mean over 2 seeds" in result.stdout
+    assert "local seed 1 (4/4): round 8/8" in result.stderr
+    assert "keep = 'last'" not in result.stderr
+    folder = tmp_path / "runs" / "small-worth"
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        "benefit.csv", "fedgradnorm-seed0", "fedgradnorm-seed1", "local-seed0", "local-seed1",
+        "report.html",
+    ]  # fmt: skip
+    assert "Does joining pay?" in (folder / "report.html").read_text()
+    table = pd.read_csv(folder / "benefit.csv")
+    assert list(table.client) == ["class", "value"]
+    again = cli("worth", config, *WORTH, "--seeds", 2)
+    assert "round" not in again.stderr
+    assert again.stdout == result.stdout
+
+
+def test_worth_says_what_python_says_and_by_loss(config, tmp_path):
+    config_ = load_config(config, WORTH)
+    network, clients, weighting, settings = build(config_)
+    given = {k: v for k, v in asdict(settings).items() if k != "share"}
+    found = fgn.worth(network, clients, weighting=weighting, by="loss", **given)
+    assert cli("worth", config, *WORTH, "--by", "loss").exit_code == 0
+    table = pd.read_csv(tmp_path / "runs" / "small-worth" / "benefit.csv")
+    assert list(table.metric) == ["cross-entropy", "squared error"]
+    for column in ("alone", "joined", "gain", "low", "high"):
+        assert list(table[column]) == pytest.approx(list(found.table[column]))
+
+
+def test_worth_alone_has_what_the_method_fixes_but_not_what_takes_a_server(config, tmp_path):
+    """FedBABU's heads stay as they are until the end, alone too; nobody alone tunes afterwards."""
+    words = ["method=fedbabu", "training.personalize.steps=3", *WORTH]
+    assert cli("worth", config, *words).exit_code == 0
+    stored = fgn.load(tmp_path / "runs" / "small-worth" / "local-seed0").about["settings"]
+    assert (stored["head_steps"], stored["final_head_steps"]) == (0, 200)
+    assert stored["personalize"] is None
+
+
+@pytest.mark.slow
+def test_worth_in_two_processes_warns_once_where_both_overfit(config, tmp_path):
+    result = cli("worth", config, "--jobs", 2)
+    assert result.exit_code == 0, result.output
+    assert "fedgradnorm seed 0: done" in result.stderr
+    words = " ".join(result.stderr.split())
+    assert words.count("ends both trainings at the last round") == 1
+    assert "set validation rows (validation_share), keep = 'best'" in words
+
+
+def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
+    @contextmanager
+    def stopping(trial, number, count):
+        def show(event):
+            if (number, event.round) == (2, 3):
+                raise KeyboardInterrupt
+
+        yield show
+
+    whole = cli("worth", config, *WORTH, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedgradnorm._cli.worth_command.trial_display", stopping)
+        stopped = cli("worth", config, *WORTH, "--out", tmp_path / "part")
+    assert stopped.exit_code == 130
+    assert "go on with: the same command" in stopped.stderr
+    assert cli("worth", config, *WORTH, "--out", tmp_path / "part").exit_code == 0
+    left, right = (tmp_path / name / "benefit.csv" for name in ("whole", "part"))
+    assert left.read_bytes() == right.read_bytes()
+    assert whole.exit_code == 0
+
+
+def test_worth_refuses(config, tmp_path):
+    assert "shares nothing" in refused(tmp_path, "worth", config, "method=local")
+    assert "at least 1, not 0" in refused(tmp_path, "worth", config, "--seeds", 0)
+    assert "leave [sweep] out" in refused(tmp_path, "worth", config, "sweep.training.lr=[0.1]")
+    assert "--by" in refused(tmp_path, "worth", config, "--by", "auc")
+    text = config.read_text().replace("test_share = 0.25\n", "")
+    config.write_text(text)
+    assert "no test rows" in refused(tmp_path, "worth", config)
 
 
 def test_reproduce_in_small(tmp_path):

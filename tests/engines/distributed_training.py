@@ -43,6 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
     "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
+    "best of three": {
+        "personalize": {"steps": 9, "lr": 0.02, "what": "network", "alone": True},
+        "keep": "best",
+        "eval_every": 2,
+    },
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 

@@ -13,6 +13,7 @@ from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import theory_command as theory
 from fedgradnorm._cli import training_commands as training
+from fedgradnorm._cli import worth_command as joining
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._version import __version__
 
@@ -59,6 +60,7 @@ for command in (
     training.resume,
     comparison.compare,
     comparison.reproduce,
+    joining.worth,
     reports.report,
     reports.methods,
     federation.serve,

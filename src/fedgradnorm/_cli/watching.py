@@ -59,7 +59,9 @@ class Board:
         for title, item in list(self.running.items()):
             if item.event is not None:
                 bar = ProgressBar(item.event.rounds, item.event.round, width=24)
-                grid.add_row(Text(title), bar, f"round {item.event.round}/{item.event.rounds}")
+                stage = f", {item.event.stage}" if item.event.stage else ""
+                count = f"round {item.event.round}/{item.event.rounds}{stage}"
+                grid.add_row(Text(title), bar, count)
         grid.add_row(Text(f"{self.over} runs done" if self.over else "starting ...", style="dim"))
         return grid
 

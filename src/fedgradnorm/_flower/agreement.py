@@ -31,6 +31,7 @@ ONLY = {
 WHY = {
     "heads": "a head never leaves its client, so no server can average it",
     "keep": "the server sees no validation losses",
+    "personalize": "a client's work ends with the last round",
 }
 """What there is to say of one of them beside that."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -87,6 +87,24 @@ class Settings:
             raise ConfigError("give rounds or epochs, not both")
         self.local()
         optimizers.resolve(self.server_optimizer, self.lr)
+
+    @property
+    def chooses_alone(self) -> bool:
+        """Whether clients may end with what each has trained alone; without sharing all do."""
+        return self.share == "all" and bool((self.personalize or {}).get("alone"))
+
+    def alone(self) -> Settings:
+        """The same with nothing shared; what takes a server, or tunes its network, is left out."""
+        return replace(
+            self,
+            share="none",
+            personalize=None,
+            ditto=0.0,
+            heads="own",
+            key="client",
+            aggregate="mean",
+            record_conflict=0,
+        )
 
     def local(self) -> LocalSettings:
         """What concerns a client, with optimisers resolved."""

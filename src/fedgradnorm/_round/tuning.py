@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm import _optimizers as optimizers
-from fedgradnorm._checks import bounded, names, one_of, plain, shown, whole
+from fedgradnorm._checks import bounded, flag, names, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.client_round import ClientState
 from fedgradnorm._round.evaluation import evaluate
@@ -31,13 +31,16 @@ MEASURED = 20
 
 
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
-    """The table ``personalize`` with every key in it; a ConfigError unless it is one."""
+    """The table ``personalize`` with every key in it; a ConfigError unless it is one.
+
+    ``alone`` is in it only where it is on: so a run from before there was the key is the same run.
+    """
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{name} must be a table such as {{'steps': 200, 'lr': {lr:g}, 'what': 'head'}}, "
             f"not {shown(value)}"
         )
-    table = {"steps": 200, "lr": lr, "what": "head"}
+    table = {"steps": 200, "lr": lr, "what": "head", "alone": False}
     for key in value:
         choose(key if isinstance(key, str) else shown(key), table, f"key of {name}")
     table |= plain(name, value)
@@ -48,7 +51,9 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
         else names(f"{name}.what", what)
     )
     rate = bounded(f"{name}.lr", table["lr"], above=True)
-    return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": parts}
+    alone = {"alone": True} if flag(f"{name}.alone", table["alone"]) else {}
+    steps = whole(f"{name}.steps", table["steps"], 0 if alone else 1)
+    return {"steps": steps, "lr": rate, "what": parts, **alone}
 
 
 @dataclass(frozen=True)

@@ -60,18 +60,53 @@ def kept_words(about: Mapping[str, Any]) -> str:
     >>> kept_words({"stopped_early": True, "kept": {"round": 40, "last_round": 60}})
     'stopped early at round 60, kept round 40'
     """
+    return "; ".join(filter(None, (_state_words(about), chosen_words(about.get("personal")))))
+
+
+def chosen_words(personal: Any) -> str:
+    """How many clients keep what, where each had the choice of training alone; else nothing.
+
+    >>> chosen_words({"a": {"kept": "alone"}, "b": {"kept": "shared"}, "c": {"kept": "alone"}})
+    'of 3 clients 1 keeps what is shared, 0 what they tuned, 2 what they trained alone'
+    """
+    found = personal.values() if isinstance(personal, Mapping) else ()
+    kept = [one["kept"] for one in found if isinstance(one, Mapping) and "kept" in one]
+    if not kept:
+        return ""
+    shared, tuned, alone = (kept.count(what) for what in ("shared", "tuned", "alone"))
+    keep = "keeps" if shared == 1 else "keep"
+    return (
+        f"of {len(kept)} clients {shared} {keep} what is shared, {tuned} what they tuned, "
+        f"{alone} what they trained alone"
+    )
+
+
+_NAMED = 20
+"""Clients whose best rounds are named one by one."""
+
+
+def _state_words(about: Mapping[str, Any]) -> str:
+    """The round whose state was kept, or each client's."""
     kept = about.get("kept")
     if not isinstance(kept, Mapping):
         return ""
     clients = kept.get("clients")
     if isinstance(clients, Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        what = "each client's best round: " + ", ".join(f"{n} {r}" for n, r in rounds.items())
+        what = "each client's best round: " + _each(rounds)
     else:
         what = f"round {kept.get('round')}"
     at = f" at round {kept['last_round']}" if "last_round" in kept else ""
     early = f"stopped early{at}, " if about.get("stopped_early") is True else ""
     return f"{early}kept {what}"
+
+
+def _each(rounds: Mapping[str, Any]) -> str:
+    """Each client's round; of many clients the first and the last."""
+    whole = [number for number in rounds.values() if isinstance(number, int)]
+    if len(rounds) > _NAMED and whole:
+        return f"{min(whole)} to {max(whole)}"
+    return ", ".join(f"{name} {number}" for name, number in rounds.items())
 
 
 def _check(

@@ -34,6 +34,9 @@ FILES = (CONFIG, LOG, CHECKPOINT, METRICS, CONFLICT, NETWORK)
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 """What a report of runs writes: its page, and the folders of its tables and figures."""
 
+BENEFIT = "benefit.csv"
+"""Beside the runs of a federation and of its clients alone: what joining is worth to each."""
+
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 """Beside the run folders, where MLflow is told of them."""
 

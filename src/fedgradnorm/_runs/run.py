@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fedgradnorm._benefit.benefit import Benefit
+from fedgradnorm._benefit.measuring import By, benefit_of
+from fedgradnorm._checks import shown
+from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
@@ -18,6 +22,7 @@ from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
+from fedgradnorm.models._fitting import as_input
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,19 +101,38 @@ class Run:
         one, network = self.clients[client], self.networks[client]
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one.columns, one.scaling, row)
-        own = {name: b.clone() for name, b in network.named_buffers()}
-        _set_buffers(network, one.buffers)
-        try:
-            answer = predict(network, one.head, values)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise refused(client, values, error) from error
-        finally:
-            _set_buffers(network, own)
+        answer = self.head_outputs(client, values)
         if one.kind == "classification" and not outputs:
             answer = answer.argmax(dim=1)
         elif one.scaling is not None:
             answer = one.scaling.restore_targets(answer)
         return answer if isinstance(x, Tensor) else answer.numpy()
+
+    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+        """The client's outputs for ``x`` as its training data is: neither is scaled here."""
+        one, network = self.clients[client], self.networks[client]
+        values = as_input(x, network, "cpu")
+        own = {name: b.clone() for name, b in network.named_buffers()}
+        _set_buffers(network, one.buffers)
+        try:
+            return predict(network, one.head, values)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise refused(client, values, error) from error
+        finally:
+            _set_buffers(network, own)
+
+    def benefit(
+        self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
+    ) -> Benefit:
+        """Whether joining this run pays for ``clients``, over ``alone``: a run with share="none".
+
+        Both must be finished runs of these clients, whose test rows are used; some of the clients
+        may be left out. Classes are judged by accuracy (``by="loss"``: by the loss), numbers by the
+        loss. Intervals are of rows drawn in pairs (bootstrap); ``seed`` decides which are drawn.
+        """
+        if not isinstance(alone, Run):
+            raise ConfigError(f"alone must be a run trained with share='none', not {shown(alone)}")
+        return benefit_of(self, alone, clients, by=by, seed=seed)
 
     def summary(self) -> pd.DataFrame:
         """A row per client: training loss first and last, weight, and the metrics of its ``split``.

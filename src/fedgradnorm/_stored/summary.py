@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from fedgradnorm._benefit.bootstrap import t_quantile
+
 Row = dict[str, Any]
 
 MAIN_METRICS = ("accuracy", "nme", "mae")
@@ -66,17 +68,3 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(sum(values) / count, math.nan, count)
     half = t_quantile(count - 1) * stdev(values) / math.sqrt(count)
     return Estimate(fmean(values), half, count)
-
-
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5% point of Student's t: a table, then its expansion around the normal one."""
-    if freedom <= len(_T):
-        return _T[freedom - 1]
-    z = 1.959964
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -43,17 +43,27 @@ class _View:
         self.title, self.start_round = title, start_round
         self.began = time.monotonic()
         self.event: Progress | None = None
+        self.stage = ""
         # A client that sits out a round keeps the loss it last reported.
         self.losses: dict[str, float] = {}
         self.weights: dict[str, float] = {}
 
     def show(self, event: Progress) -> None:
         """Take an event; drawing is left to the display's own clock."""
+        if event.stage != self.stage and not event.ended:  # its rounds are counted anew
+            self.stage, self.start_round, self.began = event.stage, None, time.monotonic()
+            self.losses, self.weights = {}, {}
         if self.start_round is None:
             self.start_round = event.round - 1
         self.event = event
         self.losses.update(event.losses)
         self.weights.update(event.weights)
+
+    @property
+    def named(self) -> str:
+        """The title, and what part of the run this is, where it has parts."""
+        over = self.event is not None and self.event.ended
+        return f"{self.title} ({self.stage})" if self.stage and not over else self.title
 
     def left(self) -> str:
         """Time to go, from the pace since the start."""
@@ -72,7 +82,7 @@ class _View:
             return Text(f"{self.title}: first evaluation ...")
         line = Table.grid(padding=(0, 2))
         line.add_row(
-            Text(self.title, style="bold"),
+            Text(self.named, style="bold"),
             ProgressBar(event.rounds, event.round, width=24),
             f"round {event.round}/{event.rounds}",
             f"epoch {event.epoch:.1f}",
@@ -97,7 +107,7 @@ class _View:
             for name, loss in self.losses.items()
         )
         return (
-            f"{self.title}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
+            f"{self.named}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
             f"{self.left()} left; {event.shown} (x weight): {clients}"
             + (f"; {event.ended}" if event.ended else "")
         )

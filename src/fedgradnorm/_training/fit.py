@@ -19,6 +19,7 @@ from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.run import Run
+from fedgradnorm._training.alone.alone_part import Show, train_alone
 from fedgradnorm._training.describe import about_run
 from fedgradnorm._training.device import usable_device
 from fedgradnorm._training.due import Checkpoints
@@ -71,7 +72,8 @@ def train_with(
         return run
     except KeyboardInterrupt:
         where = f"; resume from {folder}" if folder is not None else ""
-        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
+        alone = ", while clients trained alone" if trainer.ending else ""
+        message = f"stopped after round {trainer.round} of {trainer.rounds}{alone}{where}"
         raise Interrupted(message, trainer.result(about)) from None
     finally:
         if keeper is not None:
@@ -81,40 +83,67 @@ def train_with(
 def _fit(
     trainer: Trainer,
     keeper: Keeper | None,
-    show: Callable[[Progress], None] | None,
+    show: Show | None,
     world: World,
 ) -> None:
     """All remaining rounds, with evaluations and checkpoints on the way."""
     started = time.perf_counter()
-    evaluate = trainer.every(trainer.settings.eval_every)
     checkpoints = Checkpoints(keeper, trainer, world)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
     trainer.announce()
     with held_back() as held:
         let_through = agreed(world, held)
-        if not trainer.history.rows:
-            trainer.evaluate()
-        while not trainer.done:
-            try:
-                event = trainer.advance(_until_next(trainer.round, evaluate, checkpoints.every))
-            except TrainingError as error:
-                if not isinstance(error, RankLost):
-                    checkpoints.write()
-                raise
-            if trainer.done or (evaluate and trainer.round % evaluate == 0):
-                trainer.evaluate()
-            checkpoints.after_round()
-            try:
-                if show is not None:
-                    news = trainer.history.news()
-                    show(replace(event, rows=news, ended=trainer.ended))
-                let_through()
-            except KeyboardInterrupt:
-                checkpoints.write()
-                raise
+        _rounds(trainer, checkpoints, show, let_through)
+        if trainer.ending:
+            _end(trainer, checkpoints, show, let_through)
     log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
     if trainer.ended:
         log.info("round %d: %s", trainer.round, trainer.ended)
+
+
+def _rounds(
+    trainer: Trainer, checkpoints: Checkpoints, show: Show | None, let_through: Callable[[], None]
+) -> None:
+    """All rounds that are left of a trainer."""
+    evaluate = trainer.every(trainer.settings.eval_every)
+    if not trainer.history.rows:
+        trainer.evaluate()
+    while not trainer.done:
+        try:
+            event = trainer.advance(_until_next(trainer.round, evaluate, checkpoints.every))
+        except TrainingError as error:
+            if not isinstance(error, RankLost):
+                checkpoints.write()
+            raise
+        if trainer.done or (evaluate and trainer.round % evaluate == 0):
+            trainer.evaluate()
+        checkpoints.after_round()
+        try:
+            if show is not None:
+                show(replace(event, rows=trainer.history.news(), ended=trainer.ended))
+            let_through()
+        except KeyboardInterrupt:
+            checkpoints.write()
+            raise
+
+
+def _end(
+    trainer: Trainer, checkpoints: Checkpoints, show: Show | None, let_through: Callable[[], None]
+) -> None:
+    """Let each client train alone as well, then end the run with what each likes best.
+
+    The last round's checkpoint is there already: a run that is stopped in here resumes here.
+    """
+    world = checkpoints.world
+
+    def go(own: Trainer, shown: Show | None) -> None:
+        _rounds(own, Checkpoints(None, own, world), shown, let_through)
+
+    trainer.end(train_alone(trainer, go, show, world))
+    checkpoints.write()
+    if show is not None:
+        event = Progress(trainer.round, trainer.rounds, trainer.epoch, {}, {})
+        show(replace(event, rows=trainer.history.news(), ended=trainer.ended))
 
 
 def _until_next(round_number: int, *intervals: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.about import chosen_words
 from fedgradnorm._runs.csv_table import Row
 
 log = logging.getLogger("fedgradnorm")
@@ -145,6 +146,11 @@ class Stopping:
 
 def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
     """Say how many clients are better off with what they tuned, and who could not tell."""
+    if chosen_words(kept):  # which the run's last line in the log says
+        if blind := [name for name, one in kept.items() if "after" not in one]:
+            why = "no validation rows to choose by, so not what was trained alone"
+            log.info("personalize: %s: %s", why, ", ".join(blind))
+        return
     judged = [one for one in kept.values() if "after" in one]
     if judged:
         moved = sum(one["step"] > 0 for one in judged)

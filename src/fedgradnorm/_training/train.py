@@ -109,7 +109,10 @@ def train(
         personalize: after everything else each client tunes a copy of its own on its training rows,
             such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
             ``network``, or with a list of its layers. It keeps the step that its validation rows
-            like best, no step included; a client without such rows takes the last one.
+            like best, no step included; a client without such rows takes the last one. With
+            ``"alone": True`` each client also trains alone (``share="none"``, the same settings)
+            and keeps what its validation rows like best: shared, tuned (``steps`` may be 0) or
+            alone.
         ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.

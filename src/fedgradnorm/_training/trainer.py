@@ -22,6 +22,7 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
@@ -35,6 +36,7 @@ class Progress:
 
     ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
     ``ended`` is empty until the run is over; it then says what was kept, where that was a choice.
+    ``stage`` is "alone" while clients train alone to have the choice of it; rounds are then its.
     """
 
     round: int
@@ -45,6 +47,7 @@ class Progress:
     rows: Sequence[Row] = ()
     shown: str = "loss"
     ended: str = ""
+    stage: str = ""
 
 
 class Trainer:
@@ -61,7 +64,9 @@ class Trainer:
         self.clients = {client.name: client for client in clients}
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
-        self.settings, self.device = settings, device
+        self.network, self.settings, self.device = network, settings, device
+        self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
+        self.ending = False
         sizes = [client.size for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.rounds = settings.total_rounds(sizes)
@@ -94,6 +99,11 @@ class Trainer:
     def done(self) -> bool:
         """Whether all rounds are over, or enough of them."""
         return self.round >= self.rounds or self.stopping.stopped
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do; ``ending`` is between the last round and that."""
+        return self.done and not self.ending
 
     def every(self, given: int | None) -> int:
         """An interval in rounds: as given, or once an epoch."""
@@ -189,23 +199,30 @@ class Trainer:
         """Loss and metrics of every client on all its splits, into the history.
 
         The last evaluation is that of what the run ends with: the state that is kept, with heads
-        tuned if they are.
+        tuned if they are. Where clients may choose to be alone, it waits until they have been.
         """
         rows = self._measured() if self.stopping.best or not self.done else []
         self.stopping.note(self.round, rows)
-        if self.done:
-            self._end()
-            rows = self._measured()
-        self.history.append(rows)
+        if not self.done:
+            self.history.append(rows)
+        elif self.settings.chooses_alone:
+            self.ending = True
+        else:
+            self.end()
 
-    def _end(self) -> None:
-        """What comes after the last round."""
+    def end(self, alone: Alone | None = None) -> None:
+        """What comes after the last round; ``alone`` is what clients may choose instead."""
         self.watch.sum_up()
         self.stopping.restore()
         for federation in self.federations:
             federation.finish(self.round)
             self.personal |= federation.personalize(self.round)
+        if alone is not None:
+            self.personal = choose(self.personal, alone)
+            install([o for f in self.federations for o in f.owners()], self.personal, alone)
         log_personal(self.personal)
+        self.ending = False
+        self.history.append(self._measured())
 
     def _measured(self) -> list[Row]:
         rows: list[Row] = []
@@ -240,13 +257,13 @@ class Trainer:
                     client.columns,
                 )
         shared = self.federations[0].shared_network() if one else None
-        about = {**about, "finished": self.done, **self.watch.counts(), **self._kept()}
-        return Run(trained, about, self.history, shared, self.done, self.conflict)
+        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
+        return Run(trained, about, self.history, shared, self.over, self.conflict)
 
     def _kept(self) -> dict[str, Any]:
         """What a finished run says of the state that it kept, where that was a choice."""
         personal = {"personal": self.personal} if self.personal else {}
-        if not self.done or not self.stopping.best:
+        if not self.over or not self.stopping.best:
             return personal
         kept = self.stopping.about()
         return {"stopped_early": self.round < self.rounds, "kept": kept, **personal}
@@ -261,6 +278,8 @@ class Trainer:
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
         if self.stopping.best:
             more["stopping"] = self.stopping.state_dict()
+        if self.start and not self.over:
+            more |= {"start": self.start, "ending": self.ending}
         return {
             "round": self.round,
             "taken": self.taken,
@@ -278,6 +297,8 @@ class Trainer:
         else:
             self.watch.load_old(state)
         self.personal = dict(state.get("personal", {}))
+        self.start = state.get("start", self.start)
+        self.ending = bool(state.get("ending"))
         self.stopping.load_state_dict(state.get("stopping", []))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)

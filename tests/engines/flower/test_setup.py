@@ -93,6 +93,7 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
             "a head never leaves its client",
         ),
         ("training.personalize.steps=3", "cannot be run over the network"),
+        ("training.personalize.alone=true", "a client's work ends with the last round"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )

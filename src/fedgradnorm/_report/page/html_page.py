@@ -22,9 +22,11 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import STROKES, Look, key, looks, stylesheet
+from fedgradnorm._report.over_alone import Measured, joinings, read_measured
 from fedgradnorm._report.page import sentences as words
 from fedgradnorm._report.page.conflict_map import maps_html
 from fedgradnorm._report.page.curve_points import curves_of
+from fedgradnorm._report.page.joining_section import joining_html
 from fedgradnorm._report.page.main_table import comparison
 from fedgradnorm._report.page.more_tables import grids_html
 from fedgradnorm._report.page.panels import CONFLICT, Section, sections
@@ -63,10 +65,14 @@ def write_page(places: Sequence[Path], path: str | Path) -> Page:
 
 def make_page(places: Sequence[Path]) -> Page:
     """The page on the runs at ``places``, whatever state they are in."""
-    return page_of(*collect(places))
+    runs, nowhere = collect(places)
+    measured, problems = read_measured(places)
+    return page_of(runs, [*nowhere, *problems], measured)
 
 
-def page_of(runs: Sequence[StoredRun], nowhere: Sequence[str] = ()) -> Page:
+def page_of(
+    runs: Sequence[StoredRun], nowhere: Sequence[str] = (), measured: Measured | None = None
+) -> Page:
     """The page on these runs; ``nowhere`` is what was looked for in vain."""
     groups, mixture = group(runs)
     labels = [one.label for one in groups]
@@ -91,6 +97,7 @@ def page_of(runs: Sequence[StoredRun], nowhere: Sequence[str] = ()) -> Page:
         toggles=_toggles("Methods", "method", labels, [key(look) for look in shown])
         + _toggles("Tasks", "task", tasks, [""] * len(tasks)),
         comparison=comparison(rows, records, judged, labels, shown) if rows else "",
+        joining=joining_html(joinings(groups, measured or {}), groups, tasks, shown),
         grids=grids_html(runs, groups, tasks, shown),
         sections="".join(
             _section(one, tasks, told, maps_html(groups, tasks, shown)) for one in drawn

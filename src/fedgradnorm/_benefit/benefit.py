@@ -1,0 +1,141 @@
+"""The answer to "does joining pay?": a table, a sentence, and how to fold many clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._benefit.bootstrap import mean_interval
+from fedgradnorm._benefit.client_gain import ClientGain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = (
+    *("client", "task", "metric", "unit", "rows"),
+    *("alone", "joined", "gain", "low", "high", "verdict"),
+)
+MANY, ENDS = 20, 5
+"""More clients than this are folded, to so many of the worst, the median ones and the best."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean gain of all clients of a metric, and its 95 % interval over clients."""
+
+    metric: str
+    unit: str
+    clients: int
+    gain: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        text = f"Mean gain in {self.metric}: {self.gain:.1f} {self.unit}"
+        if math.isnan(self.low):
+            return f"{text}."
+        return f"{text} (95 % interval {self.low:.1f} to {self.high:.1f})."
+
+
+@dataclass(frozen=True)
+class Benefit:
+    """What every client gains by joining; ``joined`` and ``alone`` are the runs, if they are here.
+
+    ``print`` it for the table, folded where there are many clients, and the sentence.
+    """
+
+    gains: tuple[ClientGain, ...]
+    joined: Any = field(default=None, repr=False)
+    alone: Any = field(default=None, repr=False)
+    seed: int = 0
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a client: its metric alone and joined, the gain with its interval, a verdict."""
+        import pandas as pd
+
+        rows = [{**asdict(one), "verdict": one.verdict} for one in self.gains]
+        return pd.DataFrame(rows, columns=list(COLUMNS))
+
+    @property
+    def means(self) -> list[Mean]:
+        """The mean gain of each metric, over the clients in which it is finite."""
+        kinds = dict.fromkeys((one.metric, one.unit) for one in self.gains)
+        return [self._mean(metric, unit) for metric, unit in kinds]
+
+    def _mean(self, metric: str, unit: str) -> Mean:
+        mine = sorted(one.gain for one in self.gains if one.metric == metric)
+        values = np.array([value for value in mine if math.isfinite(value)])
+        if not len(values):
+            return Mean(metric, unit, 0, math.nan, math.nan, math.nan)
+        ends = mean_interval(values, self.seed)
+        return Mean(metric, unit, len(values), float(values.mean()), *ends)
+
+    @property
+    def sentence(self) -> str:
+        """For how many clients joining pays, and how much on average."""
+        return " ".join((counted([one.verdict for one in self.gains]), *map(str, self.means)))
+
+    def __str__(self) -> str:
+        places = folded([one.gain for one in self.gains])
+        shown = self.table.iloc[places].to_string(index=False, float_format="{:.4g}".format)
+        left = len(self.gains) - len(places)
+        more = f"\n({left} clients between these are left out)" if left else ""
+        return f"{shown}{more}\n{self.sentence}"
+
+
+def counted(verdicts: Sequence[str]) -> str:
+    """How many clients gain, lose and are level.
+
+    >>> counted(["gains", "level", "gains"])
+    'Joining pays for 2 of 3 clients, costs 0, and makes no difference that can be told for 1.'
+    """
+    pays, costs, level = (verdicts.count(one) for one in ("gains", "loses", "level"))
+    clients = "client" if len(verdicts) == 1 else "clients"
+    return (
+        f"Joining pays for {pays} of {len(verdicts)} {clients}, costs {costs}, "
+        f"and makes no difference that can be told for {level}."
+    )
+
+
+def folded(gains: Sequence[float]) -> list[int]:
+    """The places of the clients to show: all in their order, or of many some, from worst to best.
+
+    >>> folded([3.0, 1.0])
+    [0, 1]
+    """
+    if len(gains) <= MANY:
+        return list(range(len(gains)))
+    order = sorted(range(len(gains)), key=lambda i: (_known(gains[i]), i))
+    middle = (len(order) - ENDS) // 2
+    return [*order[:ENDS], *order[middle : middle + ENDS], *order[-ENDS:]]
+
+
+def _known(gain: float) -> float:
+    return -math.inf if math.isnan(gain) else gain
+
+
+def over_seeds(benefits: Sequence[Benefit]) -> Benefit:
+    """The mean over seeds of one and the same comparison; the runs are left out.
+
+    Ends of intervals are averaged, too. That is on the safe side: a mean of several is known better
+    than each of them.
+    """
+    by_client = [{one.client: one for one in benefit.gains} for benefit in benefits]
+    return Benefit(
+        tuple(_mean_gain([found[one.client] for found in by_client]) for one in benefits[0].gains),
+        seed=benefits[0].seed,
+    )
+
+
+def _mean_gain(found: Sequence[ClientGain]) -> ClientGain:
+    first = found[0]
+    numbers = ("alone", "joined", "gain", "low", "high")
+    means = {key: fmean(getattr(one, key) for one in found) for key in numbers}
+    rows = min(one.rows for one in found)
+    return ClientGain(first.client, first.task, first.metric, first.unit, rows, **means)

@@ -1,0 +1,111 @@
+"""Two trainings of the same clients, compared row by row; what does not fit is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._benefit.benefit import Benefit
+from fedgradnorm._benefit.client_gain import HeldOut, client_gains
+from fedgradnorm._checks import one_of, whole
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._task import Task
+
+if TYPE_CHECKING:
+    from fedgradnorm._benefit.bootstrap import Floats
+
+By = Literal["score", "loss"]
+"""Classes by accuracy, or everybody by the loss."""
+
+
+class Trained(Protocol):
+    """What is needed of a run."""
+
+    about: dict[str, Any]
+    finished: bool
+
+    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+        """The outputs of a client's head for inputs as its network takes them."""
+
+
+def benefit_of(
+    joined: Trained, alone: Trained, clients: Iterable[Client], *, by: By = "score", seed: int = 0
+) -> Benefit:
+    """What these clients gain by joining: the same test rows under both trainings."""
+    one_of("by", by, ("score", "loss"))
+    seed = whole("seed", seed, 0)
+    given = testable(clients)
+    for run, which in ((joined, "this run"), (alone, "the run trained alone")):
+        _check_run(run, which, given)
+    held = [_held_out(joined, alone, client, by) for client in given]
+    return Benefit(tuple(client_gains(held, seed)), joined, alone, seed)
+
+
+def testable(clients: object) -> list[Client]:
+    """The clients as a list; a DataError unless all have test rows and names of their own."""
+    if not isinstance(clients, Iterable) or isinstance(clients, str):
+        raise DataError(f"clients must be a list of fgn.Client, not {type(clients).__name__}")
+    given: list[Client] = []
+    for one in clients:
+        if not isinstance(one, Client):
+            raise DataError(f"clients must be a list of fgn.Client, not of {type(one).__name__}")
+        if any(one.name == other.name for other in given):
+            raise DataError(f"two clients are named {one.name!r}; give each once")
+        if one.test is None:
+            raise DataError(
+                f"client {one.name!r} has no test rows to measure the benefit on; give it "
+                "test=(x, y), or the data source a test_share, or leave the client out"
+            )
+        given.append(one)
+    if not given:
+        raise DataError("no clients: give those whose benefit is wanted")
+    return given
+
+
+def _check_run(run: Trained, which: str, clients: Sequence[Client]) -> None:
+    """A finished run that had these clients, with these rows."""
+    if not run.finished:
+        raise ConfigError(f"{which} is not finished; resume it before it is compared")
+    known: dict[str, Any] = run.about.get("clients", {})
+    for client in clients:
+        if client.name not in known:
+            names = ", ".join(list(known)[:5]) + (" ..." if len(known) > 5 else "")
+            raise DataError(f"client {client.name!r} took no part in {which}; it had {names}")
+        stored = known[client.name].get("fingerprint")
+        if stored is not None and stored != client.fingerprint():
+            raise DataError(
+                f"client {client.name!r} had other rows in {which} than those given; give the "
+                "clients that both runs were trained with"
+            )
+
+
+def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOut:
+    metric = metric_of(client.task, by)
+    values = (_values(run, client, metric) for run in (alone, joined))
+    return HeldOut(client.name, client.task_name, metric, *values)
+
+
+def metric_of(task: Task, by: By) -> str:
+    """What a client is judged by: an accuracy, or the loss that it was trained on."""
+    if task.kind == "classification" and by == "score":
+        return "accuracy"
+    usual = {"classification": "cross-entropy", "regression": "squared error"}
+    return "loss" if task.has_own_loss else usual[task.kind]
+
+
+@torch.no_grad()
+def _values(run: Trained, client: Client, metric: str) -> Floats:
+    """The metric of every test row; a loss without the factor that it was given."""
+    assert client.test is not None
+    x, y = (torch.as_tensor(part) for part in client.test)
+    output = run.head_outputs(client.name, x)
+    if metric == "accuracy":
+        found = output.argmax(dim=1) == y
+    else:
+        found = client.task.loss_function(output, y.to(output) if y.is_floating_point() else y)
+    values: Floats = found.double().numpy()
+    return values

@@ -1,0 +1,131 @@
+"""Does joining pay? The page's answer: a line per method and, of few clients, one per client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from fedgradnorm._benefit.benefit import MANY
+from fedgradnorm._benefit.client_gain import ClientGain
+from fedgradnorm._report.colours import Look, key
+from fedgradnorm._report.over_alone import Joining
+from fedgradnorm._report.tables.benefit_grid import gain_text, interval_text, metric_text
+from fedgradnorm._stored.groups import Group
+
+_WIDTH, _HEIGHT, _PAD = 180, 22, 6  # of the strip of gains, in pixels
+_LINES = ("Method", "Gain", "Level", "Lose", "Worst", "Median", "Best", "Mean", "Every client")
+
+
+def joining_html(
+    found: Sequence[Joining], groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]
+) -> str:
+    """The section, where any arm has one to be held against that trains alone."""
+    if not found:
+        return ""
+    places = [next(i for i, one in enumerate(groups) if one is j.arm) for j in found]
+    body = "".join(_line(one, at, looks[at]) for one, at in zip(found, places, strict=True))
+    return (
+        '<section id="joining"><h2>Does joining pay?</h2>'
+        f'<div class="about"><p>{escape(_about(found))}</p></div>'
+        f'<div class="scroll"><table><thead><tr>{_head(_LINES)}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{_clients(found, places, tasks, looks)}</section>"
+    )
+
+
+def _about(found: Sequence[Joining]) -> str:
+    bases = dict.fromkeys(one.base.label for one in found)
+    text = (
+        f"Each client on its held-out data, over what it reaches alone ({', '.join(bases)}). "
+        "A gain is positive where joining is better: errors in percent of what they are alone, "
+        "accuracies in points. "
+    )
+    if any(one.by_rows for one in found):
+        return text + "Gain and Lose are beyond a 95% interval, by bootstrap over held-out rows."
+    if any(one.told for one in found):
+        return text + "Gain and Lose are beyond a 95% interval over seeds (by Student's t)."
+    return text + "One seed cannot tell a gain from luck: they are counted by their sign alone."
+
+
+def _head(titles: Sequence[str]) -> str:
+    return "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+
+
+def _line(one: Joining, place: int, look: Look) -> str:
+    order = one.order()
+    ends = (f"{gain_text(c.gain, c.unit)} ({c.client})" for c in (order[0], order[-1]))
+    worst, best = ends if order else ("-", "-")
+    counts = (str(one.share(verdict)) for verdict in ("gains", "level", "loses"))
+    cells = [*counts, worst, _by_unit(one.middle()), best, _by_unit(one.mean())]
+    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return (
+        f'<tr data-methods="{place}"><td>{key(look)}{escape(one.arm.label)}</td>{shown}'
+        f"<td>{_strip(order, look)}</td></tr>"
+    )
+
+
+def _by_unit(values: Mapping[str, float]) -> str:
+    return ", ".join(gain_text(value, unit) for unit, value in values.items()) or "-"
+
+
+def _strip(order: Sequence[ClientGain], look: Look) -> str:
+    """A dot for every client, from losses on the left to gains on the right; the line is 0.
+
+    Of errors and of accuracies the largest gain reaches the edge, each by itself.
+    """
+    top = {
+        unit: max(
+            (abs(o.gain) for o in order if o.unit == unit and math.isfinite(o.gain)), default=0
+        )
+        for unit in {o.unit for o in order}
+    }
+
+    def place(one: ClientGain) -> float:
+        inside = min(max(one.gain / (top[one.unit] or 1.0), -1.0), 1.0)
+        return round(_WIDTH / 2 + inside * (_WIDTH / 2 - _PAD), 1)
+
+    middle = _HEIGHT / 2
+    dots = "".join(f'<circle cx="{place(o)}" cy="{middle}" r="3" opacity=".55"/>' for o in order)
+    return (
+        f'<svg class="interval m{look.colour}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="gains of {len(order)} clients">'
+        f'<line class="axis" x1="{_WIDTH / 2}" x2="{_WIDTH / 2}" y1="1" y2="{_HEIGHT - 1}"/>'
+        f'<line class="axis" x1="{_PAD}" x2="{_WIDTH - _PAD}" y1="{middle}" y2="{middle}"/>'
+        f"{dots}</svg>"
+    )
+
+
+def _clients(
+    found: Sequence[Joining], places: Sequence[int], tasks: Sequence[str], looks: Sequence[Look]
+) -> str:
+    """A line per client and method; nothing where there are many clients."""
+    names = list(dict.fromkeys(c.client for one in found for c in one.clients))
+    if len(names) > MANY:
+        return ""
+    titles = ("Client", "Method", "Metric", "Alone", "Joined", "Gain", "95% interval", "Verdict")
+    body = "".join(
+        _client(c, one, place, tasks, looks[place])
+        for name in names
+        for one, place in zip(found, places, strict=True)
+        for c in one.clients
+        if c.client == name
+    )
+    return (
+        "<details open><summary>Client by client</summary>"
+        f'<div class="scroll"><table><thead><tr>{_head(titles)}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></details>"
+    )
+
+
+def _client(one: ClientGain, joining: Joining, place: int, tasks: Sequence[str], look: Look) -> str:
+    verdict = one.verdict if joining.told else "-"
+    cells = (
+        one.metric, metric_text(one.alone, one.metric), metric_text(one.joined, one.metric),
+        gain_text(one.gain, one.unit), interval_text(one), verdict,
+    )  # fmt: skip
+    at = f' data-tasks="{tasks.index(one.client)}"' if one.client in tasks else ""
+    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return (
+        f'<tr data-methods="{place}"{at}><th scope="row">{escape(one.client)}</th>'
+        f"<td>{key(look)}{escape(joining.arm.label)}</td>{shown}</tr>"
+    )

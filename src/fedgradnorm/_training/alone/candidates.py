@@ -1,0 +1,81 @@
+"""What a client chooses from at a run's end: what was shared, what it tuned, what it did alone.
+
+The choice is by the client's own validation rows. So nobody ends with less than it can see to be
+best. Of equal ones what is shared comes first, then what was tuned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._runs.run import TrainedClient
+from fedgradnorm.models._flat import FlatNetwork
+
+log = logging.getLogger("fedgradnorm")
+
+Personal = dict[str, dict[str, Any]]
+"""What each client kept, by name: a part of run.json."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The clients as each has trained alone, and the losses of their validation rows."""
+
+    clients: Mapping[str, TrainedClient] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+def start_of(network: nn.Module, clients: Sequence[Client], seed: int) -> dict[str, Any]:
+    """Network and heads before training: a run that is resumed may be given other ones."""
+    heads = {c.name: dict(make_head(network, c, seed).state_dict()) for c in clients}
+    return {"network": {k: t.clone() for k, t in network.state_dict().items()}, "heads": heads}
+
+
+def started(
+    client: Client, network: nn.Module, seed: int, heads: Mapping[str, Mapping[str, Any]]
+) -> Client:
+    """The client with the head that it began with."""
+    head = make_head(network, client, seed)
+    head.load_state_dict(heads[client.name])
+    return replace(client, head=head)
+
+
+def choose(personal: Personal, alone: Alone) -> Personal:
+    """What each client keeps of all that it has, with the loss of each on its validation rows."""
+    return {name: _chosen(one, alone.losses.get(name)) for name, one in personal.items()}
+
+
+def _chosen(one: Mapping[str, Any], alone: float | None) -> dict[str, Any]:
+    kept = "tuned" if one["step"] else "shared"
+    if "after" not in one:  # no validation rows
+        return {"kept": kept, **one}
+    loss = alone if alone is not None and math.isfinite(alone) else None
+    after = one["after"]
+    if loss is not None and (after is None or loss < after):
+        kept, after = "alone", loss
+    return {"kept": kept, **one, "tuned": one["after"], "alone": loss, "after": after}
+
+
+def install(owners: Iterable[Federation], personal: Personal, alone: Alone) -> None:
+    """Give those who chose it what they trained alone."""
+    for owner in owners:
+        states = owner.engine.state_dict()  # all ranks take part in this
+        mine = [name for name in owner.names if personal[name]["kept"] == "alone"]
+        taken = {name: {**states[name], **_state(alone.clients[name])} for name in mine}
+        owner.engine.load_state_dict(taken)
+
+
+def _state(client: TrainedClient) -> dict[str, Any]:
+    """The part of a client's state that a network of its own is in."""
+    assert client.network is not None  # nothing is shared alone
+    vector = FlatNetwork(client.network).vector
+    head = dict(client.head.state_dict())
+    return {"own": vector, "head": head, "buffers": dict(client.buffers)}
