@@ -23,10 +23,11 @@ class Best:
 
     Evaluations are compared by the mean gain over the clients that have validation rows,
 
-        gain = mean_i (first_i - loss_i) / |first_i|,
+        gain = mean_i (first_i - loss_i) / max(|first_i|, |loss_i|),
 
     with first_i the loss of client i before training. It has no unit, so a loud client counts as
-    much as a quiet one. Of equal gains the earlier one is kept. ``state`` is the whole state of the
+    much as a quiet one. A loss that grew without bound counts as -1, so one such client does not
+    decide for all. Of equal gains the earlier one is kept. ``state`` is the whole state of the
     federation, so what is kept is what a run of so many rounds would have ended with.
     """
 
@@ -160,12 +161,14 @@ def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def gain(first: Mapping[str, float], losses: Mapping[str, float]) -> float:
-    """Mean over clients of (first - loss) / |first|; minus infinity if a loss is not finite.
+    """Mean of (first - loss) / max(|first|, |loss|); minus infinity if a loss is not finite.
 
     >>> gain({"a": 2.0, "b": 100.0}, {"a": 1.0, "b": 75.0})
     0.375
     """
-    gains = [(start - losses[name]) / abs(start) for name, start in first.items()]
+    gains = [
+        (start - losses[name]) / max(abs(start), abs(losses[name])) for name, start in first.items()
+    ]
     mean = sum(gains) / len(gains)
     return mean if math.isfinite(mean) else -math.inf
 

@@ -133,7 +133,7 @@ def train(
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
         keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
-            over clients of (first - loss) / |first|, losses being those of the validation rows.
+            over clients of (first - loss) / max(first, loss), with losses of the validation rows.
         patience: with keep="best", end the run after so many evaluations without a better one.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.

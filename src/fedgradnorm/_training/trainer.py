@@ -19,7 +19,7 @@ from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
-from fedgradnorm._runs.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
@@ -216,6 +216,9 @@ class Trainer:
         self.stopping.restore()
         for federation in self.federations:
             federation.finish(self.round)
+        if self.settings.personalize is not None:
+            self.history.append(self._measured(UNTUNED))
+        for federation in self.federations:
             self.personal |= federation.personalize(self.round)
         if alone is not None:
             self.personal = choose(self.personal, alone)
@@ -224,7 +227,8 @@ class Trainer:
         self.ending = False
         self.history.append(self._measured())
 
-    def _measured(self) -> list[Row]:
+    def _measured(self, before: str = "") -> list[Row]:
+        """Rows of all clients and splits, whose names begin with ``before``."""
         rows: list[Row] = []
         for federation in self.federations:
             weight = federation.server.weighting.weight.tolist()
@@ -232,7 +236,7 @@ class Trainer:
             for split in SPLITS:
                 for name, values in federation.evaluate(split).items():
                     row: Row = {"round": self.round, "epoch": self.epoch, "client": name}
-                    row.update(split=split, weight=weights[name], **values)
+                    row.update(split=before + split, weight=weights[name], **values)
                     rows.append({**row, **self._meters(federation, name)})
         order = {name: i for i, name in enumerate(self.names)}
         return sorted(rows, key=lambda row: order[row["client"]])
