@@ -23,7 +23,7 @@ from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.tasks._measures import squared_error
 from fedgradnorm.weighting import FAMO, ConFIG
 
-ROUNDS = 12
+ROUNDS = 8
 BASE = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.01, "share": "none", "eval_every": 4}
 
 

@@ -139,34 +139,58 @@ def alone(
     device: torch.device,
 ) -> Federations:
     """A federation for each client, side by side unless an engine is asked for or one is needed."""
-    run = None
-    compiled = settings.compile and device.type == "cuda"  # which a client's own engine is for
-    if settings.engine == "auto" and len(clients) > 1 and not compiled:
-        trainable_parameters(network)
-        network = copy.deepcopy(network)
-        seed, start = settings.seed, settings.head_start
-        heads = {c.name: make_head(network, c, seed, start) for c in clients}
-        gauge = gauge_of(network, clients, settings)
-        run = make_unshared(
-            network,
-            clients,
-            heads,
-            settings.local(),
-            gauge=gauge,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            device=device,
-            bf16=settings.precision == "bf16",
-        )
+    plain = not (settings.compile and device.type == "cuda")  # only an engine of one compiles
+    if settings.engine == "auto" and len(clients) > 1 and plain:
+        return _together(network, clients, weighting, settings, device)
+    return _in_turn(network, clients, weighting, settings, device)
+
+
+def _in_turn(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    settings: Settings,
+    device: torch.device,
+) -> Federations:
+    """Federations that have nothing in common."""
+    return Federations(
+        Federation(network, [client], copy.deepcopy(weighting), settings, device)
+        for client in clients
+    )
+
+
+def _together(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    settings: Settings,
+    device: torch.device,
+) -> Federations:
+    """Federations side by side, or in turn where that would be another training."""
+    trainable_parameters(network)
+    network = copy.deepcopy(network)
+    seed, start = settings.seed, settings.head_start
+    heads = {c.name: make_head(network, c, seed, start) for c in clients}
+    gauge = gauge_of(network, clients, settings)
+    run = make_unshared(
+        network,
+        clients,
+        heads,
+        settings.local(),
+        gauge=gauge,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        device=device,
+        bf16=settings.precision == "bf16",
+    )
+    if run is None:
+        return _in_turn(network, clients, weighting, settings, device)
     found = []
     for client in clients:
-        basis = None
-        if run is not None:
-            vector = run.vector_of(client.name)
-            basis = Basis(network, vector, gauge, run.engine_of(client.name))
-        own = copy.deepcopy(weighting)
+        vector, engine = run.vector_of(client.name), run.engine_of(client.name)
+        basis, own = Basis(network, vector, gauge, engine), copy.deepcopy(weighting)
         found.append(Federation(network, [client], own, settings, device, basis))
-    return Federations(found) if run is None else SideBySide(found, run)
+    return SideBySide(found, run)
 
 
 def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) -> None:
