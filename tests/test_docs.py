@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "docs/your-data.md"]
+PAGES = ["README.md", "docs/your-data.md", "docs/worth.md"]
 REAL = "docs/data-clients.md"  # its blocks need the files that it describes
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 NOT_HERE = {
@@ -43,11 +43,12 @@ def test_python_blocks_run_top_to_bottom(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_readme_commands_run(tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/worth.md"])
+def test_commands_run(page, tmp_path):
     """In order, in a folder that has the repository's configs, as a reader would run them."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    for command in commands("README.md"):
+    for command in commands(page):
         if command in NOT_HERE:
             continue
         words = shlex.split(command)

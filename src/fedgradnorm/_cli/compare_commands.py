@@ -143,7 +143,7 @@ def reproduce(
         write_side_by_side(folder, names, baseline or "")
     if names[0] in WORTH:
         places = {n: folder / n if len(names) > 1 else folder for n in names}
-        show_joining(places, folder)
+        show_worth(places, folder)
     if trouble is not None:
         raise trouble
 
@@ -195,22 +195,22 @@ def train_all(
         )  # fmt: skip
 
 
-def show_joining(places: Mapping[str, Path], out: Path) -> None:
+def show_worth(places: Mapping[str, Path], out: Path) -> None:
     """Say whether joining paid in the comparisons at ``places``, by the names of their data."""
     from fedgradnorm._report.comparison import read_comparison
-    from fedgradnorm._report.figures.joining_figure import joining_figure
+    from fedgradnorm._report.figures.worth_figure import worth_figure
     from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.joining import ALONE, all_gains
-    from fedgradnorm._report.tables.joining_grids import by_task_grid, joining_grid
+    from fedgradnorm._report.tables.worth_grids import by_task_grid, worth_grid
+    from fedgradnorm._report.worth_gains import ALONE, all_gains
 
     read = {n.removeprefix("worth-"): read_comparison([p], ALONE) for n, p in places.items()}
     found = all_gains(read)
-    grids = [joining_grid(found), by_task_grid(found)]
+    grids = [worth_grid(found), by_task_grid(found)]
     say(to_terminal(grids[0]))
     tell(note for comparison in read.values() for note in comparison.notes)
     write_grids(grids, out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
-    figures = [joining_figure(found, out / FIGURES / f"joining.{end}") for end in ("png", "pdf")]
+    figures = [worth_figure(found, out / FIGURES / f"worth.{end}") for end in ("png", "pdf")]
     say(f"figures: {figures[0]}")
 
 

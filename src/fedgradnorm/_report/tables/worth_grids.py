@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedgradnorm._report.cells import arm_cell, p_value, percent, word
 from fedgradnorm._report.grid import Cell, Grid
-from fedgradnorm._report.joining import Gains
+from fedgradnorm._report.worth_gains import Gains
 from fedgradnorm._stored.summary import Estimate
 
 _HOW = (
@@ -19,7 +19,7 @@ _HOW = (
 )
 
 
-def joining_grid(found: Sequence[Gains]) -> Grid:
+def worth_grid(found: Sequence[Gains]) -> Grid:
     """A line per data set, arm and end."""
     columns = (
         "data", "method", "ends with", "gain over alone", "p", "gain", "lose", "worst client",
@@ -29,7 +29,7 @@ def joining_grid(found: Sequence[Gains]) -> Grid:
         tuple(_line(one) for one in found if one.data == data)
         for data in dict.fromkeys(one.data for one in found)
     ]
-    return Grid("joining", "Does joining pay?", columns, tuple(groups), _HOW)
+    return Grid("worth", "Does joining pay?", columns, tuple(groups), _HOW)
 
 
 def _line(one: Gains) -> tuple[Cell, ...]:
@@ -60,4 +60,4 @@ def by_task_grid(found: Sequence[Gains]) -> Grid:
             rows.append((word(one.data), arm_cell(one.arm.label), word(one.end), *cells))
         groups.append(tuple(rows))
     columns = ("data", "method", "ends with", *tasks)
-    return Grid("joining-tasks", "Gain over alone, by task", columns, tuple(groups), _HOW[:2])
+    return Grid("worth-tasks", "Gain over alone, by task", columns, tuple(groups), _HOW[:2])

@@ -10,13 +10,13 @@ from typing import Any
 from fedgradnorm._errors import DataError
 from fedgradnorm._report.colours import Look, looks
 from fedgradnorm._report.figures.curves import check_format, save
-from fedgradnorm._report.joining import ENDS, Gains
+from fedgradnorm._report.worth_gains import ENDS, Gains
 
 _MARKERS = {"shared": "o", "tuned": "s", "chosen": "D"}
 _LINE, _PANEL = 0.26, 3.1
 
 
-def joining_figure(found: Sequence[Gains], path: str | Path) -> Path:
+def worth_figure(found: Sequence[Gains], path: str | Path) -> Path:
     """Above, every arm's mean gain by data set; below, the best arm's clients by their rows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
