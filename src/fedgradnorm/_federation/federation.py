@@ -19,7 +19,7 @@ from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
-from fedgradnorm._round.server import ServerState, coefficients, columns, server_round
+from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
@@ -69,7 +69,7 @@ class Federation:
         }
         probe = as_input(torch.as_tensor(clients[0].train[0][:2]), self.network, "cpu")
         self.gauge = find_gauge(self.network, probe, settings.gauge)
-        self.tuned = _tuned(self.network, settings)
+        self.tuned = tuned_parameters(self.network, settings)
         self.engine = make_engine(
             settings.engine,
             self.network,
@@ -144,15 +144,9 @@ class Federation:
             return reports, self.server.weighting.weight
         weights = server_round(self.server, reports)
         if self.shared_heads:
-            self._average_heads(reports, weights)
+            heads, aggregate = self.engine.heads(), self.server.aggregate
+            self.shared_heads.average_round(heads, reports, weights, aggregate)
         return reports, weights
-
-    def _average_heads(self, reports: Reports, weights: Tensor) -> None:
-        """Who shares a head gets the mean, each client counting as in the server's own step."""
-        signals, aggregate = reports.signals(Needs.NOTHING), self.server.aggregate
-        shares = coefficients(weights, signals, aggregate)
-        even = coefficients(torch.ones_like(weights), signals, aggregate)
-        self.shared_heads.average(self.engine.heads(), shares, even)
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""
@@ -161,12 +155,8 @@ class Federation:
 
     def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
         """What comes after that: each client tunes a copy of its own; what each kept, by name."""
-        if (table := self.settings.personalize) is None:
-            return {}
-        head = optimizers.resolve(self.settings.head_optimizer, self.settings.lr)
-        first = round_number * self.settings.local().steps + self.settings.final_head_steps
-        how = Tuning(table["steps"], {**head, "lr": table["lr"]}, self.tuned, first)
-        return self.engine.personalize(self.server.shared.data, how)
+        how = tuning(self.settings, self.tuned, round_number)
+        return {} if how is None else self.engine.personalize(self.server.shared.data, how)
 
     def evaluate(self, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
@@ -202,7 +192,16 @@ class Federation:
         self.engine.load_state_dict(state["clients"])
 
 
-def _tuned(network: nn.Module, settings: Settings) -> tuple[str, ...]:
+def tuning(settings: Settings, tuned: tuple[str, ...], round_number: int) -> Tuning | None:
+    """How clients tune after so many rounds, ``tuned`` of the network's parameters; None: not."""
+    if (table := settings.personalize) is None:
+        return None
+    head = optimizers.resolve(settings.head_optimizer, settings.lr)
+    first = round_number * settings.local().steps + settings.final_head_steps
+    return Tuning(table["steps"], {**head, "lr": table["lr"]}, tuned, first)
+
+
+def tuned_parameters(network: nn.Module, settings: Settings) -> tuple[str, ...]:
     """The parameters of the network that clients tune at the end, beside their heads."""
     what = "head" if settings.personalize is None else settings.personalize["what"]
     if isinstance(what, list):
@@ -222,13 +221,18 @@ def make_head(network: nn.Module, client: Client, seed: int) -> nn.Module:
     if client.head is not None:
         head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number(seed, "head", client.name) % 2**63)
-            head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
+        head = start_head(client.name, features, client.task.outputs, seed, like.dtype)
     check_head(head, features, client.task.outputs, client.name, like)
     if client.task.has_own_loss:
         _try_loss(network, client, head)
     return head
+
+
+def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Module:
+    """The linear head that the client of this name starts with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "head", name) % 2**63)
+        return linear_head(features, outputs).to(dtype=dtype)
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:

@@ -20,6 +20,13 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
+SHARING = """
+heads = "task"
+keep = "best"
+personalize = { steps = 10, lr = 0.02, what = "network" }
+"""
+"""All that clients share beside the network, or keep to themselves; it needs ``TASKS``."""
+TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"
 [data]
@@ -27,6 +34,8 @@ source = "files"
 [[data.clients]]
 name = "class"
 task = "classification"
+task_name = "sorting"
+validation_share = 0.3
 train = "class.npz"
 [[data.clients]]
 name = "value"
@@ -35,6 +44,8 @@ train = "value.npz"
 [[data.clients]]
 name = "side"
 task = "classification"
+task_name = "sorting"
+validation_share = 0.3
 train = "side.npz"
 [network]
 name = "mlp"
@@ -44,8 +55,9 @@ inputs = 3
 rounds = {rounds}
 batch_size = 8
 lr = 0.01
-eval_every = 0
+eval_every = {evaluate}
 device = "cpu"
+{training}
 [output]
 folder = "{folder}"
 """
@@ -59,6 +71,8 @@ class Machines:
         folder: Path,
         rounds: int,
         hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
+        training: str = "",
+        evaluate: int = 0,
         **terms: Any,
     ) -> None:
         self.folder, rng = folder, np.random.default_rng(0)
@@ -67,7 +81,8 @@ class Machines:
         for name in NAMES:
             np.savez(folder / f"{name}.npz", x=x, y=targets.get(name, (x[:, 1] > 0).astype(int)))
         self.config, self.run = folder / "machines.toml", folder / "runs" / RUN
-        self.config.write_text(TEXT.format(rounds=rounds, folder=folder / "runs"))
+        given = {"rounds": rounds, "training": training, "evaluate": evaluate}
+        self.config.write_text(TEXT.format(folder=folder / "runs", **given))
         config, terms = load_config(self.config), {"listen": "127.0.0.1", **terms}
         self.federation, self.port = folder / "federation", free_port()
         homes = init_federation(self.federation, NAMES, hosts, self.port, **terms)

@@ -86,13 +86,8 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     [
         ("training.share='none'", "cannot be run over the network"),
         ("training.key='task'", "cannot be run over the network"),
-        ("training.keep='best'", "the server sees no validation losses; leave it at 'last'"),
-        ("training.average_heads=true", "cannot be run over the network"),
-        (
-            "training.heads='task'",
-            "a head never leaves its client",
-        ),
-        ("training.personalize.steps=3", "cannot be run over the network"),
+        ("training.final_head_steps=3", "cannot be run over the network"),
+        ("training.ditto=0.1", "cannot be run over the network"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )
@@ -100,6 +95,22 @@ def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
     config = Machines(tmp_path, rounds=3).config
     with pytest.raises(fgn.ConfigError, match=words):
         agree(load_config(config, [change]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sent"),
+    [
+        ("training.keep='best'", ()),
+        ("training.personalize.steps=3", ()),
+        ("training.heads='task'", ("head",)),
+        ("training.average_heads=true", ("head",)),
+    ],
+)
+def test_what_clients_can_do_by_themselves_or_agree_to_send_is_run(change, sent, tmp_path):
+    config = Machines(tmp_path, rounds=3).config
+    agreed, plain = agree(load_config(config, [change])), agree(load_config(config))
+    assert agreed.sent == (*plain.sent, *sent)
+    assert agreed.digest != plain.digest
 
 
 def test_a_server_must_be_told_the_networks_size(tmp_path):
@@ -116,6 +127,18 @@ def test_a_server_must_be_told_the_networks_size(tmp_path):
         ("deadline = 0", "deadline must be > 0"),
         ("deadlin = 5", "did you mean 'deadline'"),
         ("port = 'x'", "must be a whole number"),
+        ("tasks = 3", "tasks must be a table"),
+        ("tasks.t = 3", "must be a table with outputs"),
+        ("tasks.t.outputs = 3", "needs the option 'clients'"),
+        ("tasks.t = {outputs = 0, clients = ['a']}", "outputs must be >= 1"),
+        ("tasks.t = {outputs = 'x', clients = ['a']}", "must be a whole number"),
+        ("tasks.t = {outputs = 1, clients = ['b']}", "client in tasks.t"),
+        (
+            "tasks.t = {outputs = 1, clients = ['a']}\ntasks.u = {outputs = 1, clients = ['a']}",
+            "'a' is in tasks 't' and 'u'",
+        ),
+        (f"tasks.{'t' * 101} = {{outputs = 1, clients = []}}", "1 to 100 letters"),
+        ("tasks.a = {outputs = 1, clients = []}", "the name of a client that is not in it"),
     ],
 )
 def test_a_wrong_federation_file_is_named(line, words, tmp_path):
