@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._flower.agreement import Agreement
-from fedgradnorm._flower.attendance import Attendance, Rules
+from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.notices import Notices
 from fedgradnorm._flower.wire.messages import (
@@ -52,17 +51,6 @@ class Exchange(Protocol):
 
     def online(self) -> Sequence[str]:
         """The clients that are connected."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a round waits, for how many answers, how often, and how long an update may be."""
-
-    deadline: float = 600.0
-    minimum: int = 0
-    attempts: int = 3
-    longest: float = 1e6
-    rules: Rules = field(default_factory=Rules)
 
 
 class Coordinator:
@@ -162,26 +150,34 @@ class Coordinator:
         good: dict[str, Answer] = {}
         silent: dict[str, str] = {}
         refused: dict[str, str] = {}
-        found = self.exchange.ask(orders, self.patience.deadline)
+        found = dict(self.exchange.ask(orders, self.patience.deadline))
         for name, order in orders.items():
-            content = found.get(name, "no answer")
+            content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
                 self.missed[name] += 1
                 silent[name] = content
                 self.attendance.missed(name, self.round, refused=False)
                 continue
-            try:
-                if isinstance(content, Refused):
-                    raise content
-                self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
-                good[name] = self._checked(name, content, order)
+            answer = self._tried(name, content, order)
+            if isinstance(answer, Answer):
+                good[name] = answer
                 self.attendance.good(name)
-            except Refused as error:
+            else:
                 self.refused[name] += 1
-                refused[name] = str(error)
+                refused[name] = answer
                 self.attendance.missed(name, self.round, refused=True)
         self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
+
+    def _tried(self, name: str, content: RecordDict | Refused, order: Order) -> Answer | str:
+        """The answer, or why it is refused: in words, for an error would hold what it came from."""
+        if isinstance(content, Refused):
+            return str(content)
+        self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
+        try:
+            return self._checked(name, content, order)
+        except Refused as error:
+            return str(error)
 
     def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
         answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)

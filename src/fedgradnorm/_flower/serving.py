@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
-from fedgradnorm._flower.attendance import Rules
-from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.attendance import Patience, Rules
+from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.wire.keys import public_key_pem

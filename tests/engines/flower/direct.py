@@ -19,7 +19,8 @@ import fedgradnorm as fgn
 import toys
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
-from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.participant import Participant

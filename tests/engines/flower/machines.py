@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +50,7 @@ validation_share = 0.3
 train = "side.npz"
 [network]
 name = "mlp"
-widths = [6, 5]
+widths = {widths}
 inputs = 3
 [training]
 rounds = {rounds}
@@ -73,6 +74,7 @@ class Machines:
         hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
         training: str = "",
         evaluate: int = 0,
+        widths: tuple[int, ...] = (6, 5),
         **terms: Any,
     ) -> None:
         self.folder, rng = folder, np.random.default_rng(0)
@@ -82,6 +84,7 @@ class Machines:
             np.savez(folder / f"{name}.npz", x=x, y=targets.get(name, (x[:, 1] > 0).astype(int)))
         self.config, self.run = folder / "machines.toml", folder / "runs" / RUN
         given = {"rounds": rounds, "training": training, "evaluate": evaluate}
+        given["widths"] = list(widths)
         self.config.write_text(TEXT.format(folder=folder / "runs", **given))
         config, terms = load_config(self.config), {"listen": "127.0.0.1", **terms}
         self.federation, self.port = folder / "federation", free_port()
@@ -136,6 +139,12 @@ def until(true: Callable[[], Any], seconds: float = 240) -> None:
 def children(process: subprocess.Popen[Any]) -> list[int]:
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(word) for word in path.read_text().split()]
+
+
+def most_memory(pid: int) -> float:
+    """MB that a process has held at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 def kill(pid: int) -> None:

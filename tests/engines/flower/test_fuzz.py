@@ -146,6 +146,17 @@ def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
     put_together(pack.tree.object_id, pack.parts, limits)
 
 
+def test_nothing_is_held_of_an_answer_but_its_records_or_a_word():
+    """An error would hold the frames that it was raised in, and they the parts."""
+    flood = {name: part + bytes(LIMITS.total) for name, part in GOOD.parts.items()}
+    for parts, kind in ((GOOD.parts, RecordDict), (flood, Refused)):
+        one = Incoming("x", NODE, ASKED)
+        found = collect([one], Shelf(GOOD.tree, dict(parts)), LIMITS, end=0.0)["x"]
+        assert isinstance(found, kind)
+        assert not one.parts
+        assert getattr(found, "__traceback__", None) is None
+
+
 def test_a_mutated_answer_is_used_or_refused():
     rng, refused, used = random.Random(0), 0, 0
     for _ in range(CASES // 3):
@@ -169,6 +180,9 @@ def test_a_mutated_request_is_passed_on_or_refused():
     check_request(path, NODE, body, LIMITS, here.__eq__)
     with pytest.raises(Refused, match="no such run"):
         check_request(path, NODE, body, LIMITS, (here + 1).__eq__)
+    push.messages_list[0].ClearField("content")
+    with pytest.raises(Refused, match="a content or an error"):
+        check_request(path, NODE, push.SerializeToString(), LIMITS, here.__eq__)
     rng, refused = random.Random(1), 0
     for _ in range(CASES):
         try:

@@ -30,6 +30,7 @@ from engines.flower.machines import (
     children,
     finished,
     kill,
+    most_memory,
     until,
 )
 from fedgradnorm._flower.trying import joined
@@ -196,8 +197,13 @@ def assert_kept(machines: Machines, expected: dict[str, fgn.Run]) -> None:
         assert ("kept" in own.about) == (name != "value")  # it has no validation rows
 
 
-def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(tmp_path):
-    machines = Machines(tmp_path, rounds=4, deadline=60.0, minimum=2, refusals=2)
+def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(
+    tmp_path, record_testsuite_property
+):
+    """Nor does it fill the server's memory: what it sends is held once, and no more than is due."""
+    terms = {"deadline": 30.0, "minimum": 2, "refusals": 5, "misses": 0}
+    machines = Machines(tmp_path, rounds=8, widths=(1400, 1400), **terms)
+    vector = 4 * (3 * 1400 + 1400 + 1400 * 1400 + 1400) / 2**20  # MB of the shared network
     bad, *good = machines.homes.values()
     address, tests = f"localhost:{machines.port}", str(ATTACKER.parents[2])
     environment = {**os.environ, "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
@@ -207,11 +213,19 @@ def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(tmp_path):
         stack.callback(attacker.kill)
         stack.enter_context(joined(good))
         server = stack.enter_context(machines.serve())
+        until(lambda: machines.rounds() >= 2)
+        honest = most_memory(server.pid)
+        until(lambda: machines.rounds() >= 7)
+        grown = most_memory(server.pid) - honest
         finished(server, 0, 400)
         assert attacker.poll() is None
+    words = f"the server held {honest:.0f} MB at most, and then {grown:.0f} MB more"
+    print(f"{words}; the network has {vector:.1f} MB")
+    record_testsuite_property("memory of serve under the largest answers", words)
+    assert grown < 12 * vector
     state = checkpoint.load(machines.run / "checkpoint.safetensors")["trainer"]
-    assert state["states"] == {"class": 0, "value": 4, "side": 4}
-    assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 2
+    assert state["states"] == {"class": 0, "value": 8, "side": 8}
+    assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 5
     said = (machines.run / "log.txt").read_text()
     assert said.count("client 'class' is shut out of this run") == 1
     assert [row["client"] for row in read_rows(machines.run / "metrics.csv")][-2:] == list(

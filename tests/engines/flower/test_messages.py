@@ -230,6 +230,15 @@ def test_a_refused_answer_is_counted_and_the_run_goes_on(tmp_path, caplog):
     assert "answer of 'place' refused: update: holds numbers that are not finite" in caplog.text
 
 
+def test_a_refused_answer_is_not_held(tmp_path):
+    """Raised again, the error would hold the round's answers, and they the error."""
+    together, why = Together(tmp_path), Refused("its message has more than 9 bytes")
+    together.exchange.tamper = lambda name, _, content: why if name == "side" else content
+    together.run(2)
+    assert together.server.refused["side"] == 2
+    assert why.__traceback__ is None
+
+
 def turned(
     guard: Guard, path: str, headers: dict[bytes, bytes], method: str = "POST"
 ) -> int | None:

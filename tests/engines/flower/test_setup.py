@@ -16,10 +16,12 @@ import fedgradnorm as fgn
 from engines.flower.machines import NAMES, Machines
 from fedgradnorm._cli import app
 from fedgradnorm._flower.agreement import agree
-from fedgradnorm._flower.federation_file import read_client, read_federation
-from fedgradnorm._flower.serving import check_config, run_folder
+from fedgradnorm._flower.federation_file import TaskTerms, read_client, read_federation
+from fedgradnorm._flower.serving import check_config, run_folder, serve
+from fedgradnorm._flower.setup import init_federation
 from fedgradnorm._flower.slots import Slots, StateLost
-from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm._flower.trying import tasks_of
+from fedgradnorm.experiments._config.config_file import clients_of, load_config
 
 
 def cli(*words):
@@ -145,6 +147,27 @@ def test_a_wrong_federation_file_is_named(line, words, tmp_path):
     (tmp_path / "federation.toml").write_text(f'clients = ["a"]\nhost = "h"\n{line}\n')
     with pytest.raises(fgn.ConfigError, match=words):
         read_federation(tmp_path)
+
+
+def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["training.heads='task'"])
+    options = tasks_of(config, clients_of(config))
+    folder = tmp_path / "tried"
+    init_federation(folder, NAMES, ("localhost",), **options)
+    assert read_federation(folder).tasks == {
+        "sorting": TaskTerms(2, ["class", "side"]),
+        "value": TaskTerms(1, ["value"]),
+    }
+    assert tasks_of(load_config(machines.config), []) == {}
+
+
+def test_a_server_that_is_not_told_who_shares_a_head_starts_nothing(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["training.heads='task'"])
+    with pytest.raises(fgn.ConfigError, match=r"say in federation.toml, under \[tasks\]"):
+        serve(config, machines.federation, machines.run)
+    assert not machines.run.exists()
 
 
 def test_a_clients_file_must_name_data_of_its_own(tmp_path):
