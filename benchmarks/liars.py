@@ -24,7 +24,8 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines import StackedEngine
 from fedgradnorm._federation.federation import make_head
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
-from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.wire.messages import Answer, Order, encode_answer
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import Reports

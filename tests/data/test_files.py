@@ -30,6 +30,12 @@ def test_several_targets_and_order_of_columns(houses):
     assert loaded.client.train[1][0].tolist() == [100.5, 50]
 
 
+def test_clients_of_files_may_have_a_task_in_common(houses):
+    assert prices(houses).client.task_name == "houses"
+    assert prices(houses, task_name="prices").client.task_name == "prices"
+    assert kinds(houses, task_name="kinds").client.task_name == "kinds"
+
+
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_delimiters_bom_and_windows_lines(tmp_path, mark):
     text = "\ufeff" + HOUSES.replace(",", mark).replace("\n", "\r\n")

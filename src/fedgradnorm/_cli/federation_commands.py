@@ -117,8 +117,9 @@ def join(
 ) -> None:
     """Take part in a federation as the client that CLIENT_CONFIG describes, until stopped.
 
-    Data, labels and head stay here. What leaves is said when it starts: the update of the shared
-    network and the numbers that the agreed method needs. Reconnects by itself.
+    Data and labels stay here. What leaves is said when it starts: the update of the shared network,
+    the numbers that the agreed method needs, and the head only where it is agreed that heads are
+    shared. Reconnects by itself.
     """
     from fedgradnorm._flower.wire import check_installed
 

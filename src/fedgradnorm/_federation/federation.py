@@ -82,7 +82,7 @@ class Federation:
         shared = {name for group in self.shared_heads.groups for name in group}
         heads = self.engine.heads() if shared else {}
         self._head_numbers = {n: sum(p.numel() for p in heads[n].parameters()) for n in shared}
-        self.tuned = _tuned(self.network, settings)
+        self.tuned = tuned_parameters(self.network, settings)
         self.server = ServerState(
             basis.vector,
             weighting,
@@ -179,12 +179,8 @@ class Federation:
 
     def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
         """What comes after that: each client tunes a copy of its own; what each kept, by name."""
-        if (table := self.settings.personalize) is None:
-            return {}
-        head = optimizers.resolve(self.settings.head_optimizer, self.settings.lr)
-        first = round_number * self.settings.local().steps + self.settings.final_head_steps
-        how = Tuning(table["steps"], {**head, "lr": table["lr"]}, self.tuned, first)
-        return self.engine.personalize(self.server.shared.data, how)
+        how = tuning(self.settings, self.tuned, round_number)
+        return {} if how is None else self.engine.personalize(self.server.shared.data, how)
 
     def evaluate(self, split: str) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split."""
@@ -226,7 +222,16 @@ def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) 
     return find_gauge(network, probe, settings.gauge)
 
 
-def _tuned(network: nn.Module, settings: Settings) -> tuple[str, ...]:
+def tuning(settings: Settings, tuned: tuple[str, ...], round_number: int) -> Tuning | None:
+    """How clients tune after so many rounds, ``tuned`` of the network's parameters; None: not."""
+    if (table := settings.personalize) is None:
+        return None
+    head = optimizers.resolve(settings.head_optimizer, settings.lr)
+    first = round_number * settings.local().steps + settings.final_head_steps
+    return Tuning(table["steps"], {**head, "lr": table["lr"]}, tuned, first)
+
+
+def tuned_parameters(network: nn.Module, settings: Settings) -> tuple[str, ...]:
     """The parameters of the network that clients tune at the end, beside their heads."""
     what = "head" if settings.personalize is None else settings.personalize["what"]
     if isinstance(what, list):
@@ -248,15 +253,20 @@ def make_head(
     if client.head is not None:
         head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number(seed, "head", client.name) % 2**63)
-            head = linear_head(features, client.task.outputs).to(dtype=like.dtype)
+        head = start_head(client.name, features, client.task.outputs, seed, like.dtype)
         if start == "targets":
             start_at_targets(head, client)
     check_head(head, features, client.task.outputs, client.name, like)
     if client.task.has_own_loss:
         _try_loss(network, client, head)
     return head
+
+
+def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
+    """The linear head that the client of this name starts with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "head", name) % 2**63)
+        return linear_head(features, outputs).to(dtype=dtype)
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:

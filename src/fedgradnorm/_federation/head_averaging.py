@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import Aggregate, coefficients
 from fedgradnorm._round.settings import Heads
 from fedgradnorm.weighting import Needs
+
+
+class Member(Protocol):
+    """All that must be known of a client to say with whom it shares a head."""
+
+    @property
+    def name(self) -> str:
+        """The client's name."""
+
+    @property
+    def task_name(self) -> str:
+        """The name of its task."""
 
 
 class SharedHeads:
@@ -25,7 +37,7 @@ class SharedHeads:
     says nothing about them, decides nothing.
     """
 
-    def __init__(self, clients: Sequence[Client], how: Heads, device: torch.device) -> None:
+    def __init__(self, clients: Sequence[Member], how: Heads, device: torch.device) -> None:
         self.how = how
         self.groups = _groups(clients, how)
         places = {client.name: row for row, client in enumerate(clients)}
@@ -114,7 +126,21 @@ def average_heads(heads: Sequence[nn.Module], parts: Tensor | Sequence[float]) -
         torch._foreach_copy_(list(own), list(kept.unbind()))
 
 
-def _groups(clients: Sequence[Client], how: Heads) -> list[list[str]]:
+def flat_head(head: nn.Module) -> Tensor:
+    """A head's parameters as one vector of its own: what of it can be averaged."""
+    return torch.cat([p.detach().flatten() for p in head.parameters()])
+
+
+@torch.no_grad()
+def fill_head(head: nn.Module, numbers: Tensor) -> None:
+    """Give a head the parameters that ``flat_head`` returned."""
+    parameters = list(head.parameters())
+    parts = numbers.split([p.numel() for p in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view_as(parameter))
+
+
+def _groups(clients: Sequence[Member], how: Heads) -> list[list[str]]:
     """The names of clients that share a head."""
     if how == "own":
         return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.settings import Settings
@@ -19,21 +21,14 @@ OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "recor
 ONLY = {
     "share": "all",
     "ditto": 0.0,
-    "heads": "own",
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
-    "keep": "last",
-    "personalize": None,
 }
 """Settings that a federation over the network has only one value for."""
 
-WHY = {
-    "heads": "a head never leaves its client, so no server can average it",
-    "keep": "the server sees no validation losses",
-    "personalize": "a client's work ends with the last round",
-}
-"""What there is to say of one of them beside that."""
+TUNING = ("steps", "lr", "what")
+"""What ``personalize`` may say in such a federation; anything else of it must be off."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +43,29 @@ class Agreement:
     scalars: tuple[str, ...]
     digest: str
 
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """All that may leave a client in a round."""
+        head = () if self.settings.heads == "own" else ("head",)
+        return ("update", *self.scalars, *head)
+
 
 def agree(config: Config) -> Agreement:
     """The agreement that a config stands for; a ConfigError if it cannot be run this way."""
     settings = config.settings
     for name, value in ONLY.items():
         if getattr(settings, name) != value:
-            why = f": {WHY[name]}" if name in WHY else ""
             raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} cannot be run over the network{why}; "
+                f"{name} = {getattr(settings, name)!r} cannot be run over the network; "
                 f"leave it at {value!r}"
             )
+    check_tuning(settings.personalize)
+    if settings.heads != "own" and settings.head_start != "random":
+        raise ConfigError(
+            f"head_start = {settings.head_start!r} cannot be run over the network with heads = "
+            f"{settings.heads!r}: the server makes the head that clients begin with together, and "
+            "knows nobody's targets; leave it at 'random', or keep heads personal (heads = 'own')"
+        )
     if settings.rounds is None:
         raise ConfigError(
             "give training.rounds: how many rounds an epoch has depends on the clients' data, "
@@ -67,6 +74,15 @@ def agree(config: Config) -> Agreement:
     weighting = find_method(config.method).build(config.weighting)
     scalars = sent_scalars(weighting, settings)
     return Agreement(settings, settings.rounds, scalars, _digest(config))
+
+
+def check_tuning(table: Mapping[str, Any] | None) -> None:
+    """Refuse whatever clients cannot do on their own at the end."""
+    for key, value in (table or {}).items():
+        if key not in TUNING and value:
+            raise ConfigError(
+                f"personalize.{key} = {value!r} cannot be run over the network; leave it out"
+            )
 
 
 def sent_scalars(weighting: Weighting, settings: Settings) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedgradnorm._runs.layout import FEDERATION
@@ -28,6 +28,17 @@ class Rules:
     misses: int = 3
     refusals: int = 5
     pause: int = 32
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits, for how many answers, how often, and how long an update may be."""
+
+    deadline: float = 600.0
+    minimum: int = 0
+    attempts: int = 3
+    longest: float = 1e6
+    rules: Rules = field(default_factory=Rules)
 
 
 class Attendance:

@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._flower.agreement import Agreement
-from fedgradnorm._flower.attendance import Attendance, Rules
+from fedgradnorm._flower.attendance import Attendance, Patience
+from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.notices import Notices
 from fedgradnorm._flower.wire.messages import (
     Answer,
@@ -53,19 +53,11 @@ class Exchange(Protocol):
         """The clients that are connected."""
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a round waits, for how many answers, how often, and how long an update may be."""
-
-    deadline: float = 600.0
-    minimum: int = 0
-    attempts: int = 3
-    longest: float = 1e6
-    rules: Rules = field(default_factory=Rules)
-
-
 class Coordinator:
-    """The server of one run. It knows of a client: its name, its updates, the agreed scalars."""
+    """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
+
+    Where clients share ``heads``, it knows these too.
+    """
 
     def __init__(
         self,
@@ -75,9 +67,11 @@ class Coordinator:
         exchange: Exchange,
         patience: Patience,
         gauge: Tensor | None = None,
+        heads: GroupHeads | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
         self.exchange, self.patience, self.gauge = exchange, patience, gauge
+        self.heads = heads
         self.run = secrets.token_hex(8)
         self.round = 0
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
@@ -147,33 +141,43 @@ class Coordinator:
 
     def _order(self, kind: Any, name: str) -> Order:
         shared = self.server.shared.data.clone()
-        return Order(kind, self.run, self.agreement.digest, self.round, self.states[name], shared)
+        group, head = self.heads.of(name) if self.heads else ("", None)
+        about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
+        return Order(*about, shared, group, head)
 
     def _collect(self, orders: Mapping[str, Order]) -> dict[str, Answer]:
         """The answers that can be used; all others are logged and counted."""
         good: dict[str, Answer] = {}
         silent: dict[str, str] = {}
         refused: dict[str, str] = {}
-        found = self.exchange.ask(orders, self.patience.deadline)
+        found = dict(self.exchange.ask(orders, self.patience.deadline))
         for name, order in orders.items():
-            content = found.get(name, "no answer")
+            content = found.pop(name, "no answer")  # a large thing, not to be held twice
             if isinstance(content, str):
                 self.missed[name] += 1
                 silent[name] = content
                 self.attendance.missed(name, self.round, refused=False)
                 continue
-            try:
-                if isinstance(content, Refused):
-                    raise content
-                self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
-                good[name] = self._checked(name, content, order)
+            answer = self._tried(name, content, order)
+            if isinstance(answer, Answer):
+                good[name] = answer
                 self.attendance.good(name)
-            except Refused as error:
+            else:
                 self.refused[name] += 1
-                refused[name] = str(error)
+                refused[name] = answer
                 self.attendance.missed(name, self.round, refused=True)
         self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
+
+    def _tried(self, name: str, content: RecordDict | Refused, order: Order) -> Answer | str:
+        """The answer, or why it is refused: in words, for an error would hold what it came from."""
+        if isinstance(content, Refused):
+            return str(content)
+        self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
+        try:
+            return self._checked(name, content, order)
+        except Refused as error:
+            return str(error)
 
     def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
         answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
@@ -189,7 +193,7 @@ class Coordinator:
             raise Refused(f"its size is {said:g}, but it was {self.sizes[name]:g}")
 
     def _count_bounded(self, cuts: Sequence[Cut]) -> None:
-        """Count the rounds in which a client was bounded; the first one is logged."""
+        """Count the rounds in which a client was bounded; log the first one."""
         for cut in {cut.row: cut for cut in cuts}.values():
             name = self.names[cut.row]
             if not self.bounded[name]:
@@ -199,8 +203,9 @@ class Coordinator:
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
         reports = self._reports(good)
-        weights = server_round(self.server, reports).tolist()
-        self._count_bounded(self.server.cuts)
+        after = server_round(self.server, reports)
+        weights = after.tolist()
+        self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])
         recorded = self.agreement.settings.records_conflict(self.round)
         for name in good:
             self.states[name] += 1
@@ -224,17 +229,20 @@ class Coordinator:
         weight = dict(zip(self.names, weights, strict=True))
         return self._progress(rows, weight)
 
+    def _average_heads(
+        self, good: Mapping[str, Answer], reports: StackedReports, weights: Tensor
+    ) -> list[Cut]:
+        """Who shares a head gets the mean with the next order; which heads were over a bound."""
+        sent = {name: answer.head for name, answer in good.items() if answer.head is not None}
+        if self.heads is None or not sent:
+            return []
+        return self.heads.average(sent, reports, weights, self.server.aggregate)
+
     def _progress(self, rows: list[Row], weight: Mapping[str, float]) -> Progress:
         key = "loss" if "loss" in self.agreement.scalars else "loss_ratio"
         known = {row["client"]: float(row[key]) for row in rows if key in row}
-        return Progress(
-            self.round,
-            self.agreement.rounds,
-            float(self.round),
-            known,
-            weight,
-            shown=key.replace("_", " "),
-        )
+        counts, shown = (self.round, self.agreement.rounds), key.replace("_", " ")
+        return Progress(*counts, float(self.round), known, weight, shown=shown)
 
     def _reports(self, good: Mapping[str, Answer]) -> StackedReports:
         """The answers as rows, in the order of names, as an engine in one process has them."""
@@ -264,7 +272,8 @@ class Coordinator:
         tables["attendance"] = self.attendance.state_dict()
         own = {"server": self.server.state_dict(), "notices": self.notices.state_dict()}
         kept = {"run": self.run, "round": self.round, "sizes": dict(self.sizes)}
-        return {**kept, **own, **tables}
+        heads = {"heads": self.heads.state_dict()} if self.heads else {}
+        return {**kept, **own, **tables, **heads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -272,6 +281,8 @@ class Coordinator:
         self.server.load_state_dict(state["server"])
         self.sizes = dict(state.get("sizes", {}))  # older states have none
         self.notices.load_state_dict(state.get("notices", {}))
+        if self.heads:
+            self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
             known = state.get(key) or dict.fromkeys(self.names, 0)
             setattr(self, key, {name: known[name] for name in self.names})

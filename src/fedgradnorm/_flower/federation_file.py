@@ -16,6 +16,25 @@ from fedgradnorm.data._sources import anchored
 from fedgradnorm.experiments._config.config_file import Config, clients_of, load_config, make_config
 from fedgradnorm.experiments._config.toml_text import read_toml
 
+LONGEST_NAME = 100  # letters of a task's name; it travels with the head
+
+
+@dataclass(frozen=True)
+class TaskTerms:
+    """A task whose clients may share a head: its outputs, who has it, and the head's inputs.
+
+    ``features`` is needed only where the server cannot find out by itself how many numbers the
+    network makes of a row (0: it can).
+    """
+
+    outputs: int
+    clients: list[str]
+    features: int = 0
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or self.features < 0:
+            raise ConfigError(f"outputs must be >= 1, not {self.outputs!r}, and features >= 0")
+
 
 @dataclass(frozen=True)
 class FederationFile:
@@ -26,7 +45,8 @@ class FederationFile:
     the largest length of an update that is used; the three after it bound what one client may do
     to a round, see :class:`fedgradnorm._round.bounds.Bounds`. A client without a usable answer to
     ``misses`` orders in a row is suspended, for ``pause`` rounds at most; one whose answers were
-    refused ``refusals`` times in a row is shut out (0: never).
+    refused ``refusals`` times in a row is shut out (0: never). ``tasks`` says who has which task:
+    the server must know that where heads are shared, and only there.
     """
 
     clients: list[str]
@@ -44,6 +64,7 @@ class FederationFile:
     misses: int = 3
     refusals: int = 5
     pause: int = 32
+    tasks: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -57,6 +78,7 @@ class FederationFile:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
+        object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
 
     @property
     def bounds(self) -> Bounds:
@@ -67,6 +89,28 @@ class FederationFile:
     def address(self) -> str:
         """Where clients reach the server."""
         return f"{self.host}:{self.port}"
+
+
+def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
+    """The tasks, checked: every client is known, and has one task at most."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"tasks must be a table, not {given!r:.40}")
+    found, taken = dict[str, TaskTerms](), dict[str, str]()
+    for task, table in given.items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("clients", []), list):
+            raise ConfigError(f"tasks.{task} must be a table with outputs and a list of clients")
+        check_options(f"task {task!r}", table, options_of(TaskTerms))
+        if not 0 < len(task) <= LONGEST_NAME:
+            raise ConfigError(f"a task's name has 1 to {LONGEST_NAME} letters, not {len(task)}")
+        found[task] = TaskTerms(**table)
+        for name in found[task].clients:
+            choose(name, clients, f"client in tasks.{task}")
+            if taken.setdefault(name, task) != task:
+                raise ConfigError(f"client {name!r} is in tasks {taken[name]!r} and {task!r}")
+    for task in found:
+        if task in clients and taken.get(task) != task:
+            raise ConfigError(f"task {task!r} has the name of a client that is not in it")
+    return found
 
 
 @dataclass(frozen=True)

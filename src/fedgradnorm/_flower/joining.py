@@ -76,7 +76,7 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     participant = Participant(network, clients[0], agreement, state)
-    sent = ", ".join(["update", *agreement.scalars])
+    sent = ", ".join(agreement.sent)
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     _until_trusted(given)
 

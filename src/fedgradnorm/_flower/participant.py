@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
+from fedgradnorm._federation.head_averaging import fill_head, flat_head
 from fedgradnorm._flower.agreement import Agreement
+from fedgradnorm._flower.group_heads import ALL
+from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
+from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
+from fedgradnorm._training.stopping import SPLIT, log_personal
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
 
 if TYPE_CHECKING:
@@ -56,12 +62,22 @@ class Participant:
         )
         self.like = self.engine.network.vector.detach().cpu().clone()
         self._initial = self.engine.state_dict()[client.name]
+        self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
+        self.like_head = flat_head(head) if self.group else None
+        self.tuned = tuned_parameters(self.network, settings)
+        self.present = Present(client, self.engine)
+        self._keeping: dict[str, Keeping] = {}  # by run
+        every = max(1, round(settings.rounds_per_epoch([client.size])))
+        self.every = every if settings.eval_every is None else settings.eval_every
+        if settings.keep == "best" and client.validation is None:
+            log.warning("keep = 'best': no validation rows, so the last state is kept")
 
     def respond(self, content: RecordDict) -> RecordDict:
         """The answer to a message, both as Flower's records."""
         from fedgradnorm._flower.wire.messages import decode_order, encode_answer
 
-        return encode_answer(self.answer(decode_order(content, self.like)))
+        order = decode_order(content, self.like, self.group, self.like_head)
+        return encode_answer(self.answer(order))
 
     def answer(self, order: Order) -> Answer:
         """Carry out an order that fits what was agreed and what this client remembers."""
@@ -74,14 +90,30 @@ class Participant:
             state = slots.at(order.state_round, self._initial)
         except StateLost as error:
             raise Refused(str(error)) from error
+        keeping = self._kept_of(order.run)
         self.engine.load_state_dict({self.client.name: state})
+        if order.head is not None:
+            fill_head(self.engine.heads()[self.client.name], order.head.to(self.engine.device))
+        self.present.shared = order.shared.to(self.engine.device)
         with numerics(self.agreement.settings.precision, self.engine.device):
-            return self._train(order, slots) if order.kind == "train" else self._finish(order)
+            if order.kind == "finish":
+                return self._finish(order, keeping)
+            if keeping is not None and keeping.is_due(order.round, self.every):
+                keeping.judge(order.round)
+            return self._train(order, slots)
+
+    def _kept_of(self, run: str) -> Keeping | None:
+        """What is kept of this run so far; None where the last state will do."""
+        settings = self.agreement.settings
+        if settings.keep == "last" or self.client.validation is None:
+            return None
+        if run not in self._keeping:
+            self._keeping = {run: Keeping(self.folder / run, self.present, settings.patience)}
+        return self._keeping[run]
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         name = self.client.name
-        shared = order.shared.to(self.engine.device)
-        reports = self.engine.run_clients(shared, order.round, [name])
+        reports = self.engine.run_clients(self.present.shared, order.round, [name])
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
         slots.save(self.engine.state_dict()[name], keep=order.state_round)
@@ -98,42 +130,69 @@ class Participant:
             order.state_round + 1,
             reports.gradients()[0].cpu(),
             {key: every[key] for key in self.agreement.scalars},
+            order.group,
+            None if order.head is None else flat_head(self.engine.heads()[name]).cpu(),
         )
 
-    def _finish(self, order: Order) -> Answer:
-        """Keep the finished network with this client's head, as a run that can be loaded."""
-        run = self._run(order)
-        place = run.save(self.folder / order.run / "result")
+    def _finish(self, order: Order, keeping: Keeping | None) -> Answer:
+        """Keep the best or the finished network with this client's head, tuned if it is to be.
+
+        What is kept can be loaded like any run. None of it leaves this machine.
+        """
+        if keeping is not None:
+            keeping.judge(order.round)
+            keeping.best.restore()
+            self._keeping = {}  # the best state is not held twice; the file has it still
+        how = tuning(self.agreement.settings, self.tuned, order.round)
+        personal = {} if how is None else self.engine.personalize(self.present.shared, how)
+        log_personal(personal)
+        more: dict[str, Any] = {"personal": personal} if personal else {}
+        run = self._run(order.round, keeping, more | (keeping.about() if keeping else {}))
+        place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
 
-    def _run(self, order: Order) -> Run:
+    def _network(self, vector: Tensor) -> nn.Module:
+        """The network with these numbers, as a module of its own."""
+        flat = FlatNetwork(self.network)
+        flat.vector.copy_(vector)
+        return flat.module
+
+    def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         name, client = self.client.name, self.client
-        self.engine.network.vector.copy_(order.shared)
-        shared = copy.deepcopy(self.engine.network.module).cpu()
         state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
         trained = TrainedClient(
             head,
             client.task.kind,
             {key: value.cpu() for key, value in state.buffers.items()},
+            None if state.own is None else self._network(state.own),
             scaling=client.scaling,
             labels=client.labels,
             columns=client.columns,
         )
-        history = History(sorted(client.task.metrics))
-        for split in SPLITS:
-            values = self.engine.evaluate(order.shared.to(self.engine.device), split).get(name)
-            if values:
-                row: dict[str, Any] = {"round": order.round, "epoch": 0.0, "client": name}
-                history.append([{**row, "split": split, **values}])
         about = {
             "format": FORMAT,
             "settings": {"seed": self.agreement.settings.seed},
             "weighting": {"name": "federation"},
             "clients": {name: self._info()},
             "blueprints": blueprints(self.network, {name: head}),
+            **more,
         }
-        return Run({name: trained}, about, history, shared)
+        shared = self._network(self.present.shared)
+        return Run({name: trained}, about, self._history(round_number, keeping), shared)
+
+    def _history(self, round_number: int, keeping: Keeping | None) -> History:
+        """The evaluations on the way, where there were any, and that of what is kept."""
+        history = History(sorted(self.client.task.metrics))
+        found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
+        rows = [row for row in found if row[0] < round_number]
+        for split in SPLITS:
+            values = self.engine.evaluate(self.present.shared, split).get(self.client.name)
+            rows += [(round_number, split, values)] if values else []
+        for number, split, values in rows:
+            about = {"round": number, "epoch": 0.0, "client": self.client.name}
+            history.append([{**about, "split": split, **values}])
+        return history
 
     def _info(self) -> dict[str, Any]:
         """What a loaded run must know about this client to predict."""

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
-from fedgradnorm._flower.attendance import Rules
-from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.attendance import Patience, Rules
+from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
+from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
@@ -35,6 +36,7 @@ from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
+from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
 from fedgradnorm.weighting import Weighting
@@ -62,15 +64,14 @@ def serve(
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
-    files, size = (
-        (federation / LINK_DATABASE, folder / LINK_LOG),
-        FlatNetwork(network).vector.nbytes,
-    )
-    link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    heads = _heads(network, config, terms, agreement)
+    files = (federation / LINK_DATABASE, folder / LINK_LOG)
+    sizes = (FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
+    link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
         link.check_free()
-        coordinator = _coordinator(network, weighting, config, terms, agreement, operator)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, operator, heads)
         about = _about(network, weighting, agreement, terms)
         keeper = RunFolder(claim, coordinator, about, resume)  # a refusal starts no process
         with closing(keeper), link:
@@ -151,6 +152,7 @@ def _coordinator(
     terms: FederationFile,
     agreement: Agreement,
     operator: Operator,
+    heads: GroupHeads | None,
 ) -> Coordinator:
     settings = agreement.settings
     server = ServerState(
@@ -164,16 +166,33 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
-    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge)
+    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge, heads)
+
+
+def _heads(
+    network: nn.Module, config: Config, terms: FederationFile, agreement: Agreement
+) -> GroupHeads | None:
+    """The heads that clients share, made before anything is started; None: each has its own."""
+    shape, like = _inputs(config), FlatNetwork(network).vector
+    features = None
+    if shape is not None and agreement.settings.heads != "own":
+        features = representation_size(network, like.new_zeros(2, *shape), "server")
+    tasks, settings = terms.tasks, agreement.settings
+    return group_heads(terms.clients, tasks, settings, features, like, terms.bounds)
+
+
+def _inputs(config: Config) -> tuple[int, ...] | None:
+    """The shape of the network's inputs, where it follows from the network's name and options."""
+    options = config.network.model_extra or {}
+    shapes: dict[str, tuple[int, ...]] = {**INPUTS, "mlp": (options.get("inputs", 1),)}
+    return shapes.get(config.network.name)
 
 
 def _gauge(network: nn.Module, config: Config) -> Tensor | None:
     """Where to measure a gauge norm again; None where an update is no plain gradient."""
-    settings, options = config.settings, config.network.model_extra or {}
+    settings, shape = config.settings, _inputs(config)
     if settings.update != "gradient" or settings.proximal:
         return None
-    shapes: dict[str, tuple[int, ...]] = {**INPUTS, "mlp": (options.get("inputs", 1),)}
-    shape = shapes.get(config.network.name)
     if shape is None and settings.gauge is None:  # without data the last layer cannot be found
         return None
     names = find_gauge(network, torch.zeros(2, *(shape or ())), settings.gauge)
@@ -198,7 +217,7 @@ def _about(
         "weighting": describe_weighting(weighting),
         "clients": {},
         "participants": list(terms.clients),
-        "sent": ["update", *agreement.scalars],
+        "sent": list(agreement.sent),
         "rounds": agreement.rounds,
         "blueprints": blueprints(network, {}),
         "command": sys.argv,

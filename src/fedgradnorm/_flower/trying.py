@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedgradnorm._client import Client
 from fedgradnorm._flower.coordinator import Coordinator
@@ -34,7 +35,9 @@ def try_federation(
     config = with_inputs(config, clients)
     federation = folder / "federation"
     names = [client.name for client in clients]
-    homes = init_federation(federation, names, HERE, free_port(), listen="127.0.0.1")
+    homes = init_federation(
+        federation, names, HERE, free_port(), listen="127.0.0.1", **tasks_of(config, clients)
+    )
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
     with joined(homes, config.allowed):
@@ -61,6 +64,17 @@ def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subpro
             process.terminate()
         for process in running:
             process.wait()
+
+
+def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
+    """What federation.toml must say of tasks: who has which, where heads are shared."""
+    if config.settings.heads == "own":
+        return {}
+    tasks: dict[str, dict[str, Any]] = {}
+    for client in clients:
+        table = {"outputs": client.task.outputs, "clients": []}
+        tasks.setdefault(client.task_name, table)["clients"].append(client.name)
+    return {"tasks": tasks}
 
 
 def with_inputs(config: Config, clients: list[Client]) -> Config:

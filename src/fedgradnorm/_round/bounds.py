@@ -19,6 +19,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting import Signals
 
 FEWEST = 3  # of two clients nobody can say which one is usual
+FARTHEST = 10_000.0  # of a head's way, in medians, where no other bound is given
 
 
 class Cut(NamedTuple):
@@ -32,7 +33,7 @@ class Cut(NamedTuple):
     def __str__(self) -> str:
         return (
             f"its {_WORDS[self.name]} is {self.value:.3g}, {self.bound:.3g} counts "
-            f"(largest_{self.name})"
+            f"({_SETTINGS[self.name]})"
         )
 
 
@@ -40,6 +41,13 @@ _WORDS = {
     "share": "share of the step, in medians,",
     "weight": "part of all weights",
     "ratio": "loss ratio",
+    "head": "way from the head that was sent, in medians,",
+}
+_SETTINGS = {
+    "share": "largest_share",
+    "weight": "largest_weight",
+    "ratio": "largest_ratio",
+    "head": "largest_share",
 }
 
 
@@ -87,6 +95,20 @@ class Bounds:
         if not heavy and not long:
             return share, []
         return shorter * (share.abs().sum() / shorter.abs().sum()), heavy + long
+
+    def shortened(self, length: Tensor) -> tuple[Tensor, list[Cut]]:
+        """What of its way each head may go, the ways of a group's heads being so long.
+
+        No way is longer than the bound of a share, in medians of the ways that are not 0.
+        """
+        ones, largest = torch.ones_like(length), self.share or FARTHEST
+        counted = length[length > 0]
+        if len(counted) < FEWEST or math.isinf(largest):
+            return ones, []
+        usual = counted.median()
+        over = length > largest * usual
+        cuts = _cuts("head", over, length / usual, largest)
+        return torch.where(over, largest * usual / length, ones), cuts
 
     def _lighter(self, share: Tensor) -> tuple[Tensor, list[Cut]]:
         """No part of the weights over the bound, which is >= 1/2: only the largest can be."""

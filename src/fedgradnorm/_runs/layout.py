@@ -52,6 +52,8 @@ CA, KEY, STATE = "ca.pem", "client.key", "state"
 
 NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
+BEST, RESULT = "best.safetensors", "result"
+"""Beside them: the state that its validation rows like best, and the run folder of its result."""
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""

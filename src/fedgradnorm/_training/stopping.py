@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
@@ -16,6 +17,19 @@ from fedgradnorm._runs.csv_table import Row
 log = logging.getLogger("fedgradnorm")
 
 SPLIT = "validation"
+
+
+class Judged(Protocol):
+    """Whose best state is kept: clients with validation rows, and a state to come back to."""
+
+    names: list[str]
+    clients: list[Client]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as copies."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
 
 
 class Best:
@@ -31,7 +45,7 @@ class Best:
     federation, so what is kept is what a run of so many rounds would have ended with.
     """
 
-    def __init__(self, federation: Federation, patience: int | None) -> None:
+    def __init__(self, federation: Judged, patience: int | None) -> None:
         self.federation, self.patience = federation, patience
         self.first: dict[str, float] = {}
         self.round, self.gain = 0, -math.inf

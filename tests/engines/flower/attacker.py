@@ -1,20 +1,84 @@
-"""A registered client whose every answer names a part that it does not send.
+"""A registered client that gives a wrong answer to every order, each in another way.
 
-``attacker.py ADDRESS HOME``
+First it says that it failed, twice. Then it names a part that it does not send, and after that it
+sends as much as the SuperLink takes: ``attacker.py ADDRESS HOME``
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import sys
 import time
 from pathlib import Path
 
-from engines.flower.wire import Wire, packed, part_not_sent
+from engines.flower.wire import Packed, Wire, packed, part_not_sent
 
 # isort: split
 import httpx
-from flwr.app import Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app.error import Error
+from flwr.app.message import Array
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.run import RunNotRunningException
+
+from fedgradnorm._flower.wire.limits import Limits
+from fedgradnorm._flower.wire.messages import Answer, encode_answer
+
+
+def failed(order: Message) -> Packed:
+    return packed(Message(Error(code=1, reason="failed"), reply_to=order))
+
+
+def unsent(order: Message) -> Packed:
+    return part_not_sent(packed(Message(RecordDict({}), reply_to=order)))
+
+
+def limits(order: Message) -> Limits:
+    return Limits(order.content["shared"]["shared"].numpy().nbytes)
+
+
+def flooded(order: Message) -> Packed:
+    """As many parts as a message may name, each as large as a request may be."""
+    most, pack = limits(order), packed(Message(RecordDict({}), reply_to=order))
+    parts = dict(pack.parts)
+    for number in range(most.parts - len(pack.parts)):
+        body = number.to_bytes(4, "little") * ((most.piece - 40) // 4)
+        content = b"ArrayChunk  %d\x00" % len(body) + body
+        parts[hashlib.sha256(content).hexdigest()] = content
+    root = pack.tree.object_id
+    children = [ObjectTree(object_id=name) for name in parts if name != root]
+    return Packed(pack.message, ObjectTree(object_id=root, children=children), parts)
+
+
+def with_update(order: Message, array: Array) -> Packed:
+    """An answer that is right but for its update."""
+    asked = order.content["order"]
+    content = encode_answer(Answer(asked["run"], asked["round"], asked["state_round"] + 1))
+    content["update"] = ArrayRecord({"update": array})
+    pack = packed(Message(content, reply_to=order))
+    pack.message.content.Clear()  # it travels in parts
+    pack.message.content.SetInParent()
+    return pack
+
+
+def claimed(order: Message) -> Packed:
+    """An array of the right number of bytes that says it has two thousand million numbers."""
+    file, vector = io.BytesIO(), order.content["shared"]["shared"].numpy()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**31 - 1,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    data = file.getvalue() + vector.tobytes()
+    return with_update(order, Array("float32", (2**31 - 1,), "numpy.ndarray", data))
+
+
+def largest(order: Message) -> Packed:
+    """An update of the right shape, and no number in it."""
+    vector = order.content["shared"]["shared"].numpy()
+    return with_update(order, Array(np.full_like(vector, np.nan)))
+
+
+ANSWERS = (failed, failed, unsent, flooded, claimed, largest, flooded)
 
 
 def connected(address: str, home: Path) -> Wire:
@@ -27,11 +91,14 @@ def connected(address: str, home: Path) -> Wire:
 
 
 if __name__ == "__main__":
-    wire = connected(sys.argv[1], Path(sys.argv[2]))
+    wire, given = connected(sys.argv[1], Path(sys.argv[2])), 0
     while True:
         try:
             order = wire.order(1)
             if order is not None:
-                wire.push(part_not_sent(packed(Message(RecordDict({}), reply_to=order))))
-        except (httpx.HTTPError, RunNotRunningException):
+                answer = ANSWERS[min(given, len(ANSWERS) - 1)]
+                given += 1
+                wire.push(answer(order))
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
             time.sleep(0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ import fedgradnorm as fgn
 import toys
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
-from fedgradnorm._flower.coordinator import Coordinator, Patience
+from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.federation_file import TaskTerms
+from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.wire.messages import Order, encode_order
 from fedgradnorm._flower.wire.node import answered
@@ -71,15 +74,19 @@ class Together:
         make: Callable[[], nn.Module] = toys.network,
         patience: Patience = ANYBODY,
         bounds: Bounds | None = AS_SERVED,
+        clients: Callable[[], Sequence[fgn.Client]] = toys.clients,
+        evaluations: int | None = None,
         **options: Any,
     ) -> None:
-        self.settings = Settings(**{**OPTIONS, **options})
+        self.clients = {client.name: client for client in clients()}
+        self.settings = Settings(**{**OPTIONS, **options}, patience=evaluations)
         self.weighting, self.make, self.folder = weighting or fgn.GradNorm(), make, folder
         assert self.settings.rounds is not None
         scalars = sent_scalars(self.weighting, self.settings)
         self.agreement = Agreement(self.settings, self.settings.rounds, scalars, "agreed")
-        self.exchange = Direct({name: self.participant(name) for name in toys.NAMES})
-        self.weighting.bind(list(toys.NAMES))
+        self.names = list(self.clients)
+        self.exchange = Direct({name: self.participant(name) for name in self.names})
+        self.weighting.bind(self.names)
         server = ServerState(
             FlatNetwork(make()).vector,
             self.weighting,
@@ -88,11 +95,20 @@ class Together:
             order=self.settings.order,
             bounds=bounds,
         )
-        self.server = Coordinator(server, list(toys.NAMES), self.agreement, self.exchange, patience)
+        given = (server, self.names, self.agreement, self.exchange, patience)
+        self.server = Coordinator(*given, heads=self._heads(bounds))
+
+    def _heads(self, bounds: Bounds | None) -> GroupHeads | None:
+        """As ``serve`` makes them, from what federation.toml would say of the clients."""
+        tasks: dict[str, TaskTerms] = {}
+        for client in self.clients.values():
+            terms = TaskTerms(client.task.outputs, [])
+            tasks.setdefault(client.task_name, terms).clients.append(client.name)
+        like = next(self.make().parameters()).detach()
+        return group_heads(self.names, tasks, self.settings, 5, like, bounds)
 
     def participant(self, name: str) -> Participant:
-        client = next(c for c in toys.clients() if c.name == name)
-        return Participant(self.make(), client, self.agreement, self.folder / name)
+        return Participant(self.make(), self.clients[name], self.agreement, self.folder / name)
 
     def restart(self, name: str) -> None:
         """The client's process ends and another begins; its files stay."""
@@ -103,3 +119,10 @@ class Together:
             self.server.advance()
             rounds = None if rounds is None else rounds - 1
         return self.server.server.shared.data
+
+    def results(self) -> dict[str, fgn.Run]:
+        """What each client has kept on its own machine at the end."""
+        self.server.finish()
+        return {
+            name: fgn.load(self.folder / name / self.server.run / "result") for name in self.names
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,13 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
+SHARING = """
+heads = "task"
+keep = "best"
+personalize = { steps = 10, lr = 0.02, what = "network" }
+"""
+"""All that clients share beside the network, or keep to themselves; it needs ``TASKS``."""
+TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"
 [data]
@@ -27,6 +35,8 @@ source = "files"
 [[data.clients]]
 name = "class"
 task = "classification"
+task_name = "sorting"
+validation_share = 0.3
 train = "class.npz"
 [[data.clients]]
 name = "value"
@@ -35,17 +45,20 @@ train = "value.npz"
 [[data.clients]]
 name = "side"
 task = "classification"
+task_name = "sorting"
+validation_share = 0.3
 train = "side.npz"
 [network]
 name = "mlp"
-widths = [6, 5]
+widths = {widths}
 inputs = 3
 [training]
 rounds = {rounds}
 batch_size = 8
 lr = 0.01
-eval_every = 0
+eval_every = {evaluate}
 device = "cpu"
+{training}
 [output]
 folder = "{folder}"
 """
@@ -59,6 +72,9 @@ class Machines:
         folder: Path,
         rounds: int,
         hosts: tuple[str, ...] = ("localhost", "127.0.0.1"),
+        training: str = "",
+        evaluate: int = 0,
+        widths: tuple[int, ...] = (6, 5),
         **terms: Any,
     ) -> None:
         self.folder, rng = folder, np.random.default_rng(0)
@@ -67,7 +83,9 @@ class Machines:
         for name in NAMES:
             np.savez(folder / f"{name}.npz", x=x, y=targets.get(name, (x[:, 1] > 0).astype(int)))
         self.config, self.run = folder / "machines.toml", folder / "runs" / RUN
-        self.config.write_text(TEXT.format(rounds=rounds, folder=folder / "runs"))
+        given = {"rounds": rounds, "training": training, "evaluate": evaluate}
+        given["widths"] = list(widths)
+        self.config.write_text(TEXT.format(folder=folder / "runs", **given))
         config, terms = load_config(self.config), {"listen": "127.0.0.1", **terms}
         self.federation, self.port = folder / "federation", free_port()
         homes = init_federation(self.federation, NAMES, hosts, self.port, **terms)
@@ -121,6 +139,12 @@ def until(true: Callable[[], Any], seconds: float = 240) -> None:
 def children(process: subprocess.Popen[Any]) -> list[int]:
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(word) for word in path.read_text().split()]
+
+
+def most_memory(pid: int) -> float:
+    """MB that a process has held at most."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 def kill(pid: int) -> None:

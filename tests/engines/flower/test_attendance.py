@@ -11,8 +11,7 @@ import torch
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import Together
-from fedgradnorm._flower.attendance import Attendance, Rules
-from fedgradnorm._flower.coordinator import Patience
+from fedgradnorm._flower.attendance import Attendance, Patience, Rules
 from fedgradnorm._flower.wire.messages import Refused
 
 NOBODY, EVERYBODY = (list), (lambda: ["a", "b"])

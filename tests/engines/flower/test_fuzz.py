@@ -123,12 +123,16 @@ def test_the_answer_that_is_mutated_is_a_good_one():
     assert not isinstance(outcome(Shelf(GOOD.tree, dict(GOOD.parts))), (str, Refused))
 
 
-@pytest.mark.parametrize("numbers", [1, 1_310_700, 3_000_000])
-def test_an_honest_answer_of_any_size_is_within_its_limits(numbers):
-    """One piece, one that just does not fit into a piece, several."""
-    limits, update = Limits(4 * numbers), torch.rand(numbers)
+@pytest.mark.parametrize(
+    ("numbers", "own"),
+    [(1, 0), (1_310_700, 0), (3_000_000, 0), (1, 1), (1, 3_000_000), (1_310_700, 1_310_700)],
+)
+def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
+    """One piece, one that just does not fit into a piece, several; the same of a shared head."""
+    limits, update = Limits(4 * numbers, 4 * own), torch.rand(numbers)
+    head = ("ä" * 100, torch.rand(own)) if own else ("", None)
     content = encode_answer(
-        Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "gauge_norm": 2.0})
+        Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "gauge_norm": 2.0}, *head)
     )
     pack = packed(Message(content, reply_to=answer()))
     assert len(pack.parts) <= limits.parts
@@ -140,6 +144,17 @@ def test_an_honest_answer_of_any_size_is_within_its_limits(numbers):
         )  # fmt: skip
         assert request.ByteSize() <= limits.request
     put_together(pack.tree.object_id, pack.parts, limits)
+
+
+def test_nothing_is_held_of_an_answer_but_its_records_or_a_word():
+    """An error would hold the frames that it was raised in, and they the parts."""
+    flood = {name: part + bytes(LIMITS.total) for name, part in GOOD.parts.items()}
+    for parts, kind in ((GOOD.parts, RecordDict), (flood, Refused)):
+        one = Incoming("x", NODE, ASKED)
+        found = collect([one], Shelf(GOOD.tree, dict(parts)), LIMITS, end=0.0)["x"]
+        assert isinstance(found, kind)
+        assert not one.parts
+        assert getattr(found, "__traceback__", None) is None
 
 
 def test_a_mutated_answer_is_used_or_refused():
@@ -165,6 +180,9 @@ def test_a_mutated_request_is_passed_on_or_refused():
     check_request(path, NODE, body, LIMITS, here.__eq__)
     with pytest.raises(Refused, match="no such run"):
         check_request(path, NODE, body, LIMITS, (here + 1).__eq__)
+    push.messages_list[0].ClearField("content")
+    with pytest.raises(Refused, match="a content or an error"):
+        check_request(path, NODE, push.SerializeToString(), LIMITS, here.__eq__)
     rng, refused = random.Random(1), 0
     for _ in range(CASES):
         try:

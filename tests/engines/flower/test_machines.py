@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,23 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 import torch
 
 import fedgradnorm as fgn
-from engines.flower.machines import NAMES, Machines, children, finished, kill, until
+import toys
+from engines.flower.direct import Together
+from engines.flower.machines import (
+    NAMES,
+    SHARING,
+    TASKS,
+    Machines,
+    children,
+    finished,
+    kill,
+    most_memory,
+    until,
+)
 from fedgradnorm._flower.trying import joined
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import read_rows
-from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 from fedgradnorm.experiments._execute import execute
 from loopback import assert_alone, run_inside
 
@@ -33,10 +46,25 @@ ATTACKER = Path(__file__).with_name("attacker.py")
 
 
 def alone(machines: Machines) -> fgn.Run:
-    """The same config in this process."""
-    return execute(
-        load_config(machines.config, ["training.engine='loop'"]), machines.folder / "alone"
+    """The same config in this process, ended with its last round."""
+    change = ["training.engine='loop'", "training.keep='last'"]
+    return execute(load_config(machines.config, change), machines.folder / "alone")
+
+
+def undisturbed(machines: Machines) -> dict[str, fgn.Run]:
+    """What the clients of this federation keep where nothing is lost, all in this process."""
+    config = load_config(machines.config)
+    clients = clients_of(config)
+    network, _, weighting, settings = build(config, clients)
+    together = Together(
+        machines.folder / "undisturbed",
+        weighting,
+        make=lambda: network,
+        clients=lambda: clients,
+        **{key: value for key, value in asdict(settings).items() if key != "patience"},
     )
+    together.run()
+    return together.results()
 
 
 def network(folder: Path) -> dict[str, torch.Tensor]:
@@ -131,9 +159,11 @@ def refused_untouched(machines: Machines) -> None:
     path.write_bytes(whole)
 
 
-def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(tmp_path):
-    machines = Machines(tmp_path, rounds=9, minimum=3)
-    with joined(list(machines.homes.values())):
+def test_killed_servers_and_clients_are_resumed_to_the_same_networks_and_heads(tmp_path):
+    """With heads that are shared, a best round that is kept, and networks of the clients' own."""
+    terms = {"minimum": 3, "tasks": TASKS, "training": SHARING, "evaluate": 1}
+    machines = Machines(tmp_path, rounds=9, **terms)
+    with joined(list(machines.homes.values())) as clients:
         with machines.serve() as server:
             until(lambda: machines.rounds() >= 2)
             kill(children(server)[0])
@@ -143,6 +173,7 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(
         with machines.serve("--resume") as server:
             until(lambda: machines.rounds() >= 5)
             link = children(server)[0]
+            kill(children(clients[0])[0])
             kill(server.pid)
             server.wait()
             until(lambda: not Path(f"/proc/{link}/exe").exists(), 30)
@@ -150,10 +181,29 @@ def test_a_killed_superlink_and_a_killed_server_are_resumed_to_the_same_network(
             finished(server, 0)
     alone(machines)
     assert same_network(machines)
+    assert_kept(machines, undisturbed(machines))
 
 
-def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(tmp_path):
-    machines = Machines(tmp_path, rounds=4, deadline=60.0, minimum=2, refusals=2)
+def assert_kept(machines: Machines, expected: dict[str, fgn.Run]) -> None:
+    for name, wanted in expected.items():
+        (result,) = machines.homes[name].glob("state/*/result")
+        own = fgn.load(result)
+        for kind in ("heads", "networks"):
+            one, other = (toys.parameters(getattr(run, kind)[name]) for run in (own, wanted))
+            assert torch.equal(one, other)
+        assert own.about.get("kept") == wanted.about.get("kept")
+        assert own.about["personal"] == wanted.about["personal"]
+        assert own.history.equals(wanted.history)
+        assert ("kept" in own.about) == (name != "value")  # it has no validation rows
+
+
+def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(
+    tmp_path, record_testsuite_property
+):
+    """Nor does it fill the server's memory: what it sends is held once, and no more than is due."""
+    terms = {"deadline": 30.0, "minimum": 2, "refusals": 5, "misses": 0}
+    machines = Machines(tmp_path, rounds=8, widths=(1400, 1400), **terms)
+    vector = 4 * (3 * 1400 + 1400 + 1400 * 1400 + 1400) / 2**20  # MB of the shared network
     bad, *good = machines.homes.values()
     address, tests = f"localhost:{machines.port}", str(ATTACKER.parents[2])
     environment = {**os.environ, "PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
@@ -163,11 +213,19 @@ def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(tmp_path):
         stack.callback(attacker.kill)
         stack.enter_context(joined(good))
         server = stack.enter_context(machines.serve())
+        until(lambda: machines.rounds() >= 2)
+        honest = most_memory(server.pid)
+        until(lambda: machines.rounds() >= 7)
+        grown = most_memory(server.pid) - honest
         finished(server, 0, 400)
         assert attacker.poll() is None
+    words = f"the server held {honest:.0f} MB at most, and then {grown:.0f} MB more"
+    print(f"{words}; the network has {vector:.1f} MB")
+    record_testsuite_property("memory of serve under the largest answers", words)
+    assert grown < 12 * vector
     state = checkpoint.load(machines.run / "checkpoint.safetensors")["trainer"]
-    assert state["states"] == {"class": 0, "value": 4, "side": 4}
-    assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 2
+    assert state["states"] == {"class": 0, "value": 8, "side": 8}
+    assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 5
     said = (machines.run / "log.txt").read_text()
     assert said.count("client 'class' is shut out of this run") == 1
     assert [row["client"] for row in read_rows(machines.run / "metrics.csv")][-2:] == list(

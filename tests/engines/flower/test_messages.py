@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,7 @@ from fedgradnorm._flower.wire.messages import (
 )
 
 SHARED = torch.arange(4, dtype=torch.float32)
+HEAD = torch.arange(3, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
 SCALARS = ("loss_ratio", "gauge_norm")
 GOOD = Answer("run1", 7, 4, SHARED / 2, {"loss_ratio": 0.5, "gauge_norm": 1.5})
@@ -48,14 +50,32 @@ def test_there_and_back():
     answer = decoded(encode_answer(GOOD))
     assert torch.equal(answer.update, GOOD.update)
     assert answer.scalars == GOOD.scalars
+    assert order.head is answer.head is None
+
+
+def test_a_head_there_and_back():
+    asked = replace(ORDER, group="sorting", head=HEAD)
+    order = decode_order(encode_order(asked), SHARED, "sorting", HEAD)
+    assert torch.equal(order.head, HEAD)
+    reply = replace(GOOD, group="sorting", head=HEAD * 2)
+    answer = decode_answer(encode_answer(reply), order, SCALARS, longest=10.0)
+    assert torch.equal(answer.head, HEAD * 2)
+    with pytest.raises(Refused, match="not agreed on: head"):
+        decoded(encode_answer(reply))  # the order had none
+    with pytest.raises(Refused, match="its head has length"):
+        decode_answer(encode_answer(reply), order, SCALARS, longest=4.0)
+    alone = decode_order(encode_order(ORDER), SHARED, "sorting", HEAD)
+    assert alone.head is None  # who is alone with its task is sent none
 
 
 def test_nobody_can_guess_a_part_of_an_answer():
     """The SuperLink keeps parts by their content: a part known before could be registered first."""
     finish = Answer("run1", 7, 3)
-    for answer in (GOOD, finish):
+    with_head = replace(GOOD, group="sorting", head=HEAD)
+    for answer in (GOOD, finish, with_head):
         first, second = (encode_answer(answer) for _ in range(2))
-        records = [{first[k].object_id, second[k].object_id} for k in ("answer", "run")]
+        parts = ("answer", "run", *(("head",) if answer.head is not None else ()))
+        records = [{first[k].object_id, second[k].object_id} for k in parts]
         assert all(len(ids) == 2 for ids in records)
 
 
@@ -171,6 +191,7 @@ def test_nothing_leaves_a_client_but_what_the_method_needs(weighting, scalars, t
         assert update.shape == (101,)  # the shared network's own size: no head, no rows
         raw = content["update"]["update"].data
         assert not any(value in raw for value in private[name])
+        assert "head" not in content
 
 
 def private_values(together: Together) -> dict[str, list[bytes]]:
@@ -209,6 +230,15 @@ def test_a_refused_answer_is_counted_and_the_run_goes_on(tmp_path, caplog):
     assert "answer of 'place' refused: update: holds numbers that are not finite" in caplog.text
 
 
+def test_a_refused_answer_is_not_held(tmp_path):
+    """Raised again, the error would hold the round's answers, and they the error."""
+    together, why = Together(tmp_path), Refused("its message has more than 9 bytes")
+    together.exchange.tamper = lambda name, _, content: why if name == "side" else content
+    together.run(2)
+    assert together.server.refused["side"] == 2
+    assert why.__traceback__ is None
+
+
 def turned(
     guard: Guard, path: str, headers: dict[bytes, bytes], method: str = "POST"
 ) -> int | None:
@@ -245,8 +275,12 @@ def test_a_body_has_a_length_and_no_great_one():
 def test_a_limit_has_room_for_the_largest_honest_answer():
     """For networks from one number to a gigabyte, cut as Flower cuts them."""
     for numbers in (1, 1000, 1_310_688, 1_310_720, 10**7, 2.5e8):
-        limits = Limits(4 * int(numbers))
-        pieces = -(-(limits.vector + 128) // CHUNK)
-        assert pieces + 6 <= limits.parts
-        assert min(CHUNK, limits.vector + 128) + 80 <= limits.piece < limits.request
-        assert 65 * pieces + 8 * pieces + 300 <= limits.small
+        for head in (0, 4 * int(numbers), 400):
+            limits = Limits(4 * int(numbers), head)
+            pieces = -(-(limits.vector + 128) // CHUNK)
+            more = 2 + -(-(head + 200) // CHUNK) if head else 0
+            assert pieces + 6 + more <= limits.parts
+            largest = max(limits.vector, head)
+            assert min(CHUNK, largest + 128) + 80 <= limits.piece < limits.request
+            assert 65 * pieces + 8 * pieces + 300 <= limits.small
+            assert limits.total >= limits.vector + head

@@ -13,8 +13,7 @@ from flwr.app import Array, ArrayRecord
 
 import toys
 from engines.flower.direct import Together
-from fedgradnorm._flower.attendance import Rules
-from fedgradnorm._flower.coordinator import Patience
+from fedgradnorm._flower.attendance import Patience, Rules
 
 LAST_BAD = 5
 NEVER_SUSPENDED = Patience(minimum=1, rules=Rules(misses=0, refusals=0))

@@ -15,7 +15,7 @@ import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.agreement import sent_scalars
-from fedgradnorm._flower.coordinator import Patience
+from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.participant import Participant
 from fedgradnorm.weighting import MGDA, InverseFirstLoss
 

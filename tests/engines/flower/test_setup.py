@@ -16,10 +16,12 @@ import fedgradnorm as fgn
 from engines.flower.machines import NAMES, Machines
 from fedgradnorm._cli import app
 from fedgradnorm._flower.agreement import agree
-from fedgradnorm._flower.federation_file import read_client, read_federation
-from fedgradnorm._flower.serving import check_config, run_folder
+from fedgradnorm._flower.federation_file import TaskTerms, read_client, read_federation
+from fedgradnorm._flower.serving import check_config, run_folder, serve
+from fedgradnorm._flower.setup import init_federation
 from fedgradnorm._flower.slots import Slots, StateLost
-from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm._flower.trying import tasks_of
+from fedgradnorm.experiments._config.config_file import clients_of, load_config
 
 
 def cli(*words):
@@ -86,14 +88,9 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     [
         ("training.share='none'", "cannot be run over the network"),
         ("training.key='task'", "cannot be run over the network"),
-        ("training.keep='best'", "the server sees no validation losses; leave it at 'last'"),
-        ("training.average_heads=true", "cannot be run over the network"),
-        (
-            "training.heads='task'",
-            "a head never leaves its client",
-        ),
-        ("training.personalize.steps=3", "cannot be run over the network"),
-        ("training.personalize.alone=true", "a client's work ends with the last round"),
+        ("training.final_head_steps=3", "cannot be run over the network"),
+        ("training.ditto=0.1", "cannot be run over the network"),
+        ("training.personalize.alone=true", "cannot be run over the network"),
         ("training.rounds='none'", "give training.rounds"),
     ],
 )
@@ -101,6 +98,30 @@ def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
     config = Machines(tmp_path, rounds=3).config
     with pytest.raises(fgn.ConfigError, match=words):
         agree(load_config(config, [change]))
+
+
+def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
+    config = Machines(tmp_path, rounds=3).config
+    start = "training.head_start='targets'"
+    agree(load_config(config, [start]))
+    with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
+        agree(load_config(config, [start, "training.heads='task'"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sent"),
+    [
+        ("training.keep='best'", ()),
+        ("training.personalize.steps=3", ()),
+        ("training.heads='task'", ("head",)),
+        ("training.average_heads=true", ("head",)),
+    ],
+)
+def test_what_clients_can_do_by_themselves_or_agree_to_send_is_run(change, sent, tmp_path):
+    config = Machines(tmp_path, rounds=3).config
+    agreed, plain = agree(load_config(config, [change])), agree(load_config(config))
+    assert agreed.sent == (*plain.sent, *sent)
+    assert agreed.digest != plain.digest
 
 
 def test_a_server_must_be_told_the_networks_size(tmp_path):
@@ -117,12 +138,45 @@ def test_a_server_must_be_told_the_networks_size(tmp_path):
         ("deadline = 0", "deadline must be > 0"),
         ("deadlin = 5", "did you mean 'deadline'"),
         ("port = 'x'", "must be a whole number"),
+        ("tasks = 3", "tasks must be a table"),
+        ("tasks.t = 3", "must be a table with outputs"),
+        ("tasks.t.outputs = 3", "needs the option 'clients'"),
+        ("tasks.t = {outputs = 0, clients = ['a']}", "outputs must be >= 1"),
+        ("tasks.t = {outputs = 'x', clients = ['a']}", "must be a whole number"),
+        ("tasks.t = {outputs = 1, clients = ['b']}", "client in tasks.t"),
+        (
+            "tasks.t = {outputs = 1, clients = ['a']}\ntasks.u = {outputs = 1, clients = ['a']}",
+            "'a' is in tasks 't' and 'u'",
+        ),
+        (f"tasks.{'t' * 101} = {{outputs = 1, clients = []}}", "1 to 100 letters"),
+        ("tasks.a = {outputs = 1, clients = []}", "the name of a client that is not in it"),
     ],
 )
 def test_a_wrong_federation_file_is_named(line, words, tmp_path):
     (tmp_path / "federation.toml").write_text(f'clients = ["a"]\nhost = "h"\n{line}\n')
     with pytest.raises(fgn.ConfigError, match=words):
         read_federation(tmp_path)
+
+
+def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["training.heads='task'"])
+    options = tasks_of(config, clients_of(config))
+    folder = tmp_path / "tried"
+    init_federation(folder, NAMES, ("localhost",), **options)
+    assert read_federation(folder).tasks == {
+        "sorting": TaskTerms(2, ["class", "side"]),
+        "value": TaskTerms(1, ["value"]),
+    }
+    assert tasks_of(load_config(machines.config), []) == {}
+
+
+def test_a_server_that_is_not_told_who_shares_a_head_starts_nothing(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    config = load_config(machines.config, ["training.heads='task'"])
+    with pytest.raises(fgn.ConfigError, match=r"say in federation.toml, under \[tasks\]"):
+        serve(config, machines.federation, machines.run)
+    assert not machines.run.exists()
 
 
 def test_a_clients_file_must_name_data_of_its_own(tmp_path):

@@ -93,15 +93,21 @@ def collect(
 
 
 def _said(one: Incoming, source: Source, limits: Limits) -> RecordDict | Refused | str | None:
-    """The records, or why they are refused, or the client's own word for what went wrong."""
+    """The records, or why they are refused, or the client's own word for what went wrong.
+
+    Nothing else of the answer is held from here on. The error is a new one, for the frames that it
+    was raised in hold the parts.
+    """
     try:
         message = one.take(source, limits)
     except Refused as error:
+        one.parts.clear()
         if one.root:
             source.forget(one.root)
-        return error
+        return Refused(str(error))
     if message is None:
         return None
+    one.parts.clear()
     source.forget(one.root)
     if message.has_error():
         words = " ".join(str(message.error.reason or "failed").split())[:200]

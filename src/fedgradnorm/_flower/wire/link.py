@@ -14,12 +14,13 @@ from importlib import import_module
 SECRET = "FEDGRADNORM_OPERATOR"  # the environment variable that carries it, to this process alone
 PARENT = "FEDGRADNORM_PARENT"
 VECTOR = "FEDGRADNORM_VECTOR"  # bytes of the shared vector
+HEAD = "FEDGRADNORM_HEAD"  # bytes of the largest head that is shared
 
 
 def main() -> None:
     """Serve until killed, or until the process that started this one is gone."""
     secret, parent = os.environ.pop(SECRET), int(os.environ.pop(PARENT))
-    vector = int(os.environ.pop(VECTOR))
+    vector, head = (int(os.environ.pop(name)) for name in (VECTOR, HEAD))
     import uvicorn
     from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.superlink.main import create_app
@@ -36,7 +37,7 @@ def main() -> None:
     app.add_middleware(
         Guard,
         secret=secret,
-        limits=Limits(vector),
+        limits=Limits(vector, head),
         nodes=lambda key: app.state.linkstate_factory.state().get_node_id_by_public_key(key),
         runs=lambda: [run.run_id for run in app.state.linkstate_factory.state().get_run_info()],
     )

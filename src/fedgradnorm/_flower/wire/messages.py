@@ -2,6 +2,7 @@
 
 An order goes down: which run, which round, which of the client's states to start from, and
 ``shared``. An answer comes back: the same numbers, the update, and the scalars that were agreed on.
+Where clients share a head, it goes both ways too, under the name of the group that shares it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SLACK = 1024  # bytes of a stored array beside its numbers
 SALT = "salt"
 """Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may
 be able to guess it, and register it before its owner does."""
+GRAINS = 4  # numbers of chance at the end of a head: two clients may well have the same one
 TOLERANCE = 1e-3  # relative, between a gauge norm and the update it is said to be of
 ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
 
@@ -39,7 +41,8 @@ class Order:
     """What the server asks of a client.
 
     ``digest`` names the settings that both sides agreed on, ``state_round`` how many rounds the
-    client has completed so far as the server knows.
+    client has completed so far as the server knows. ``head`` is the one that the client shares with
+    others, ``group`` the name of what they have in common; None where its head is its own.
     """
 
     kind: Kind
@@ -48,13 +51,15 @@ class Order:
     round: int
     state_round: int
     shared: Tensor
+    group: str = ""
+    head: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a client sends: the update, and the agreed scalars; ``state_round`` is its new state's.
 
-    An answer to ``finish`` has neither update nor scalars.
+    ``head`` is there where the order had one. An answer to ``finish`` has none of them.
     """
 
     run: str
@@ -62,6 +67,8 @@ class Answer:
     state_round: int
     update: Tensor | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
+    group: str = ""
+    head: Tensor | None = None
 
 
 def encode_order(order: Order) -> RecordDict:
@@ -73,12 +80,24 @@ def encode_order(order: Order) -> RecordDict:
         "round": order.round,
         "state_round": order.state_round,
     }
-    return RecordDict({"order": ConfigRecord(facts), "shared": _packed("shared", order.shared)})
+    records: dict[str, Any] = {
+        "order": ConfigRecord(facts),
+        "shared": _packed("shared", order.shared),
+        **_packed_head(order.group, order.head),
+    }
+    return RecordDict(records)
 
 
-def decode_order(content: RecordDict, like: Tensor) -> Order:
-    """The order, checked; ``like`` is a tensor as ``shared`` must be."""
-    _same("records", content, ("order", "shared"))
+def decode_order(
+    content: RecordDict, like: Tensor, group: str = "", like_head: Tensor | None = None
+) -> Order:
+    """The order, checked; ``like`` is a tensor as ``shared`` must be.
+
+    A head may be in it only where the client has agreed to share its own: then ``like_head`` is a
+    tensor as that must be, and ``group`` the name of those to share it with.
+    """
+    shares = like_head is not None and "head" in content
+    _same("records", content, ("order", "shared", *(("head",) if shares else ())))
     facts = content["order"]
     if not isinstance(facts, ConfigRecord):
         raise Refused("order: not a table of settings")
@@ -91,7 +110,10 @@ def decode_order(content: RecordDict, like: Tensor) -> Order:
     number, state = (_count(facts, key) for key in ("round", "state_round"))
     shared = _unpacked(content["shared"], "shared", like)
     known: Kind = "train" if kind == "train" else "finish"
-    return Order(known, run, digest, number, state, shared)
+    if not shares or like_head is None:
+        return Order(known, run, digest, number, state, shared)
+    head = _unpacked_head(content["head"], group, like_head)
+    return Order(known, run, digest, number, state, shared, group, head)
 
 
 def encode_answer(answer: Answer) -> RecordDict:
@@ -107,7 +129,7 @@ def encode_answer(answer: Answer) -> RecordDict:
     }
     if answer.update is not None:
         records["update"] = _packed("update", answer.update)
-    return RecordDict(records)
+    return RecordDict({**records, **_packed_head(answer.group, answer.head)})
 
 
 def decode_answer(
@@ -115,7 +137,9 @@ def decode_answer(
 ) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
     training = order.kind == "train"
-    _same("records", content, ("answer", "run", *(("update",) if training else ())))
+    shares = training and order.head is not None
+    more = (*(("update",) if training else ()), *(("head",) if shares else ()))
+    _same("records", content, ("answer", "run", *more))
     numbers, run = content["answer"], content["run"]
     if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
         raise Refused("answer: records of the wrong kind")
@@ -132,10 +156,18 @@ def decode_answer(
         return Answer(order.run, order.round, expected)
     found = {name: _possible(numbers, name) for name in scalars}
     update = _unpacked(content["update"], "update", order.shared)
-    length = float(update.double().norm())
+    _check_length("update", update, longest)
+    if order.head is None:
+        return Answer(order.run, order.round, expected, update, found)
+    head = _unpacked_head(content["head"], order.group, order.head)
+    _check_length("head", head, longest)
+    return Answer(order.run, order.round, expected, update, found, order.group, head)
+
+
+def _check_length(what: str, vector: Tensor, longest: float) -> None:
+    length = float(vector.double().norm())
     if length > longest:
-        raise Refused(f"its update has length {length:.3g}, more than the {longest:.3g} allowed")
-    return Answer(order.run, order.round, expected, update, found)
+        raise Refused(f"its {what} has length {length:.3g}, more than the {longest:.3g} allowed")
 
 
 def check_gauge(answer: Answer, gauge: Tensor) -> None:
@@ -157,12 +189,28 @@ def _packed(name: str, tensor: Tensor) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy())})
 
 
-def _unpacked(record: Any, name: str, like: Tensor) -> Tensor:
+def _packed_head(group: str, head: Tensor | None) -> dict[str, ArrayRecord]:
+    """The record of a shared head, if there is one. Chance at its end: see ``SALT``."""
+    if head is None:
+        return {}
+    numbers = head.detach().cpu()
+    chance = [secrets.randbits(24) / 2**24 for _ in range(GRAINS)]
+    return {"head": _packed(group, torch.cat([numbers, numbers.new_tensor(chance)]))}
+
+
+def _unpacked_head(record: Any, group: str, like: Tensor) -> Tensor:
+    """The head of this group, and of no other."""
+    whole = _unpacked(record, group, torch.cat([like, like.new_zeros(GRAINS)]), f"head {group!r}")
+    return whole[:-GRAINS].clone()
+
+
+def _unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
     """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
+    name = name or key
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{name}: not an array")
-    _same(name, record, (name,))
-    array = record[name]
+    _same(name, record, (key,))
+    array = record[key]
     if len(array.data) > like.numel() * like.element_size() + SLACK:
         raise Refused(f"{name}: {len(array.data)} bytes for {like.numel()} numbers")
     try:

@@ -209,7 +209,9 @@ class Operator:
 
     def _limits(self, orders: Mapping[str, Order]) -> Limits:
         """What an answer may have: one to each order, so the largest of their vectors counts."""
-        return Limits(max((order.shared.nbytes for order in orders.values()), default=0))
+        heads = [order.head.nbytes for order in orders.values() if order.head is not None]
+        vector = max((order.shared.nbytes for order in orders.values()), default=0)
+        return Limits(vector, max(heads, default=0))
 
     def _lost(self, error: BaseException) -> TrainingError:
         """Why the SuperLink does not answer, as far as it can be known."""

@@ -26,9 +26,16 @@ class SuperLink:
     """A SuperLink that runs while it is entered: the operator's secret, and where it writes."""
 
     def __init__(
-        self, folder: Path, host: str, port: int, database: Path, output: Path, vector: int
+        self,
+        folder: Path,
+        host: str,
+        port: int,
+        database: Path,
+        output: Path,
+        vector: int,
+        head: int = 0,
     ) -> None:
-        """With the certificates in ``folder``, for a shared vector of ``vector`` bytes."""
+        """With the certificates in ``folder``, for a shared vector and head of so many bytes."""
         self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
         command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.link"]
         command += ["--ssl-ca-certfile", str(folder / CA), "--isolation", "process"]
@@ -36,7 +43,7 @@ class SuperLink:
         command += ["--ssl-keyfile", str(folder / SERVER_KEY), "--enable-supernode-auth"]
         command += ["--disable-runtime-dependency-installation", "--database", str(database)]
         self._command = [*command, "--host", host, "--port", str(port)]
-        self._own = {link.SECRET: self.secret, link.VECTOR: str(vector)}
+        self._own = {link.SECRET: self.secret, link.VECTOR: str(vector), link.HEAD: str(head)}
 
     def __enter__(self) -> SuperLink:
         self.check_free()

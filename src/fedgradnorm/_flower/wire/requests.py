@@ -61,7 +61,10 @@ def _check_message(request: PushMessagesRequest, node: int | None, limits: Limit
     """One answer, of this node, to the server, to an order; its parts named as they may be."""
     if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
         raise Refused("a request carries one message")
-    about, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+    message, tree = request.messages_list[0], request.message_object_trees[0]
+    if message.HasField("content") == message.HasField("error"):
+        raise Refused("a message has a content or an error")
+    about = message.metadata
     if about.src_node_id != node:
         raise Refused("the message says that it is from another node")
     if about.dst_node_id != SUPERLINK_NODE_ID or not about.reply_to_message_id:

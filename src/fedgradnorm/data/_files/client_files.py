@@ -57,6 +57,7 @@ def client_from_files(
     on_bad: OnBad = "error",
     seed: int = 0,
     base: FilePath | None = None,
+    task_name: str | None = None,
 ) -> Loaded:
     """A client from files; relative paths start at ``base``.
 
@@ -69,7 +70,9 @@ def client_from_files(
     Labels may be text: sorted distinct training labels become classes 0, 1, ... and the result's
     ``label_names`` keeps them. ``on_bad="drop"`` leaves out rows that cannot be read, sums them up
     in the log and lists them in ``dropped``; a test row whose label has no training rows stays and
-    counts as wrong. Everything else as in :func:`client_from_arrays`.
+    counts as wrong. ``task_name`` is that of the task, for clients that have one in common: see
+    ``heads`` and ``key`` in :func:`fedgradnorm.train`. Everything else as in
+    :func:`client_from_arrays`.
     """
     source = FileSource(
         images=None if images is None else _path(base, images, "images"),
@@ -86,7 +89,7 @@ def client_from_files(
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
     paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
-    return _load(name, source, paths, classes, options)
+    return _load(name, source, paths, classes, options, task_name)
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ def _load(
     files: Mapping[str, Path],
     classes: int | None,
     options: Mapping[str, Any],
+    task_name: str | None,
 ) -> Loaded:
     """Read every split, turn labels into class numbers, and make the client."""
     if classes is not None and not source.labels:
@@ -166,7 +170,12 @@ def _load(
     known = _labels(splits, classes) if source.labels else None
     arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
     _tell_dropped(name, splits.values())
-    task = classification(len(known.names)) if known else regression(arrays["train"][1].shape[1])
+    outputs = arrays["train"][1].shape[-1]
+    task = (
+        classification(len(known.names), name=task_name)
+        if known
+        else regression(outputs, name=task_name)
+    )
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
     names, columns = known.names if known else None, splits["train"].inputs

@@ -1,0 +1,178 @@
+"""Heads that clients share, as the server holds them: one flat vector for each group.
+
+The server knows no client's data, so it is told in ``federation.toml`` who has which task, and how
+many outputs that has. From these, the network and the seed it makes the head that a group starts
+with, the same as in one process; no client has a say in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.federation import start_head
+from fedgradnorm._federation.head_averaging import SharedHeads, flat_head
+from fedgradnorm._flower.federation_file import TaskTerms
+from fedgradnorm._round.bounds import Bounds, Cut
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import Aggregate
+from fedgradnorm._round.settings import Heads, Settings
+from fedgradnorm._runs.layout import FEDERATION
+
+ALL = "all"  # the name of the one group that everybody is in
+
+
+@dataclass(frozen=True)
+class Named:
+    """A client as the server knows it."""
+
+    name: str
+    task_name: str
+
+
+class GroupHeads:
+    """The heads of all groups between two rounds, and how the next ones come about.
+
+    ``starts`` are the first ones, by group. The mean is that of ``SharedHeads``, with the shares of
+    the server's own step. ``bounds`` are the server's: a head that goes further than they allow
+    from the one that was sent is brought nearer first.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Named],
+        how: Heads,
+        starts: Mapping[str, Tensor],
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.bounds = bounds
+        self.shared = SharedHeads(members, how, torch.device("cpu"))
+        self.rows = {member.name: row for row, member in enumerate(members)}
+        task = {member.name: member.task_name for member in members}
+        self.group = {
+            name: ALL if how == "all" else task[name]
+            for names in self.shared.groups
+            for name in names
+        }
+        self.vectors = {label: starts[label] for label in self.group.values()}
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest head."""
+        return max((vector.nbytes for vector in self.vectors.values()), default=0)
+
+    def of(self, name: str) -> tuple[str, Tensor | None]:
+        """The client's group and its head; no name and None where its head is its own."""
+        label = self.group.get(name, "")
+        return label, self.vectors[label].clone() if label else None
+
+    def average(
+        self, sent: Mapping[str, Tensor], reports: Reports, weights: Tensor, by: Aggregate
+    ) -> list[Cut]:
+        """Take the heads that a round's clients sent; which of them were over their bound."""
+        near, cuts = self._brought_near(sent)
+        heads = {
+            name: _Flat(near.get(name, self.vectors[label])) for name, label in self.group.items()
+        }
+        self.shared.average_round(heads, reports, weights, by)
+        self.vectors = {
+            label: heads[name].numbers.detach().clone() for name, label in self.group.items()
+        }
+        return cuts
+
+    def _brought_near(self, sent: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Cut]]:
+        """Heads that go no further than the bound allows beside the others of their group."""
+        near, cuts = dict(sent), list[Cut]()
+        if self.bounds is None:
+            return near, cuts
+        for names in self.shared.groups:
+            here = [name for name in names if name in sent]
+            start = self.vectors[self.group[names[0]]]
+            length = torch.tensor([float((sent[n] - start).double().norm()) for n in here])
+            factors, over = self.bounds.shortened(length.double())
+            for cut in over:
+                name = here[cut.row]
+                near[name] = start + float(factors[cut.row]) * (sent[name] - start)
+                cuts.append(cut._replace(row=self.rows[name]))
+        return near, cuts
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on from here, as copies."""
+        return {label: vector.clone() for label, vector in self.vectors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state_dict`` returned."""
+        found = {label: vector.shape for label, vector in state.items()}
+        if found != {label: vector.shape for label, vector in self.vectors.items()}:
+            raise ValueError("shared heads of other groups or shapes")
+        self.vectors = dict(state)
+
+
+class _Flat(nn.Module):
+    """A head of which only its numbers are known."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(numbers.clone())
+
+
+def group_heads(
+    names: Sequence[str],
+    tasks: Mapping[str, TaskTerms],
+    settings: Settings,
+    features: int | None,
+    like: Tensor,
+    bounds: Bounds | None = None,
+) -> GroupHeads | None:
+    """The heads that a federation starts with; None where each client keeps its own.
+
+    ``features`` is how many numbers the network makes of a row, where the server can know that;
+    ``like`` is a tensor of the network's kind.
+    """
+    if settings.heads == "own":
+        return None
+    task = {name: label for label, terms in tasks.items() for name in terms.clients}
+    _check_tasks(names, tasks, task, settings.heads)
+    members = [Named(name, task.get(name, name)) for name in names]
+    starts: dict[str, Tensor] = {}
+    for group in SharedHeads(members, settings.heads, torch.device("cpu")).groups:
+        first, terms = group[0], tasks[task[group[0]]]
+        size = terms.features or features
+        if size is None:
+            raise ConfigError(
+                f"task {task[first]!r} in {FEDERATION}: the server cannot know how many features "
+                "this network makes; add features = their number to the task"
+            )
+        head = start_head(first, size, terms.outputs, settings.seed, like.dtype)
+        starts[ALL if settings.heads == "all" else task[first]] = flat_head(head)
+    return GroupHeads(members, settings.heads, starts, bounds)
+
+
+def _check_tasks(
+    names: Sequence[str], tasks: Mapping[str, Any], task: Mapping[str, str], how: Heads
+) -> None:
+    """A ConfigError unless the tasks say what ``how`` needs to know."""
+    example = 'sorting = { outputs = 3, clients = ["north", "south"] }'
+    if not tasks:
+        raise ConfigError(
+            f"heads = {how!r}: say in {FEDERATION}, under [tasks], who has which task, such as "
+            f"{example}"
+        )
+    if how != "all":
+        return
+    missing = [name for name in names if name not in task]
+    if missing:
+        raise ConfigError(
+            f"heads = 'all' averages everybody's head, but no task in {FEDERATION} names "
+            f"{', '.join(missing)}"
+        )
+    if len({terms.outputs for terms in tasks.values()}) > 1:
+        raise ConfigError(
+            f"heads = 'all' needs heads of one shape, but the tasks in {FEDERATION} differ in "
+            "outputs; keep heads personal (heads = 'own'), or share them by task (heads = 'task')"
+        )

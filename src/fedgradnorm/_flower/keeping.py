@@ -1,0 +1,98 @@
+"""A client's best state of a run, judged by its own validation rows, in a file of its own.
+
+The server sees no validation loss. So each client looks at the network that it is sent, with its
+own head, and keeps a copy of both where they do better than before. What is kept is the client's
+alone: others may keep another round's network. A round that the server repeats brings the same
+network, so it is not judged again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._errors import RunFolderError, TrainingError
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.layout import BEST
+from fedgradnorm._training.stopping import SPLIT, Best
+
+log = logging.getLogger("fedgradnorm")
+
+
+class Present:
+    """What a client has now: its own state, and the network that it was sent."""
+
+    def __init__(self, client: Client, engine: LoopEngine) -> None:
+        self.clients, self.names, self.engine = [client], [client.name], engine
+        self.shared = engine.network.vector.detach().clone()
+
+    def validate(self) -> dict[str, float]:
+        """Loss and metrics on the validation rows."""
+        return self.engine.evaluate(self.shared, SPLIT)[self.names[0]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both, as copies."""
+        return {"shared": self.shared.clone(), "client": self.engine.state_dict()[self.names[0]]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        shared: Tensor = state["shared"]
+        if shared.shape != self.shared.shape:
+            raise ValueError(f"a network of shape {tuple(shared.shape)}")
+        self.shared = shared.to(self.engine.device)
+        self.engine.load_state_dict({self.names[0]: state["client"]})
+
+
+class Keeping:
+    """The best of one run so far, and all evaluations that led to it, by round.
+
+    The client has been left with the best state where there is one, so its own is to be loaded
+    after this.
+    """
+
+    def __init__(self, folder: Path, present: Present, patience: int | None) -> None:
+        self.path, self.present = folder / BEST, present
+        self.best, self.values = Best(present, patience), dict[int, dict[str, float]]()
+        if self.path.exists():
+            self._read(patience)
+
+    def _read(self, patience: int | None) -> None:
+        try:
+            state = checkpoint.load(self.path)
+            self.best.load_state_dict(state["best"])
+            self.values = dict(state["values"])
+        except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            log.warning("%s cannot be used (%s); the best is looked for anew", self.path, error)
+            self.best, self.values = Best(self.present, patience), {}
+
+    def is_due(self, round_number: int, every: int) -> bool:
+        """Whether there is an evaluation at this round: at the first one that the client sees, and
+        then whenever ``every`` rounds are over (0: no more until the end)."""
+        last = max(self.values, default=-1)
+        return last < 0 or (every > 0 and round_number // every > last // every)
+
+    def judge(self, round_number: int) -> None:
+        """Evaluate what the client has now, and keep it if it is the best; written down at once."""
+        if round_number in self.values:
+            return
+        self.values[round_number] = self.present.validate()
+        loss = {self.present.names[0]: self.values[round_number]["loss"]}
+        try:
+            self.best.note(round_number, loss)
+        except TrainingError as error:  # nothing to compare with yet: a later one may be the first
+            log.warning("round %d: %s", round_number, error)
+        checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
+        self.path.chmod(0o600)
+
+    def about(self) -> dict[str, Any]:
+        """What is kept, for run.json; nothing where no evaluation could be used."""
+        if not math.isfinite(self.best.gain):
+            return {}
+        return {"stopped_early": False, "kept": self.best.about()}
