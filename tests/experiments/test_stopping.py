@@ -49,7 +49,8 @@ def gains(run: fgn.Run) -> dict[int, float]:
     """The mean gain of every evaluation, from the history alone."""
     frame = run.history[run.history.split == "validation"]
     table = frame.pivot(index="round", columns="client", values="loss")
-    return ((table.iloc[0] - table) / table.iloc[0]).mean(axis=1).to_dict()
+    first = table.iloc[0]
+    return ((first - table) / table.clip(lower=first, axis=1)).mean(axis=1).to_dict()
 
 
 def assert_same_networks(left: fgn.Run, right: fgn.Run) -> None:
