@@ -10,15 +10,16 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.message import Array
-from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["train", "finish"]
 MESSAGE_TYPE = "train"  # Flower's word for any message of ours; what is asked for is inside
@@ -159,6 +160,8 @@ def _packed(name: str, tensor: Tensor) -> ArrayRecord:
 
 def _unpacked(record: Any, name: str, like: Tensor) -> Tensor:
     """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
+    import torch  # not at the top: the SuperLink needs this module's limits alone
+
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{name}: not an array")
     _same(name, record, (name,))
