@@ -19,6 +19,8 @@ from fedgradnorm._instructions import LIMIT, obstacle
 HELD = ("ATEN_CPU_CAPABILITY", LIMIT, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ORDER = 1
 """The seed of the tests' order, and of Python's and NumPy's generators at each test's start."""
+AT_ONCE = 8
+"""Tests that a process of xdist's is given at a time: enough to share what a module prepares."""
 
 # The toys are far too small for more than one thread; a test of the machine may want more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -41,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """One order by default, and another one with --randomly-seed=N; -p no:randomly has none."""
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = ORDER
+    if getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = AT_ONCE
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow tests first: then no process is left with one while the others have none."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_report_header() -> list[str]:

@@ -36,7 +36,17 @@ def run_inside(*command: object, seen: Path, hosts: Mapping[str, str] | None = N
 
     ``seen`` is the file for what there was to see, ``hosts`` are names and their addresses.
     """
-    words = [*_way(), sys.executable, __file__, *map(str, command)]
+    way = way_inside()
+    if isinstance(way, str):
+        pytest.skip(f"network namespaces are forbidden here: {way}")
+    return run_by(way, *command, seen=seen, hosts=hosts)
+
+
+def run_by(
+    way: tuple[str, ...], *command: object, seen: Path, hosts: Mapping[str, str] | None = None
+) -> str:
+    """What the command said, in namespaces of its own, or here where there is no way to any."""
+    words = [*way, sys.executable, __file__, *map(str, command)] if way else [*map(str, command)]
     more = {HOSTS: json.dumps(hosts or {}), SEEN: str(seen), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         words,
@@ -56,7 +66,8 @@ def assert_alone(seen: Path) -> None:
     assert json.loads(seen.read_text()) == {"interfaces": ["lo"], "loopback": True, "elsewhere": []}
 
 
-def _way() -> tuple[str, ...]:
+def way_inside() -> tuple[str, ...] | str:
+    """The command that makes namespaces, or why there is none."""
     said = "no command 'unshare'"
     for way in WAYS if shutil.which("unshare") else ():
         tried = subprocess.run(
@@ -65,7 +76,7 @@ def _way() -> tuple[str, ...]:
         if tried.returncode == 0:
             return way
         said = tried.stderr.strip().splitlines()[-1]
-    pytest.skip(f"network namespaces are forbidden here: {said}")
+    return said
 
 
 def switch_on() -> None:

@@ -36,6 +36,7 @@ def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
         "import sys, torch, numpy\n"
         "before = set(sys.modules)\n"
         "import fedgradnorm\n"
+        "assert all(hasattr(fedgradnorm, name) for name in fedgradnorm.__all__)\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))\n"
     )
     command = [sys.executable, "-W", "error", "-c", code]
@@ -44,6 +45,24 @@ def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
     assert not set(HEAVY) & set(loaded)
     known = sys.stdlib_module_names | {"fedgradnorm", "torch", "numpy"}
     assert set(loaded) <= known
+
+
+@pytest.mark.parametrize(
+    ("process", "modules"),
+    [
+        ("any command", "fedgradnorm, fedgradnorm._cli"),
+        ("what restarts a client", "fedgradnorm._flower.joining"),
+        ("SuperLink", "fedgradnorm._flower.wire.link, fedgradnorm._flower.wire.door"),
+    ],
+)
+def test_what_trains_nothing_starts_without_torch(process: str, modules: str) -> None:
+    if "_flower.wire" in modules:
+        pytest.importorskip("flwr", reason="Flower is not installed")
+    code = f"import sys, {modules}\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "torch" not in loaded, process
 
 
 def test_importing_and_training_need_none_of_the_heavy_packages() -> None:

@@ -1,11 +1,13 @@
 """Personalised federated multi-task learning with dynamic task weights.
 
 >>> import fedgradnorm as fgn
+
+Each name is imported when it is first used: a process that trains nothing, as the one that restarts
+a client or the one that passes messages on, then starts without PyTorch.
 """
 
-from fedgradnorm import data, experiments, models, tasks, weighting
-from fedgradnorm._benefit.benefit import Benefit
-from fedgradnorm._client import Client
+from typing import TYPE_CHECKING
+
 from fedgradnorm._errors import (
     ConfigError,
     DataError,
@@ -15,14 +17,20 @@ from fedgradnorm._errors import (
     RunFolderError,
     TrainingError,
 )
+from fedgradnorm._lazy import on_demand
 from fedgradnorm._moved import keep_old_paths
-from fedgradnorm._runs.loading import load
-from fedgradnorm._runs.run import Run
-from fedgradnorm._training.alone.worth import worth
-from fedgradnorm._training.train import train
 from fedgradnorm._version import __version__
-from fedgradnorm.tasks import Task, classification, regression
-from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
+
+if TYPE_CHECKING:
+    from fedgradnorm import data, experiments, models, tasks, weighting
+    from fedgradnorm._benefit.benefit import Benefit
+    from fedgradnorm._client import Client
+    from fedgradnorm._runs.loading import load
+    from fedgradnorm._runs.run import Run
+    from fedgradnorm._training.alone.worth import worth
+    from fedgradnorm._training.train import train
+    from fedgradnorm.tasks import Task, classification, regression
+    from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
     "Benefit",
@@ -55,5 +63,28 @@ __all__ = [
     "weighting",
     "worth",
 ]
+
+_ROOMS = ("data", "experiments", "models", "tasks", "weighting")
+_TASKS = ("Task", "classification", "regression")
+_WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
+__getattr__ = on_demand(
+    __name__,
+    {name: f"{__name__}.{name}" for name in _ROOMS}
+    | {name: f"{__name__}.tasks.{name}" for name in _TASKS}
+    | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
+    | {
+        "Benefit": f"{__name__}._benefit.benefit.Benefit",
+        "Client": f"{__name__}._client.Client",
+        "load": f"{__name__}._runs.loading.load",
+        "Run": f"{__name__}._runs.run.Run",
+        "train": f"{__name__}._training.train.train",
+        "worth": f"{__name__}._training.alone.worth.worth",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 keep_old_paths()

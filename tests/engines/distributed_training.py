@@ -16,7 +16,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines.ranks import is_leader
+from fedgradnorm._launched import is_leader
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32

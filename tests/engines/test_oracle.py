@@ -14,6 +14,8 @@ STEPS = {
     (1, 5): ("loop", "stacked"),
 }
 TWO_OF_THREE = 0.67
+ROUNDS = {fgn.models.network1: 20, fgn.models.network2: 7}
+"""Of Network 2 fewer: it has four million numbers, and each client still misses a round."""
 
 
 @pytest.mark.slow
@@ -27,7 +29,9 @@ def test_engines_equal_the_oracle(make, shape, steps, optimizer):
         torch.manual_seed(0)
         network = make().double()
     clients = mixed_clients(shape)
-    found = compare_with_oracle(network, clients, 20, optimizer, *steps, TWO_OF_THREE, STEPS[steps])
+    found = compare_with_oracle(
+        network, clients, ROUNDS[make], optimizer, *steps, TWO_OF_THREE, STEPS[steps]
+    )
     for engine, gaps in found.items():
         assert gaps.pop("moved") > 1e-6
         assert max(gaps.values()) < 1e-10, (engine, gaps)

@@ -44,8 +44,14 @@ def _too_long(*_):
 
 
 def seen(folder):
-    """Every file with its size and time."""
-    return {p: (p.lstat().st_size, p.lstat().st_mtime_ns) for p in folder.rglob("*")}
+    """Every folder, and every file with its size and time.
+
+    A folder's own time is no trace: a run folder is claimed, and removed, inside another one.
+    """
+    return {
+        p: None if p.is_dir() else (p.lstat().st_size, p.lstat().st_mtime_ns)
+        for p in folder.rglob("*")
+    }
 
 
 def peak():

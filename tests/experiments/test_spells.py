@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from experiments.resuming import assert_equal_to_the_bit
+from experiments.killed_training import go
+from experiments.resuming import assert_equal_to_the_bit, begun
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._training.spells import LONGEST, Spells
@@ -68,6 +69,37 @@ def test_one_spell_is_two_lines_with_its_length(begin: int, end: int) -> None:
         f"round {end}: client 'a' has a gradient again; its weight moves; "
         f"held in {end - begin:,} of the last {end - begin:,} rounds",
     ]
+
+
+ODD = [
+    [False, {"x": 1}, 0, 0, 0, 0],
+    [False, -1, 0, 0, 0, 0],
+    [False, 0, 1.5, 0, 0, 0],
+    ["no", 0, 0, 0, 0, 0],
+    [False] * 6,
+    [False, 1, 1, 1, 1, 1, 1],
+    [],
+    7,
+]
+
+
+@pytest.mark.parametrize("state", ODD, ids=repr)
+def test_a_checkpoint_with_an_odd_count_is_refused_before_anything_is_trained(
+    state: Any, tmp_path: Path
+) -> None:
+    path = begun(tmp_path / "run") / "checkpoint.safetensors"
+    whole = checkpoint.load(path)
+    whole["trainer"]["watch"]["holding"]["side"] = state
+    checkpoint.save(whole, path)
+    with pytest.raises(fgn.RunFolderError, match="its checkpoint does not fit"):
+        go(tmp_path / "run")
+
+
+def test_a_huge_count_of_lines_takes_no_time() -> None:
+    spells = holding(["a"])
+    spells.load_state_dict({"a": [False, 10**30, 0, 0, 0, 0]})
+    assert noted(spells, [True] * LONGEST) == []
+    assert len(noted(spells, [True])) == 1
 
 
 @given(TROUBLES, st.integers(0, 300))

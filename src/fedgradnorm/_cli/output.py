@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -14,10 +14,12 @@ from rich.logging import RichHandler
 from rich.progress import Progress
 from typer.core import TyperGroup
 
-from fedgradnorm._engines.ranks import is_leader
 from fedgradnorm._errors import FedGradNormError, TrainingError
+from fedgradnorm._launched import is_leader
 from fedgradnorm._training.interrupt import one_press
-from fedgradnorm.data._sources import DataProgress
+
+if TYPE_CHECKING:
+    from fedgradnorm.data._sources import DataProgress
 
 FILE_WIDTH = 120
 BAD_INPUT, FAILED, STOPPED = 2, 1, 130

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgradnorm._cli.output import data_bar, err, resumable, say, tell
+from fedgradnorm._launched import is_leader
 
 if TYPE_CHECKING:
     from fedgradnorm._training.sinks import Show
@@ -100,8 +101,6 @@ def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
 
 def show_run(folder: Path) -> None:
     """The table of one run, and where it is."""
-    from fedgradnorm._engines.ranks import is_leader
-
     if not is_leader():
         return
     from fedgradnorm._report.record import records_of

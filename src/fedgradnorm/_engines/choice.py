@@ -18,10 +18,11 @@ from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.inner_products import ProductTap
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.ranks import asked_for, world
+from fedgradnorm._engines.ranks import world
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.weighting import Needs

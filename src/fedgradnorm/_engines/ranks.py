@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._launched import asked_for
 
 TIMEOUT = "FEDGRADNORM_RANK_TIMEOUT"  # seconds to wait for the slowest rank
 PATIENCE = 600.0
@@ -89,16 +90,6 @@ class World:
         state = {key: value.cpu() for key, value in network.state_dict().items()}
         network.load_state_dict(self.leaders(state))
         return network
-
-
-def asked_for() -> int:
-    """How many ranks torchrun was asked for; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_leader() -> bool:
-    """Whether this process may write and speak; known before any rank has been met."""
-    return int(os.environ.get("RANK", "0")) == 0 or asked_for() == 1
 
 
 def world() -> World:

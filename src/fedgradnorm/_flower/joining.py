@@ -1,7 +1,8 @@
 """``join``: this client's node, connected as long as anybody wants it.
 
 The node works in a process of its own, so that whatever ends it (a lost key, a crash, kill -9) is
-followed by another one, with growing pauses, until this one is stopped.
+followed by another one, with growing pauses, until this one is stopped. This one reads nothing and
+trains nothing, so that it starts at once and holds little memory.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._flower.agreement import agree
-from fedgradnorm._flower.federation_file import ClientFile, read_client
-from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import LOCK, NODE
 from fedgradnorm._runs.locking import HINT, alone
-from fedgradnorm.experiments._config.config_file import build
+
+if TYPE_CHECKING:
+    from fedgradnorm._flower.federation_file import ClientFile
 
 log = logging.getLogger("fedgradnorm")
 
@@ -44,7 +45,6 @@ def join_command(path: Path, allow: Sequence[str]) -> list[str]:
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:
     """Keep a node running; only wrong input ends it."""
-    read_client(path)
     command = [*join_command(path, allow), "--once"]
     pause = FIRST_PAUSE
     while True:
@@ -66,6 +66,11 @@ def join(path: Path, allow: Sequence[str] = ()) -> None:
 
 def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ()) -> None:
     """One node: load data, check the server's certificate, answer orders until the end."""
+    from fedgradnorm._flower.agreement import agree
+    from fedgradnorm._flower.federation_file import read_client
+    from fedgradnorm._flower.participant import Participant
+    from fedgradnorm.experiments._config.config_file import build
+
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config)

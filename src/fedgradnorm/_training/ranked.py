@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fedgradnorm._engines import ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
+from fedgradnorm._launched import asked_for
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.folder import Place, RunFolder
@@ -55,9 +56,9 @@ def meet(engine: str) -> World:
     """The ranks of this run; a ConfigError if the engine would train everything on each of them."""
     if engine in ("auto", "distributed"):
         return ranks.world()
-    if ranks.asked_for() > 1:
+    if asked_for() > 1:
         raise ConfigError(
-            f"engine {engine!r} runs in one process, but torchrun started {ranks.asked_for()}; "
+            f"engine {engine!r} runs in one process, but torchrun started {asked_for()}; "
             "use engine='distributed' or 'auto', or leave torchrun out"
         )
     return World()

@@ -28,7 +28,7 @@ class Spell:
         """Count a round; whether a line is due, because the trouble has begun or ended."""
         self.total += trouble
         self.rounds += 1
-        waited = not self.lines or self.seen >= min(LONGEST, 2 ** (self.lines - 1))
+        waited = not self.lines or self.seen >= _wait(self.lines)
         if trouble != self.on and waited:
             return True
         self.hits += trouble
@@ -39,6 +39,19 @@ class Spell:
         """A line was written: count from this round on."""
         self.on, self.lines = trouble, self.lines + 1
         self.hits, self.seen = int(trouble), 1
+
+
+def _wait(lines: int) -> int:
+    """Rounds to wait after so many lines."""
+    return min(LONGEST, 1 << min(lines - 1, LONGEST.bit_length()))
+
+
+def _stored(name: str, state: Any) -> Spell:
+    """A spell out of a checkpoint; a ValueError if it cannot be one."""
+    on, *counts = state
+    if type(on) is not bool or not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(f"watch.{name} is {state!r:.40}")
+    return Spell(on, *counts)
 
 
 class Spells:
@@ -90,4 +103,4 @@ class Spells:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned; clients that it does not know begin anew."""
         for name in self.clients:
-            self.clients[name] = Spell(*state[name]) if name in state else Spell()
+            self.clients[name] = _stored(name, state[name]) if name in state else Spell()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.ranks import is_leader
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._launched import is_leader
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG
 from fedgradnorm._runs.reading import check_file, present

@@ -11,15 +11,16 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.message import Array
-from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Kind = Literal["train", "finish"]
 MESSAGE_TYPE = "train"  # Flower's word for any message of ours; what is asked for is inside
@@ -191,6 +192,8 @@ def _packed(name: str, tensor: Tensor) -> ArrayRecord:
 
 def _packed_head(group: str, head: Tensor | None) -> dict[str, ArrayRecord]:
     """The record of a shared head, if there is one. Chance at its end: see ``SALT``."""
+    import torch
+
     if head is None:
         return {}
     numbers = head.detach().cpu()
@@ -200,12 +203,16 @@ def _packed_head(group: str, head: Tensor | None) -> dict[str, ArrayRecord]:
 
 def _unpacked_head(record: Any, group: str, like: Tensor) -> Tensor:
     """The head of this group, and of no other."""
+    import torch
+
     whole = _unpacked(record, group, torch.cat([like, like.new_zeros(GRAINS)]), f"head {group!r}")
     return whole[:-GRAINS].clone()
 
 
 def _unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
     """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
+    import torch  # not at the top: the SuperLink needs this module's limits alone
+
     name = name or key
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{name}: not an array")

@@ -15,8 +15,8 @@ from torch import nn
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._client import Client
-from fedgradnorm._engines.ranks import is_leader
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present

@@ -1,0 +1,15 @@
+"""How this process was started, as torchrun's environment says; known before any rank was met."""
+
+from __future__ import annotations
+
+import os
+
+
+def asked_for() -> int:
+    """How many ranks torchrun was asked for; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_leader() -> bool:
+    """Whether this process may write and speak."""
+    return int(os.environ.get("RANK", "0")) == 0 or asked_for() == 1
