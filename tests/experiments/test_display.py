@@ -62,3 +62,19 @@ def test_train_uses_it(tmp_path, capsys):
 
 def test_clock():
     assert [clock(s) for s in (0.4, 59, 61, 3723)] == ["0 s", "59 s", "1:01", "1:02:03"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_of_very_many_clients_three_are_shown(terminal):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
+    with live_display(0, console=console) as show:
+        show(event(4, {f"school-{k}": float(k) for k in range(139)}))
+    shown = text.getvalue()
+    for part in (
+        "least of 139: school-0",
+        "median of 139: school-69",
+        "largest of 139: school-138",
+    ):
+        assert part in shown
+    assert "school-7 " not in shown

@@ -16,6 +16,7 @@ from fedgradnorm._training.trainer import Progress
 
 PER_SECOND = 8
 PLAIN_SECONDS = 5.0
+MOST_CLIENTS = 20  # that are shown one by one
 
 
 @contextmanager
@@ -92,19 +93,27 @@ class _View:
         table.add_column("client")
         for name in (event.shown, "weight"):
             table.add_column(name, justify="right")
-        # The table is copied first: this runs in the display's thread.
-        for name, loss in list(self.losses.items()):
-            table.add_row(Text(name), f"{loss:.4g}", f"{self.weights.get(name, 1.0):.3f}")
+        for name, loss, weight in self.shown():
+            table.add_row(Text(name), f"{loss:.4g}", f"{weight:.3f}")
         ended = [Text(f"{self.title}: {event.ended}")] if event.ended else []
         return Group(line, table, *ended)
+
+    def shown(self) -> list[tuple[str, float, float]]:
+        """Clients with loss and weight; of very many the least, the median and the largest loss."""
+        # The table is copied first: this runs in the display's thread.
+        rows = [(name, loss, self.weights.get(name, 1.0)) for name, loss in [*self.losses.items()]]
+        if len(rows) <= MOST_CLIENTS:
+            return rows
+        ranked = sorted(rows, key=lambda row: row[1])
+        picked = {"least": ranked[0], "median": ranked[len(rows) // 2], "largest": ranked[-1]}
+        return [(f"{what} of {len(rows)}: {row[0]}", *row[1:]) for what, row in picked.items()]
 
     def line(self) -> str:
         """The same on one plain line."""
         event = self.event
         assert event is not None
         clients = ", ".join(
-            f"{name} {loss:.4g} (x{self.weights.get(name, 1.0):.3f})"
-            for name, loss in self.losses.items()
+            f"{name} {loss:.4g} (x{weight:.3f})" for name, loss, weight in self.shown()
         )
         return (
             f"{self.named}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
