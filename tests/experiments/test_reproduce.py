@@ -16,7 +16,13 @@ from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._methods import METHODS
-from fedgradnorm.experiments._reproduce import NAMES, SIDE_BY_SIDE, experiments, load_experiment
+from fedgradnorm.experiments._reproduce import (
+    NAMES,
+    SIDE_BY_SIDE,
+    WORTH,
+    experiments,
+    load_experiment,
+)
 from fedgradnorm.experiments._sweep import points
 from fedgradnorm.experiments._trials import plan
 
@@ -48,6 +54,23 @@ def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
     published = (CONFIGS.parent / "docs" / "results" / name).exists()
     assert (f"docs/results/{name}" if published else "docs/results") in opening
     assert load_config(beside).table() == load_experiment(name).table()
+
+
+@pytest.mark.parametrize("name", WORTH)
+def test_what_joining_is_worth_is_packaged_and_fair_to_those_alone(name):
+    file, words = WORTH[name]
+    beside = CONFIGS / f"{file}.toml"
+    assert beside.is_symlink()
+    assert "fedgradnorm reproduce worth " in beside.read_text().partition("\nname =")[0]
+    config = load_experiment(name)
+    assert config.table() == load_config(beside, words).table()
+    assert (config.compare.baseline, config.compare.methods[0]) == ("local", "local")
+    entries = read_entries(config.compare.methods, 1, swept=False)
+    for entry in entries:  # the same stopping, start and tuning for everybody
+        settings = config.variant(entry.method, 0, entry.own).settings
+        assert (settings.keep, settings.head_start) == ("best", "targets")
+        assert settings.patience is not None
+        assert settings.personalize is not None
 
 
 @pytest.mark.parametrize("name", NAMES)
