@@ -50,7 +50,7 @@ def same(one: fgn.Run, other: fgn.Run, name: str) -> bool:
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=" ".join)
 def test_everybody_keeps_the_best_of_what_it_could_have_had(how: dict, steps: int) -> None:
     table = {**CHOICE, "steps": steps}
     chosen = train(**how, personalize=table)
