@@ -37,7 +37,8 @@ def worth_figure(found: Sequence[Gains], path: str | Path) -> Path:
     for axes, name in zip(panels, data, strict=True):
         _forest(axes, [one for one in found if one.data == name], arms, colours)
         axes.set_title(name, fontsize=11, weight="bold")
-    panels[0].set_yticks(range(len(arms)), arms, fontsize=8)
+    names = [arm.replace("training.", "") for arm in arms]
+    panels[0].set_yticks(range(len(arms)), names, fontsize=8)
     panels[0].invert_yaxis()
     handles = {
         end: h for axes in panels for h, end in zip(*axes.get_legend_handles_labels(), strict=True)
@@ -83,9 +84,11 @@ def _by_rows(axes: Any, found: Sequence[Gains]) -> None:
                   label=f"{one.data}: {one.arm.label}, {one.end}")  # fmt: skip
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xscale("log")
+    for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        ticks("{x:g}")
     axes.set_xlabel("training rows of the client")
     axes.set_ylabel("gain over alone, %")
     axes.set_title("Each client, under its data set's best arm", fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=7, frameon=False, ncols=2)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
