@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -110,3 +111,16 @@ def test_tables_and_figure_are_written(folder: Path, found: list[Gains]) -> None
     assert len(worth_grid(found).rows) == 6
     for ending in ("png", "pdf"):
         assert (folder / "figures" / f"worth.{ending}").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_published_tables_are_those_of_their_runs(tmp_path: Path) -> None:
+    place = Path(__file__).parents[2] / "docs" / "results" / "worth"
+    with tarfile.open(place / "worth.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    names = list(dict.fromkeys(pd.read_csv(place / "worth.csv").data))
+    found = all_gains(
+        {n: read_comparison([tmp_path / "worth" / f"worth-{n}"], "local") for n in names}
+    )
+    assert (place / "worth.csv").read_text() == to_csv(worth_grid(found))
+    assert (place / "worth-tasks.csv").read_text() == to_csv(by_task_grid(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedgradnorm._report.cells import arm_cell, p_value, percent, word
+from fedgradnorm._report.cells import arm_cell, p_value, percent, whole, word
 from fedgradnorm._report.grid import Cell, Grid
 from fedgradnorm._report.worth_gains import Gains
 from fedgradnorm._stored.summary import Estimate
@@ -23,7 +23,7 @@ def worth_grid(found: Sequence[Gains]) -> Grid:
     """A line per data set, arm and end."""
     columns = (
         "data", "method", "ends with", "gain over alone", "p", "gain", "lose", "worst client",
-        "its gain",
+        "its gain", "seeds",
     )  # fmt: skip
     groups = [
         tuple(_line(one) for one in found if one.data == data)
@@ -37,6 +37,7 @@ def _line(one: Gains) -> tuple[Cell, ...]:
     return (
         word(one.data), arm_cell(one.arm.label), word(one.end), percent(one.mean), p_value(one.p),
         _share(one, +1), _share(one, -1), word(name), percent(Estimate(least, float("nan"), 1)),
+        whole(len(one.seeds)),
     )  # fmt: skip
 
 
