@@ -113,13 +113,25 @@ class Run:
         one, network = self.clients[client], self.networks[client]
         values = as_input(x, network, "cpu")
         own = {name: b.clone() for name, b in network.named_buffers()}
-        _set_buffers(network, one.buffers)
+        set_buffers(network, one.buffers)
         try:
             return predict(network, one.head, values)
         except (RuntimeError, IndexError, ValueError) as error:
             raise refused(client, values, error) from error
         finally:
-            _set_buffers(network, own)
+            set_buffers(network, own)
+
+    def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
+        """Write one client as one program: scaling, network, statistics and head (torch.export).
+
+        It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
+        ``x`` are rows to try it on, whose kind of numbers it then takes; by default float64 where
+        inputs are scaled, else the network's. It is read back and compared with ``predict`` before
+        the file is written. Use it as ``torch.export.load(path).module()(x)``.
+        """
+        from fedgradnorm._runs.after.exporting import export
+
+        return export(self, client, path, x)
 
     def benefit(
         self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
@@ -193,7 +205,8 @@ def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, 
     }
 
 
-def _set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Put a client's own running statistics in place, as far as it has any."""
     for name, buffer in network.named_buffers():
         if name in buffers:
             buffer.copy_(buffers[name])
