@@ -159,6 +159,7 @@ _RUN: dict[str, Rule] = {
     "stopped_early": _FLAG,
     "kept": _TABLE,
     "personal": _TABLE,
+    "start": _TABLE,
     "settings": _TABLE,
     "weighting": _TABLE,
     "clients": _TABLE,

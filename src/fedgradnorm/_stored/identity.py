@@ -102,8 +102,9 @@ def frozen(value: Any) -> Hashable:
 
 
 def _training(run: StoredRun) -> Facts:
-    settings = run.part("settings")
-    return completed(settings) if settings else renamed(run.part("training"))
+    settings, start = run.part("settings"), run.part("start").get("fingerprint")
+    table = completed(settings) if settings else renamed(run.part("training"))
+    return table if start is None else {**table, "start": start}
 
 
 def _weighting(run: StoredRun) -> Facts:
