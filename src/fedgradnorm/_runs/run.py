@@ -121,6 +121,27 @@ class Run:
         finally:
             set_buffers(network, own)
 
+    def personalize(
+        self,
+        client: Client,
+        *,
+        steps: int = 200,
+        lr: float | None = None,
+        what: str | list[str] = "head",
+    ) -> Run:
+        """A run that has ``client`` too, whose head was tuned on its training rows.
+
+        The client may be new, with a fresh head, or one of the run's, which it then replaces; that
+        one goes on with its head. With ``what="network"``, or a list of layers, it also tunes a
+        copy of the network, its own. It keeps the step that its validation rows like best, no step
+        included; without such rows the last one. ``lr`` is the run's by default, and so are batch
+        size, optimiser and seed. This run and its shared network stay as they are.
+        """
+        from fedgradnorm._runs.after.personalizing import personalized
+
+        rate = {} if lr is None else {"lr": lr}
+        return personalized(self, client, {"steps": steps, "what": what, **rate})
+
     def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
         """Write one client as one program: scaling, network, statistics and head (torch.export).
 
@@ -165,7 +186,7 @@ class Run:
                 row["last_loss"] = train.loss.iloc[-1]
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                row.update({k: v for k, v in metrics.items() if k in _metric_names(self.table)})
+                row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 
@@ -212,7 +233,8 @@ def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
             buffer.copy_(buffers[name])
 
 
-def _metric_names(table: History) -> set[str]:
+def metric_names(table: History) -> set[str]:
+    """The columns of a history that are clients' metrics."""
     from fedgradnorm._runs.history import KEYS, SIGNALS
 
     return set(table.columns) - set(KEYS) - set(SIGNALS)

@@ -104,7 +104,8 @@ def frozen(value: Any) -> Hashable:
 def _training(run: StoredRun) -> Facts:
     settings, start = run.part("settings"), run.part("start").get("fingerprint")
     table = completed(settings) if settings else renamed(run.part("training"))
-    return table if start is None else {**table, "start": start}
+    later = _flat(run.part("personalized"), "personalized.")  # after the run was over
+    return {**table, **later, **({} if start is None else {"start": start})}
 
 
 def _weighting(run: StoredRun) -> Facts:

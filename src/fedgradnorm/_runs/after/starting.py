@@ -147,10 +147,13 @@ def _heads(
 
 
 def known_head(
-    run: Run, network: nn.Module, client: Client, settings: Settings
+    run: Run, network: nn.Module, client: Client, settings: Settings, like: str = ""
 ) -> nn.Module | None:
-    """The client's head as the run left it; None where it has none of this task and shape."""
-    before = run.clients.get(client.name)
+    """The client's head as the run left it; None where it has none of this task and shape.
+
+    ``like`` is the client whose head it is, where that is another one.
+    """
+    before = run.clients.get(like or client.name)
     if before is None or before.kind != client.task.kind:
         return None
     head = make_head(network, client, settings.seed)
