@@ -16,11 +16,14 @@ from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._federation.federation import make_head
+from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
-from fedgradnorm._runs.layout import CHECKPOINT
+from fedgradnorm._runs.layout import CHECKPOINT, CONFIG
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
+from fedgradnorm.experiments import load_config
+from fedgradnorm.experiments import run as execute
 
 HOW = {"rounds": 3, "batch_size": 8, "lr": 0.05, "device": "cpu", "weighting": fgn.Equal()}
 
@@ -178,6 +181,30 @@ def test_a_run_without_its_first_checkpoint_asks_for_the_start(tmp_path: Path) -
     whole = train(start=run, folder=tmp_path / "whole")
     assert train(start=run, folder=tmp_path / "run", resume=True).weights == whole.weights
     assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_command_killed_as_it_begins_is_not_resumed_without_its_start(tmp_path: Path) -> None:
+    """A config alone would be resumed as a run that starts at random."""
+    config = load_config(small_config(tmp_path))
+    execute(config, tmp_path / "first")
+
+    class Killed(BaseException):
+        pass
+
+    def write(path: Path, data: bytes) -> None:
+        if path.name == CONFIG:
+            raise Killed
+        write_atomically(path, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        write_atomically = checkpoint.write_atomically
+        patch.setattr(checkpoint, "write_atomically", write)
+        with pytest.raises(Killed):
+            execute(config, tmp_path / "second", start=tmp_path / "first")
+    assert read_about(tmp_path / "second")["start"]
+    result = CliRunner().invoke(app, ["resume", str(tmp_path / "second")])
+    assert result.exit_code == 2
+    assert not (tmp_path / "second" / CHECKPOINT).exists()
 
 
 def frozen(value: float) -> nn.Module:

@@ -46,15 +46,23 @@ class Deployed(nn.Module):
 def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     """Write the program of one client; nothing is written unless it answers as the run does."""
     choose(name, run.clients, "client")
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        why = "it is a folder" if target.is_dir() else f"there is no folder {target.parent}"
-        raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
+    target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
     program = _program(name, Deployed(run.clients[name], run.networks[name]), rows)
     _check(run, name, program, rows)
     with writing(target, "choose another file"):
         checkpoint.write_atomically(target, program)
+    return target
+
+
+def _target(name: str, path: str | Path) -> Path:
+    """Where the program goes; PyTorch knows its programs by their ending."""
+    target = Path(path)
+    why = "it must end with .pt2" if target.suffix != ".pt2" else ""
+    why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
+    why = "it is a folder" if target.is_dir() else why
+    if why:
+        raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
     return target
 
 
