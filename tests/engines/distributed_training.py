@@ -21,11 +21,12 @@ from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
 LOOP: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
+STILL: dict[str, Any] = {**LOOP, "network": partial(toys.noisy_network, bias=False)}
 CASES: dict[str, dict[str, Any]] = {
     "joint": {},
     "float32": {"dtype": SINGLE},
     "stacked": {"shared_steps": 3, "head_steps": 2},
-    "loop": {**LOOP, "network": partial(toys.noisy_network, bias=False)},
+    "loop": STILL,
     "idle bias": {**LOOP, "network": toys.noisy_network},
     "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
     "gram": {"weighting": MGDA},
@@ -48,12 +49,15 @@ CASES: dict[str, dict[str, Any]] = {
         "keep": "best",
         "eval_every": 2,
     },
+    "started": {**STILL, "start": {**STILL, "rounds": 3}},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 
 
 def train(engine: str, **case: Any) -> fgn.Run:
     """One case; every rank has a generator of its own, and none of that may matter."""
+    if "start" in case:
+        case["start"] = train(engine, **case["start"])
     case = {"rounds": 8, "batch_size": 8, "lr": 0.02, "eval_every": 4, "seed": 3, **case}
     kinds = case.pop("kinds", (*toys.NAMES, "side"))
     sizes = (48, 30, 24, 20)

@@ -125,3 +125,11 @@ def test_a_factory_that_fails_or_gives_no_network_is_named(config):
     assert "'nothing'" in refusal(config, 'network={name="mine:broken"}', allow=["mine"])
     said = refusal(config, 'network={name="mine:text"}', allow=["mine"], error=ModelError)
     assert "gave a str, not an nn.Module" in said
+
+
+def test_a_class_of_ones_own_goes_on_from_its_run(config, tmp_path):
+    """Its run folder cannot rebuild the class, but the config's network is an instance of it."""
+    mine = load_config(config, ["network={name='mine:Net'}"], allow=["mine"])
+    first = execute(mine, tmp_path / "first")
+    second = execute(mine, tmp_path / "second", start=tmp_path / "first")
+    assert second.about["start"]["heads"] == list(first.clients)

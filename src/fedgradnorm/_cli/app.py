@@ -9,6 +9,7 @@ import typer
 from fedgradnorm._cli import compare_commands as comparison
 from fedgradnorm._cli import data_commands as data
 from fedgradnorm._cli import demo
+from fedgradnorm._cli import export_command as exporting
 from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import theory_command as theory
@@ -58,6 +59,7 @@ for command in (
     demo.demo,
     training.run,
     training.resume,
+    exporting.export,
     comparison.compare,
     comparison.reproduce,
     joining.worth,

@@ -38,7 +38,20 @@ Allow = Annotated[
 ]
 
 
-def run(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None) -> None:
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="Go on from a finished run: its network, and the heads of clients that it knows.",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    config: ConfigFile, overrides: Overrides = None, *, start: From = None, allow: Allow = None
+) -> None:
     """Train one config and keep everything in a run folder.
 
     The folder is OUTPUT/NAME-METHOD-seedSEED, with a number where that is taken. It holds the
@@ -51,6 +64,8 @@ def run(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None)
     - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 training.epochs=3`
 
     - `fedgradnorm run configs/radcom.toml weighting.gamma=0.5 output.folder=/tmp/runs`
+
+    - `fedgradnorm run configs/radcom.toml seed=1 --from runs/radcom-fedgradnorm-seed0`
     """
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import execute, new_folder
@@ -58,7 +73,7 @@ def run(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None)
     wanted = load_config(config, overrides or [], allow=allow or ())
     folder = new_folder(wanted)
     with resumable(f"fedgradnorm resume {folder}{allowing(allow)}"), data_bar("data") as bar:
-        execute(wanted, folder, progress=True, data_progress=bar)
+        execute(wanted, folder, start=start, progress=True, data_progress=bar)
     show_run(folder)
 
 

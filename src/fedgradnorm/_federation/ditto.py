@@ -71,6 +71,14 @@ class Ditto(Federation):
         found = [own.evaluate(split) for own in self.personal.values()]
         return {name: values for result in found for name, values in result.items()}
 
+    def begin(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    ) -> None:
+        """The networks are the personal ones."""
+        super().begin(statistics, {})
+        for own in self.personal.values():
+            own.begin(statistics, networks)
+
     def state_dict(self) -> dict[str, Any]:
         """The federation's state and every personal one."""
         personal = {name: own.state_dict() for name, own in self.personal.items()}

@@ -206,6 +206,17 @@ class Federation:
         flat.vector.copy_(self.server.shared.data if own is None else own)
         return flat.module
 
+    def begin(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    ) -> None:
+        """Start with these running statistics of clients, and these networks of clients alone."""
+        states = self.engine.state_dict()  # all ranks take part in this
+        mine = [name for name in self.names if name in statistics]
+        self.engine.load_state_dict({n: {**states[n], "buffers": statistics[n]} for n in mine})
+        for name in self.names:
+            if name in networks:
+                self.server.shared.data.copy_(networks[name])
+
     def state_dict(self) -> dict[str, Any]:
         """Server and clients, everything needed to go on."""
         return {"server": self.server.state_dict(), "clients": self.engine.state_dict()}

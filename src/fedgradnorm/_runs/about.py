@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._checks import shown
+from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
@@ -52,6 +53,22 @@ def read_about(folder: Path) -> dict[str, Any]:
     for name, client in about["clients"].items():
         _check(path, client, _CLIENT, {"kind"}, f"clients.{name}.")
     return about
+
+
+def client_info(client: Client) -> dict[str, Any]:
+    """What run.json says of a client: its task, and its rows without their values."""
+    return {
+        "kind": client.task.kind,
+        "outputs": client.task.outputs,
+        "task": client.task_name,
+        "loss_scale": client.task.loss_scale,
+        "size": client.size,
+        "labels": list(client.labels) if client.labels else None,
+        "columns": list(client.columns) if client.columns else None,
+        "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
+        "inputs": list(client.train[0].shape[1:]),
+        "fingerprint": client.fingerprint(),
+    }
 
 
 def kept_words(about: Mapping[str, Any]) -> str:
@@ -159,6 +176,8 @@ _RUN: dict[str, Rule] = {
     "stopped_early": _FLAG,
     "kept": _TABLE,
     "personal": _TABLE,
+    "personalized": _TABLE,
+    "start": _TABLE,
     "settings": _TABLE,
     "weighting": _TABLE,
     "clients": _TABLE,

@@ -87,7 +87,7 @@ class RunFolder:
         self._before = float(self.about.get("seconds", 0.0))
         _check_same(self.path, self.about, json.loads(json.dumps(now)))
         if not present(self.path / CHECKPOINT):
-            _check_unbegun(self.path, self.about)
+            _check_unbegun(self.path, self.about, now)
             return None
         state = checkpoint.load(self.path / CHECKPOINT)
         try:
@@ -106,6 +106,8 @@ class RunFolder:
         self._claim.begun = True
         for left_by_a_kill in filter(Path.is_file, self.path.rglob(TEMPORARY)):
             left_by_a_kill.unlink()
+        if not resume and "start" in self.about:  # before a config that could be resumed without it
+            write_about(self.path, self.about)
         if self._claim.config and not present(self.path / CONFIG):
             checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
         self._handler = self._start_log()
@@ -199,6 +201,7 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     given = {**before, "settings": completed(before["settings"])}
     if difference := _other_clients(before["clients"], now["clients"]):
         raise RunFolderError(f"{path}: cannot resume with other {difference}")
+    _check_start(path, before, now)
     for key, what in SAME.items():
         if given.get(key) != now[key]:
             raise RunFolderError(
@@ -206,12 +209,29 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
             )
 
 
-def _check_unbegun(path: Path, about: Mapping[str, Any]) -> None:
+def _check_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse another start than the run had; none is needed, because its checkpoint holds it."""
+    then, given = (about.get("start", {}).get("fingerprint") for about in (before, now))
+    if given is not None and given != then:
+        began = "without another run" if then is None else f"with what run {then} had trained"
+        raise RunFolderError(
+            f"{path}: cannot resume with another start: the run began {began}, start is run "
+            f"{given}; leave start out, the checkpoint holds what the run began with"
+        )
+
+
+def _check_unbegun(path: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run without a checkpoint starts over, but only if it never had one."""
     if about.get("checkpoint") or about["finished"] or present(path / CLIENTS):
         raise RunFolderError(
             f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; put a copy of the file "
             "back, or start the run again in another folder"
+        )
+    if "start" in about and "start" not in now:
+        raise RunFolderError(
+            f"{path} was stopped before its first checkpoint, so it needs the run that it started "
+            f"from ({about['start'].get('fingerprint')}) once more; give it as start, or start "
+            "again in another folder"
         )
 
 

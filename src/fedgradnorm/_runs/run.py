@@ -113,13 +113,46 @@ class Run:
         one, network = self.clients[client], self.networks[client]
         values = as_input(x, network, "cpu")
         own = {name: b.clone() for name, b in network.named_buffers()}
-        _set_buffers(network, one.buffers)
+        set_buffers(network, one.buffers)
         try:
             return predict(network, one.head, values)
         except (RuntimeError, IndexError, ValueError) as error:
             raise refused(client, values, error) from error
         finally:
-            _set_buffers(network, own)
+            set_buffers(network, own)
+
+    def personalize(
+        self,
+        client: Client,
+        *,
+        steps: int = 200,
+        lr: float | None = None,
+        what: str | list[str] = "head",
+    ) -> Run:
+        """A run that has ``client`` too, whose head was tuned on its training rows.
+
+        The client may be new, with a fresh head, or one of the run's, which it then replaces; that
+        one goes on with its head. With ``what="network"``, or a list of layers, it also tunes a
+        copy of the network, its own. It keeps the step that its validation rows like best, no step
+        included; without such rows the last one. ``lr`` is the run's by default, and so are batch
+        size, optimiser and seed. This run and its shared network stay as they are.
+        """
+        from fedgradnorm._runs.after.personalizing import personalized
+
+        rate = {} if lr is None else {"lr": lr}
+        return personalized(self, client, {"steps": steps, "what": what, **rate})
+
+    def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
+        """Write one client as one program: scaling, network, statistics and head (torch.export).
+
+        It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
+        ``x`` are rows to try it on, whose kind of numbers it then takes; by default float64 where
+        inputs are scaled, else the network's. It is read back and compared with ``predict`` before
+        the file is written. Use it as ``torch.export.load(path).module()(x)``.
+        """
+        from fedgradnorm._runs.after.exporting import export
+
+        return export(self, client, path, x)
 
     def benefit(
         self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
@@ -153,7 +186,7 @@ class Run:
                 row["last_loss"] = train.loss.iloc[-1]
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                row.update({k: v for k, v in metrics.items() if k in _metric_names(self.table)})
+                row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 
@@ -193,13 +226,15 @@ def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, 
     }
 
 
-def _set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Put a client's own running statistics in place, as far as it has any."""
     for name, buffer in network.named_buffers():
         if name in buffers:
             buffer.copy_(buffers[name])
 
 
-def _metric_names(table: History) -> set[str]:
+def metric_names(table: History) -> set[str]:
+    """The columns of a history that are clients' metrics."""
     from fedgradnorm._runs.history import KEYS, SIGNALS
 
     return set(table.columns) - set(KEYS) - set(SIGNALS)

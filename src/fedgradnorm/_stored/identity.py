@@ -102,8 +102,10 @@ def frozen(value: Any) -> Hashable:
 
 
 def _training(run: StoredRun) -> Facts:
-    settings = run.part("settings")
-    return completed(settings) if settings else renamed(run.part("training"))
+    settings, start = run.part("settings"), run.part("start").get("fingerprint")
+    table = completed(settings) if settings else renamed(run.part("training"))
+    later = _flat(run.part("personalized"), "personalized.")  # after the run was over
+    return {**table, **later, **({} if start is None else {"start": start})}
 
 
 def _weighting(run: StoredRun) -> Facts:

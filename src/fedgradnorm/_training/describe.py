@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._round.seeding import number
-from fedgradnorm._runs.about import FORMAT, now
+from fedgradnorm._runs.about import FORMAT, client_info, now
 from fedgradnorm._runs.run import blueprints
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
@@ -31,7 +30,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "finished": False,
         "settings": asdict(trainer.settings),
         "weighting": describe_weighting(weighting),
-        "clients": {name: _client_info(client) for name, client in trainer.clients.items()},
+        "clients": {name: client_info(client) for name, client in trainer.clients.items()},
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "network": describe_network(network),
@@ -71,18 +70,3 @@ def describe_weighting(weighting: Weighting) -> dict[str, Any]:
     weights = getattr(weighting, "weights", None)
     extra = {"weights": weights} if isinstance(weights, dict) else {}
     return {"name": type(weighting).__name__, **settings, **extra}
-
-
-def _client_info(client: Client) -> dict[str, Any]:
-    return {
-        "kind": client.task.kind,
-        "outputs": client.task.outputs,
-        "task": client.task_name,
-        "loss_scale": client.task.loss_scale,
-        "size": client.size,
-        "labels": list(client.labels) if client.labels else None,
-        "columns": list(client.columns) if client.columns else None,
-        "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
-        "inputs": list(client.train[0].shape[1:]),
-        "fingerprint": client.fingerprint(),
-    }

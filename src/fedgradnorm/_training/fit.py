@@ -15,8 +15,10 @@ from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import RankLost, World, stoppable
 from fedgradnorm._errors import Interrupted, TrainingError
+from fedgradnorm._federation.sharing import check_clients
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.alone.alone_part import Show, train_alone
@@ -44,6 +46,7 @@ def train_with(
     weighting: Weighting | None,
     settings: Settings,
     *,
+    start: Run | None = None,
     folder: Place | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
@@ -53,11 +56,17 @@ def train_with(
     check_is_module(network)
     check_progress(progress)
     resume, place = flag("resume", resume), checked_folder(folder)
+    begin = _start(checked_start(start), network, clients, settings)
+    if begin is not None:
+        network, clients = begin.network, begin.clients
     world = meet(settings.engine)
     device = usable_device(settings)
     network = world.same_network(network)
     trainer = Trainer(network, clients, weighting, settings, device)
     about = about_run(trainer, network, weighting)
+    if begin is not None:
+        trainer.begin(begin.statistics, begin.networks)
+        about["start"] = begin.about()
     keeper: Keeper | None = None
     if place is not None:
         keeper = open_folder(place, trainer, about, resume, world)
@@ -65,7 +74,7 @@ def train_with(
     display = _display(progress if world.leads else False, trainer)
     try:
         with display as show, numerics(settings.precision, trainer.device), stoppable(world):
-            _fit(trainer, keeper, show, world)
+            _fit(trainer, keeper, show, world, begin)
         run = trainer.result(about)
         if keeper is not None:
             keeper.finish(run)
@@ -85,12 +94,19 @@ def _fit(
     keeper: Keeper | None,
     show: Show | None,
     world: World,
+    begin: Start | None,
 ) -> None:
-    """All remaining rounds, with evaluations and checkpoints on the way."""
+    """All remaining rounds, with evaluations and checkpoints on the way.
+
+    What another run gave is in a checkpoint before the first round: to resume needs no other run.
+    """
     started = time.perf_counter()
     checkpoints = Checkpoints(keeper, trainer, world)
     log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
     trainer.announce()
+    if begin is not None and not trainer.history.rows:
+        begin.announce()
+        checkpoints.write()
     with held_back() as held:
         let_through = agreed(world, held)
         _rounds(trainer, checkpoints, show, let_through)
@@ -99,6 +115,16 @@ def _fit(
     log.info("round %d: finished in %.1f s", trainer.round, time.perf_counter() - started)
     if trainer.ended:
         log.info("round %d: %s", trainer.round, trainer.ended)
+
+
+def _start(
+    run: Run | None, network: nn.Module, clients: Sequence[Client], settings: Settings
+) -> Start | None:
+    """What the new run takes over of another one, if one is given."""
+    if run is None:
+        return None
+    check_clients(clients, settings)
+    return Start(run, network, clients, settings)
 
 
 def _rounds(

@@ -72,6 +72,7 @@ def train(
     patience: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
+    start: Run | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
@@ -139,6 +140,8 @@ def train(
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
             so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
+        start: go on from a finished run: its network, and the heads and running statistics of
+            clients that it knows. Optimisers and weights start anew; new clients get fresh heads.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
@@ -186,7 +189,14 @@ def train(
         record_conflict=record_conflict,
     )
     return train_with(
-        network, clients, weighting, settings, folder=folder, resume=resume, progress=progress
+        network,
+        clients,
+        weighting,
+        settings,
+        start=start,
+        folder=folder,
+        resume=resume,
+        progress=progress,
     )
 
 

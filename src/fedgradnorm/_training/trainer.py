@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
@@ -83,6 +83,15 @@ class Trainer:
         self.conflict = conflict_table()
         if settings.share == "all":
             warn_of_order(clients)
+
+    def begin(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    ) -> None:
+        """Start with what clients have from another run: running statistics, and networks."""
+        for federation in self.federations:
+            federation.begin(statistics, networks)
+        if self.start:
+            self.start["statistics"] = {name: dict(own) for name, own in statistics.items()}
 
     @property
     def tables(self) -> dict[str, Table]:

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
+from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG
+from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.fit import train_with
@@ -40,6 +43,7 @@ def execute(
     config: Config,
     folder: str | Path,
     *,
+    start: str | Path | None = None,
     resume: bool = False,
     progress: Show = False,
     data: LoadedData | None = None,
@@ -48,16 +52,21 @@ def execute(
     """Train what ``config`` describes, keeping everything in ``folder``.
 
     Bad input leaves no folder behind. With ``resume`` the run there goes on; one that was stopped
-    before it wrote anything starts. ``data`` is the config's, where it is loaded already.
+    before it wrote anything starts. ``start`` is the folder of a run to go on from: its network and
+    the heads of clients that it knows. ``data`` is the config's, where it is loaded already.
     """
     folder = Path(folder)
     if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
         network, clients, weighting, settings = build(config, clients_of(config))
-        return train_with(network, clients, weighting, settings, folder=folder, resume=resume)
+        begin = _begin(start, network)
+        return train_with(
+            network, clients, weighting, settings, start=begin, folder=folder, resume=resume
+        )
     if not resume:
         _refuse_taken(folder)  # before time is spent on data
     data = data or load_data(config, data_progress)
     network, clients, weighting, settings = build(config, data.clients)
+    begin = _begin(start, network)
     with Claim(folder, config.text(), data.log) as claim:
         if not resume:
             _refuse_taken(folder)  # another process may have been faster
@@ -68,12 +77,23 @@ def execute(
                     clients,
                     weighting,
                     settings,
+                    start=begin,
                     folder=claim,
                     resume=resume and present(folder / ABOUT),
                     progress=show,
                 )
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
+
+
+def _begin(folder: str | Path | None, network: nn.Module) -> Run | None:
+    """The run to start from; of a class of its own, the config's network is an instance."""
+    if folder is None:
+        return None
+    try:
+        return load(folder)
+    except ModelError:
+        return load(folder, network)
 
 
 def _refuse_taken(folder: Path) -> None:

@@ -56,4 +56,7 @@ def _nested(trainer: Trainer) -> Trainer:
     settings = trainer.settings.alone()
     if settings.keep == "last":  # nobody chooses between evaluations
         settings = replace(settings, eval_every=0)
-    return Trainer(network, clients, Equal(), settings, trainer.device)
+    own = Trainer(network, clients, Equal(), settings, trainer.device)
+    if statistics := trainer.start.get("statistics"):
+        own.begin(statistics, {})
+    return own

@@ -1,0 +1,30 @@
+"""``export``: one client of a run as a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedgradnorm._cli.output import say
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Whose network and head.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to, such as model.pt2.")],
+) -> None:
+    """Write one client of a run as one program that takes raw inputs.
+
+    It holds the scaling, the network, the client's statistics and its head, and needs PyTorch
+    alone: `torch.export.load("model.pt2").module()(x)`. It is read back and compared with the run
+    before it is written.
+
+    Example:
+
+    - `fedgradnorm export runs/radcom-fedgradnorm-seed0 modulation model.pt2`
+    """
+    from fedgradnorm._runs.loading import load
+
+    say(f"program: {load(run).export(client, path)}")

@@ -1,0 +1,136 @@
+"""One client of a run as one program: raw inputs in, outputs in the targets' units out.
+
+The program is PyTorch's own (``torch.export``), so whoever runs it needs neither this library nor
+the classes that the network is made of.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Scaler, as_tensor
+from fedgradnorm._columns import picked
+from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
+from fedgradnorm._runs.writing import writing
+from fedgradnorm.models._fitting import as_input
+
+ROWS = 5
+"""Rows that a program is tried on, where none are given."""
+
+
+class Deployed(nn.Module):
+    """Scaling, network with the client's statistics, and head, one after the other."""
+
+    def __init__(self, client: TrainedClient, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
+        self.scaling: Scaler | None = client.scaling
+        set_buffers(self.network, client.buffers)
+        self.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What ``run.predict(..., outputs=True)`` gives."""
+        scaled = x if self.scaling is None else self.scaling.scale_inputs(x)
+        output: Tensor = self.head(self.network(as_input(scaled, self.network, x.device)))
+        return output if self.scaling is None else self.scaling.restore_targets(output)
+
+
+def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
+    """Write the program of one client; nothing is written unless it answers as the run does."""
+    choose(name, run.clients, "client")
+    target = _target(name, path)
+    rows = _made_up(run, name) if x is None else _given(run, name, x)
+    program = _program(name, Deployed(run.clients[name], run.networks[name]), rows)
+    _check(run, name, program, rows)
+    with writing(target, "choose another file"):
+        checkpoint.write_atomically(target, program)
+    return target
+
+
+def _target(name: str, path: str | Path) -> Path:
+    """Where the program goes; PyTorch knows its programs by their ending."""
+    target = Path(path)
+    why = "it must end with .pt2" if target.suffix != ".pt2" else ""
+    why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
+    why = "it is a folder" if target.is_dir() else why
+    if why:
+        raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
+    return target
+
+
+def _given(run: Run, name: str, x: Any) -> Tensor:
+    """Rows to try the program on; at least two, since one row would fix the number of rows."""
+    where = f"client {name!r}"
+    rows = as_tensor(where, picked(x, run.clients[name].columns, where), "x")
+    run.predict(name, rows)  # which says what is wrong with them
+    return rows if len(rows) > 1 else torch.cat([rows, rows])
+
+
+def _made_up(run: Run, name: str) -> Tensor:
+    """Rows like those of training, as far as a run knows them.
+
+    Scaled inputs are float64: in float32 a time stamp would lose its spread before it is scaled.
+    """
+    row = run.about.get("clients", {}).get(name, {}).get("inputs")
+    if row is None:
+        raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
+    network, scaling = run.networks[name], run.clients[name].scaling
+    if any(isinstance(module, nn.Embedding) for module in network.modules()):
+        return torch.zeros(ROWS, *row, dtype=torch.int64)
+    noise = torch.randn(ROWS, *row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, spread = getattr(scaling, "input_mean", None), getattr(scaling, "input_std", None)
+    if mean is not None and spread is not None:
+        return torch.addcmul(mean, spread, noise)
+    return noise.to(next(network.parameters()).dtype)
+
+
+def _program(name: str, deployed: Deployed, rows: Tensor) -> bytes:
+    """The exported program, as the bytes of its file."""
+    any_number = {0: torch.export.Dim("rows", min=1)}
+    file = io.BytesIO()
+    try:
+        program = torch.export.export(deployed, (rows,), dynamic_shapes=(any_number,), strict=False)
+        torch.export.save(program, file)
+    except Exception as error:  # whatever a network does that cannot be written down
+        raise _impossible(name, error) from error
+    return file.getvalue()
+
+
+def _check(run: Run, name: str, program: bytes, rows: Tensor) -> None:
+    """A ModelError unless the program, read back, answers as the run does, for one row too."""
+    try:
+        answer = torch.export.load(io.BytesIO(program)).module()
+        for part in (rows, rows[:1]):
+            _compare(name, answer(part), run.predict(name, part, outputs=True))
+    except FedGradNormError:
+        raise
+    except Exception as error:  # a program that cannot be run
+        raise _impossible(name, error) from error
+
+
+def _compare(name: str, found: Tensor, expected: Tensor) -> None:
+    same_form = found.shape == expected.shape and found.dtype == expected.dtype
+    away = (found - expected).abs().max().item() if same_form else float("inf")
+    largest = expected.abs().max().item()
+    if not away <= 100 * torch.finfo(expected.dtype).eps * max(largest, 1.0):
+        raise ModelError(
+            f"client {name!r} cannot be exported: for {len(expected)} rows its program is "
+            f"{away:.3g} away from run.predict, whose largest output is {largest:.3g}; a layer "
+            "does something else when it is exported"
+        )
+
+
+def _impossible(name: str, error: Exception) -> ModelError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return ModelError(
+        f"client {name!r} cannot be exported: its scaling, network or head is not to be written "
+        f"down by torch.export: {reason}"
+    )

@@ -1,0 +1,166 @@
+"""A client that comes when the run is over: a head, or more, tuned on its own rows.
+
+The shared network of the run stays as it is. What a client tunes is its own, chosen by its own
+validation rows, as ``personalize`` does it at the end of a training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._checks import shown
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.settings import Settings, completed
+from fedgradnorm._runs.about import client_info
+from fedgradnorm._runs.after.starting import known_head, statistics_of
+from fedgradnorm._runs.blueprint import describe
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.run import Run, TrainedClient, metric_names
+from fedgradnorm.weighting import Equal
+
+KEPT = ("batch_size", "head_optimizer", "head_start", "seed")
+"""Settings of the run that tuning goes by."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of a client: as it is now, what it kept, and its rows for the history."""
+
+    client: TrainedClient
+    kept: dict[str, Any]
+    rows: list[Row]
+
+
+def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
+    """A copy of the run that has this client too, tuned; ``how`` is a table of personalize."""
+    if not isinstance(client, Client):
+        raise DataError(f"client must be an fgn.Client, not {shown(client)}")
+    stored = completed(run.about["settings"])
+    table = {"lr": stored["lr"], **how}
+    settings = Settings(
+        rounds=1,
+        lr=stored["lr"],
+        engine="loop",
+        personalize=table,
+        **{name: stored[name] for name in KEPT},
+    )
+    tuned = _tuned(run, client, settings, stored["heads"])
+    clients = {**run.clients, client.name: tuned.client}
+    return replace(
+        run,
+        clients=clients,
+        about=_about(run, client, settings, tuned),
+        table=_history(run, client, tuned.rows),
+    )
+
+
+def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
+    """Tune the client in a federation of its own."""
+    name, before = client.name, run.clients.get(client.name)
+    network = _network(run, name)
+    head = known_head(run, network, client, settings, _like(run, client, heads))
+    with_head = client if head is None else replace(client, head=head)
+    federation = Federation(network, [with_head], Equal(), settings, torch.device("cpu"))
+    federation.begin({name: _statistics(run, name, network)}, {})
+    rows = _measured(run, federation, UNTUNED)
+    kept = federation.personalize(0)[name]
+    rows += _measured(run, federation)
+    state = federation.engine.state_dict()[name]
+    own = before.network if before is not None else None
+    if state.get("own") is not None:
+        own = federation.shared_network(state["own"])
+    trained = TrainedClient(
+        federation.engine.heads()[name],
+        client.task.kind,
+        dict(state["buffers"]),
+        own,
+        client.scaling,
+        client.labels,
+        client.columns,
+    )
+    return Tuned(trained, kept, rows)
+
+
+def _network(run: Run, name: str) -> nn.Module:
+    """The client's own network, where it has one, or the shared one."""
+    if name in run.clients:
+        return run.networks[name]
+    if run.shared is None:
+        raise ConfigError(
+            f"client {name!r}: nothing was shared in this run, so there is no network for a client "
+            f"that was not in it (clients: {', '.join(run.clients)}); train one with share='all'"
+        )
+    return run.shared
+
+
+def _like(run: Run, client: Client, heads: str) -> str:
+    """Whose head the client begins with: its own, or that of those it shares one with."""
+    if client.name in run.clients or heads == "own":
+        return client.name
+    names = [
+        name
+        for name, info in run.about["clients"].items()
+        if name in run.clients and (heads == "all" or info.get("task") == client.task_name)
+    ]
+    return names[0] if names else client.name
+
+
+def _statistics(run: Run, name: str, network: nn.Module) -> dict[str, Tensor]:
+    """The client's running statistics; for one that was not there, the mean of all clients'.
+
+    The run of a deployment's server has no clients, so there they are the network's own.
+    """
+    if name in run.clients:
+        return statistics_of(name, run.clients[name], network)
+    every = [statistics_of(other, one, network) for other, one in run.clients.items()]
+    found = {key: [one[key] for one in every] for key, _ in network.named_buffers()}
+    own = dict(network.named_buffers())
+    return {key: _mean(values or [own[key].clone()]) for key, values in found.items()}
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean, in float64; of counts the first."""
+    if not values[0].is_floating_point():
+        return values[0]
+    return torch.stack([value.double() for value in values]).mean(dim=0).to(values[0].dtype)
+
+
+def _measured(run: Run, federation: Federation, before: str = "") -> list[Row]:
+    """Loss and metrics of the client's splits, as rows that follow the run's own."""
+    (name,) = federation.names
+    own = [row for row in run.table.rows if row["client"] == name]
+    last, end = own[-1] if own else {}, run.table.rows[-1] if run.table.rows else {}
+    here = {"round": end.get("round", 0), "epoch": end.get("epoch", 0.0), "client": name}
+    met = {"weight": run.weights.get(name, 1.0)}
+    met |= {key: last.get(key, 0) for key in ("samples", "bytes")}
+    found = {split: federation.evaluate(split).get(name) for split in SPLITS}
+    return [
+        {**here, "split": before + split, **values, **met}
+        for split, values in found.items()
+        if values is not None
+    ]
+
+
+def _history(run: Run, client: Client, rows: Sequence[Row]) -> History:
+    """The run's rows and the new ones; the run keeps its own table."""
+    history = History(sorted({*metric_names(run.table), *client.task.metrics}))
+    history.rows = [*run.table.rows, *rows]
+    return history
+
+
+def _about(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[str, Any]:
+    about = copy.deepcopy(run.about)
+    about["clients"][client.name] = client_info(client)
+    about["blueprints"]["heads"][client.name] = describe(tuned.client.head)
+    about.setdefault("personal", {})[client.name] = tuned.kept
+    about.setdefault("personalized", {})[client.name] = settings.personalize
+    return about

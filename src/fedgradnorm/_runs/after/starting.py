@@ -1,0 +1,177 @@
+"""A run that begins where another one ended: its network, heads and statistics.
+
+Optimisers, weights and first losses start anew, so what follows is a training of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._checks import shown
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, ModelError
+from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.head_averaging import SharedHeads
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm.models._flat import FlatNetwork
+
+log = logging.getLogger("fedgradnorm")
+
+
+class Start:
+    """What a new run takes over: ``network`` and ``clients`` are those given, as the run left them.
+
+    ``statistics`` are running statistics by client; ``networks`` those of clients that have one of
+    their own, as flat vectors, where the new run has a place for them. ``known`` are the clients
+    whose heads go on; everybody else begins with a fresh head and the statistics of the network.
+    """
+
+    def __init__(
+        self, run: Run, network: nn.Module, clients: Sequence[Client], settings: Settings
+    ) -> None:
+        self.fingerprint = fingerprint(run)
+        alone = settings.share == "none"
+        if run.shared is None and not alone:
+            raise ConfigError(
+                "start: nothing was shared in that run, so there is no network to share; start "
+                "with share='none', or from a run that shares one"
+            )
+        self.network = network if run.shared is None else taken_over(run.shared, network)
+        heads = _heads(run, self.network, clients, settings)
+        self.known = list(heads)
+        self.clients = [replace(c, head=heads[c.name]) if c.name in heads else c for c in clients]
+        there = {c.name: run.clients[c.name] for c in clients if c.name in run.clients}
+        self.statistics = {name: statistics_of(name, one, network) for name, one in there.items()}
+        own = {n: c.network for n, c in there.items() if c.network and (alone or settings.ditto)}
+        self.networks = {n: FlatNetwork(taken_over(o, network, n)).vector for n, o in own.items()}
+
+    def about(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        return {"fingerprint": self.fingerprint, "heads": self.known}
+
+    def announce(self) -> None:
+        """Say what is taken over."""
+        fresh = [client.name for client in self.clients if client.name not in self.known]
+        log.info(
+            "start: network of run %s; its heads go on for %s; fresh heads for %s",
+            self.fingerprint, _some(self.known), _some(fresh),
+        )  # fmt: skip
+
+
+def checked_start(start: object) -> Run | None:
+    """The run to start from, if one is given; a ConfigError unless it is one."""
+    if start is None or isinstance(start, Run):
+        return start
+    raise ConfigError(
+        f"start must be a run, such as fgn.load('folder') returns, not {shown(start)}"
+    )
+
+
+def fingerprint(run: Run) -> str:
+    """A hash of everything that was trained, which names a run that lies in no folder."""
+    digest = hashlib.blake2b(digest_size=8)
+    modules = {"": run.shared} if run.shared is not None else {}
+    for name, client in run.clients.items():
+        modules |= {f"{name} head": client.head}
+        modules |= {f"{name} network": client.network} if client.network is not None else {}
+    for name, module in modules.items():
+        for key, tensor in module.state_dict().items():
+            if isinstance(tensor, Tensor):
+                digest.update(f"{name} {key} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def taken_over(trained: nn.Module, network: nn.Module, client: str = "") -> nn.Module:
+    """A copy of ``network`` with the parameters of the trained one, which must be of its shape.
+
+    Frozen parameters are in no checkpoint, so a resumed run would have those of the network that
+    it is given: they must be the run's already.
+    """
+    whose = f"the network of client {client!r}" if client else "its network"
+    taken, values = copy.deepcopy(network), dict(trained.named_parameters())
+    here = dict(taken.named_parameters())
+    for name in [*here, *(name for name in values if name not in here)]:
+        one, other = _shape(values.get(name)), _shape(here.get(name))
+        if one != other:
+            raise ModelError(
+                f"start: {whose} in that run has {name!r} of shape {one}, the network given {other}"
+                "; give a network of the same shape"
+            )
+    for name, parameter in here.items():
+        value = values[name].to(parameter.dtype)
+        if not parameter.requires_grad and not torch.equal(parameter.cpu(), value.cpu()):
+            raise ModelError(
+                f"start: {name!r} of the network given is frozen at other values than {whose} in "
+                "that run has; fill it first with network.load_state_dict(...)"
+            )
+        parameter.copy_(value)
+    return taken
+
+
+def statistics_of(name: str, client: TrainedClient, network: nn.Module) -> dict[str, Tensor]:
+    """A client's running statistics as the network has them; its own where the run has none."""
+    found = {}
+    for key, own in network.named_buffers():
+        value = client.buffers.get(key, own).detach()
+        if value.shape != own.shape:
+            raise ModelError(
+                f"start: client {name!r} has statistics {key!r} of shape {tuple(value.shape)} in "
+                f"that run, the network given {tuple(own.shape)}; give a network of the same shape"
+            )
+        found[key] = value.to(own.dtype).clone()
+    return found
+
+
+def _heads(
+    run: Run, network: nn.Module, clients: Sequence[Client], settings: Settings
+) -> dict[str, nn.Module]:
+    """The heads that go on, by client; a group has that of its first client that the run knows."""
+    heads = {client.name: known_head(run, network, client, settings) for client in clients}
+    how = "own" if settings.share == "none" else settings.heads
+    for names in SharedHeads(clients, how, torch.device("cpu")).groups:
+        first = next((heads[name] for name in names if heads[name] is not None), None)
+        heads |= {name: copy.deepcopy(first) for name in names}
+    return {name: head for name, head in heads.items() if head is not None}
+
+
+def known_head(
+    run: Run, network: nn.Module, client: Client, settings: Settings, like: str = ""
+) -> nn.Module | None:
+    """The client's head as the run left it; None where it has none of this task and shape.
+
+    ``like`` is the client whose head it is, where that is another one.
+    """
+    before = run.clients.get(like or client.name)
+    if before is None or before.kind != client.task.kind:
+        return None
+    head = make_head(network, client, settings.seed)
+    saved = before.head.state_dict()
+    if _shapes(saved) != _shapes(head.state_dict()):
+        return None
+    head.load_state_dict(saved)
+    return head
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: getattr(value, "shape", None) for key, value in state.items()}
+
+
+def _shape(parameter: Tensor | None) -> tuple[int, ...] | None:
+    return None if parameter is None else tuple(parameter.shape)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The names; of many their number."""
+    return ", ".join(names) if 0 < len(names) <= 20 else f"{len(names) or 'no'} clients"
