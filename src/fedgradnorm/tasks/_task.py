@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._measures import (
     LossFunction,
     Metric,
+    ModuleLoss,
     accuracy,
     cross_entropy,
     mean_absolute_error,
@@ -30,8 +32,9 @@ LOSSES: dict[str, LossFunction] = {
 class Task:
     """A client's task. Make one with :func:`classification` or :func:`regression`.
 
-    ``loss_function`` gives one loss per row; a client's loss F_i is ``loss_scale`` times the mean
-    over its rows. ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
+    ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
+    client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
+    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
     """
 
     kind: Literal["classification", "regression"]
@@ -52,9 +55,11 @@ class Task:
             raise ConfigError(f"loss_scale must be a positive number, not {self.loss_scale!r}")
         if not callable(self.loss_function):
             raise ConfigError(
-                "loss must be a function (outputs, targets) -> one loss per row, "
+                "loss must be a function (outputs, targets) -> one loss per row, or one number, "
                 f"not {self.loss_function!r}"
             )
+        if isinstance(self.loss_function, nn.Module):
+            object.__setattr__(self, "loss_function", ModuleLoss(self.loss_function))
         if self.name is not None and not isinstance(self.name, str):
             raise ConfigError(f"a task's name must be a text, not {self.name!r}")
         _check_metrics(self.metrics)
@@ -65,24 +70,38 @@ class Task:
         return self.loss_function is not LOSSES[self.kind]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """One loss per row."""
+        """One loss per row, or the one number that the loss gives for all of them."""
         return self.loss_scale * self.loss_function(output, target)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """F_i: the mean loss over the rows."""
         return self.losses(output, target).mean()
 
+    def joins_rows(self, target: Tensor) -> bool:
+        """Whether the loss gives one number for all rows, tried on the first of ``target``.
+
+        Only rows of one client may then be in one call.
+        """
+        if not self.has_own_loss:
+            return False
+        some = target[:3].cpu()
+        output = torch.zeros(len(some), self.outputs, dtype=torch.get_default_dtype())
+        some = some.to(output) if some.is_floating_point() else some
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return self.losses(output, some).ndim == 0
+
     def check_loss(self, output: Tensor, target: Tensor) -> None:
-        """A ConfigError unless the loss gives one number a row; ``output`` is of some rows."""
+        """A ConfigError unless the loss gives one number, or one a row; ``output`` is of some."""
         rows = len(output)
         try:
             losses = self.loss_function(output, target)
         except Exception as error:  # code of others may raise anything
             raise ConfigError(f"its loss fails: {_reason(error)}; correct the loss") from error
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
+        if not isinstance(losses, Tensor) or tuple(losses.shape) not in ((), (rows,)):
             raise ConfigError(
                 f"its loss returns {_kind(losses)} for {rows} rows; it must return one number a "
-                'row: use reduction="none", and .mean(dim=1) where a row has several'
+                'row (use reduction="none", and .mean(dim=1) where a row has several), or their '
+                "mean"
             )
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
