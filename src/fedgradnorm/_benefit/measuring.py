@@ -102,10 +102,7 @@ def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOu
 
 def metric_of(task: Task, by: By) -> str:
     """What a client is judged by: an accuracy, or the loss that it was trained on."""
-    if task.kind == "classification" and by == "score":
-        return "accuracy"
-    usual = {"classification": "cross-entropy", "regression": "squared error"}
-    return "loss" if task.has_own_loss else usual[task.kind]
+    return "accuracy" if by == "score" and not task.has_real_targets else task.loss_name
 
 
 @torch.no_grad()
@@ -114,9 +111,8 @@ def _values(run: Trained, client: Client, metric: str) -> Floats:
     assert client.test is not None
     x, y = (torch.as_tensor(part) for part in client.test)
     output = run.head_outputs(client.name, x)
-    if metric == "accuracy":
-        found = output.argmax(dim=1) == y
-    else:
+    found = client.task.right(output, y) if metric == "accuracy" else None
+    if found is None:
         found = client.task.loss_function(output, y.to(output) if y.is_floating_point() else y)
     values: Floats = found.double().numpy()
     return values

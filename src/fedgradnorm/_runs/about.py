@@ -14,6 +14,7 @@ from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.tasks._kinds import KINDS
 
 FORMAT = 1
 
@@ -179,12 +180,13 @@ _PLANS: dict[str, Rule] = {
 }
 _CLIENT: dict[str, Rule] = {
     "kind": (
-        "'classification' or 'regression'",
-        lambda value: value in ("classification", "regression"),
+        f"one of {', '.join(KINDS)}",
+        lambda value: isinstance(value, str) and value in KINDS,
     ),
     "outputs": _WHOLE,
     "task": _TEXT,
     "loss_scale": ("a number", _number),
+    "class_weights": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

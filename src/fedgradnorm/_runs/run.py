@@ -23,6 +23,7 @@ from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.tasks._kinds import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,9 +103,9 @@ class Run:
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one.columns, one.scaling, row)
         answer = self.head_outputs(client, values)
-        if one.kind == "classification" and not outputs:
-            answer = answer.argmax(dim=1)
-        elif one.scaling is not None:
+        if not outputs:
+            answer = KINDS[one.kind].answer(answer)
+        if one.scaling is not None and answer.is_floating_point():
             answer = one.scaling.restore_targets(answer)
         return answer if isinstance(x, Tensor) else answer.numpy()
 

@@ -74,11 +74,13 @@ def describe_weighting(weighting: Weighting) -> dict[str, Any]:
 
 
 def _client_info(client: Client) -> dict[str, Any]:
+    weights = client.task.class_weights()
     return {
         "kind": client.task.kind,
         "outputs": client.task.outputs,
         "task": client.task_name,
         "loss_scale": client.task.loss_scale,
+        **({"class_weights": weights} if weights else {}),
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,

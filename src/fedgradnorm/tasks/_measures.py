@@ -21,6 +21,12 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of each row, from logits, averaged over the row's labels."""
+    y = target.to(output.dtype).view_as(output)
+    return F.binary_cross_entropy_with_logits(output, y, reduction="none").mean(dim=1)
+
+
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Squared error of each row, averaged over the row's outputs."""
     return (output - target).square().mean(dim=1)
@@ -29,6 +35,11 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of rows whose largest output is the target class."""
     return (output.argmax(dim=1) == target).to(output.dtype).mean()
+
+
+def label_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Share of labels, over rows and outputs, whose logit has the right sign."""
+    return ((output > 0) == (target.view_as(output) > 0)).to(output.dtype).mean()
 
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
