@@ -123,7 +123,8 @@ def test_a_benefit_by_a_loss_that_joins_rows_is_refused_before_training() -> Non
 
 @pytest.mark.parametrize("task", [fgn.classification, fgn.regression])
 @pytest.mark.parametrize(
-    "metrics", [["f1"], ["accuracy"], "f1", {"f1": "f1"}, {"f1": None}, 3, {("a",): max}, {"": max}]
+    "metrics",
+    [["f2"], ["accuracies"], [max], "f1", {"f1": "f1"}, {"f1": None}, 3, {("a",): max}, {"": max}],
 )
 def test_metrics_are_functions_by_name(task: Any, metrics: Any) -> None:
     with pytest.raises(fgn.ConfigError, match="metric") as caught:
@@ -131,9 +132,9 @@ def test_metrics_are_functions_by_name(task: Any, metrics: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_of_metrics_is_told_which_are_always_there() -> None:
-    with pytest.raises(fgn.ConfigError, match=r"\['f1'\]; accuracy .* mae and r2"):
-        fgn.classification(2, metrics=["f1"])
+def test_a_name_alone_is_told_what_metrics_are() -> None:
+    with pytest.raises(fgn.ConfigError, match=r"list of names, such as \['f1'\].*not 'f1'; accur"):
+        fgn.classification(2, metrics="f1")
 
 
 METRICS = {

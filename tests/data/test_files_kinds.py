@@ -65,6 +65,8 @@ def test_columns_of_zeros_and_ones_become_labels(folder: Path) -> None:
         ("classification", "state", {"pos_weight": 2.0}, "pos_weight is for a binary or multil"),
         ("classification", "state", {"positive": "fine"}, "positive is for a binary"),
         ("multilabel", ["hot", "level"], {}, "is 2.0; each label must be 0 or 1"),
+        ("binary", "state", {"metrics": ["auroq"]}, "did you mean 'auroc'"),
+        ("binary", "state", {"metrics": 3}, "metrics must be a list of names"),
         ("multilabels", ["hot", "wet"], {}, "did you mean 'multilabel'"),
         ("classification", "level", {"class_weights": [1, 2]}, "'balanced' or 3 numbers"),
     ],
@@ -91,6 +93,7 @@ task = "binary"
 targets = "state"
 positive = "broken"
 pos_weight = "balanced"
+metrics = ["auroc", "f1"]
 
 [[data.clients]]
 name = "tags"
@@ -123,6 +126,7 @@ def test_a_config_says_it_all(folder: Path) -> None:
     for name, shape in shapes.items():
         assert loaded.predict(name, x).shape == shape
         assert (loaded.predict(name, x) == done.predict(name, x)).all()
+    assert loaded.history[["auroc", "f1"]].notna().any().all()
     kept = loaded.about["clients"]
     assert {name: kept[name]["kind"] for name in kept} == {
         "state": "binary",

@@ -8,10 +8,12 @@ from typing import Any, Literal
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric
+from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._task import Task, TaskKind, check_metrics
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 
-Metrics = Mapping[str, Metric]
+Metrics = Mapping[str, Metric] | Sequence[str]
+"""Functions by name, or names of metrics that are known."""
 Weights = Literal["balanced"] | Sequence[float]
 
 
@@ -30,6 +32,8 @@ def classification(
     classes count the same: w_c = n / (C n_c), with n_c of the client's n training rows in class c.
     A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
     weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
+
+    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1".
 
     >>> classification(3).outputs
     3
@@ -111,6 +115,8 @@ def _task(
     name: str | None,
 ) -> Task:
     usual = KINDS[kind]
+    if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
+        metrics = by_name(metrics, kind, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
     return Task(kind, outputs, usual.loss if loss is None else loss, measured, loss_scale, name)
 

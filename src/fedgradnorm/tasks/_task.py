@@ -173,9 +173,9 @@ def check_metrics(metrics: Any) -> Mapping[str, Metric]:
     found = {} if metrics is None else metrics
     if not isinstance(found, Mapping) or not all(map(callable, found.values())):
         raise ConfigError(
-            "metrics must be functions by name, such as {'bias': lambda output, target: (output - "
-            f"target).mean()}}, not {metrics!r}; accuracy (classification), mae and r2 "
-            "(regression) are always there"
+            "metrics must be a list of names, such as ['f1'], or functions by name, such as "
+            "{'bias': lambda output, target: (output - target).mean()}, "
+            f"not {metrics!r}; accuracy (of classes), mae and r2 (of numbers) are always there"
         )
     for name in found:
         if not isinstance(name, str) or not name.strip() or set(name) & set(',"\r\n'):

@@ -14,7 +14,7 @@ from rich.text import Text
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
-from fedgradnorm.experiments._statistics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from fedgradnorm.data._files.npz import rows_from_npz
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.data._paths import is_file, user_path
+from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._task import TaskKind
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def client_from_files(
     class_weights: Literal["balanced"] | Sequence[float] | None = None,
     pos_weight: Literal["balanced"] | float | Sequence[float] | None = None,
     positive: str | int | None = None,
+    metrics: Sequence[str] | Mapping[str, Metric] | None = None,
 ) -> Loaded:
     """A client from files; relative paths start at ``base``.
 
@@ -73,7 +75,8 @@ def client_from_files(
 
     ``task`` is "classification" (one column of labels), "binary" (the same, with two labels),
     "multilabel" (a column of 0 and 1 for each label) or "regression". ``class_weights`` (of a
-    classification) and ``pos_weight`` (of the other two) are those of :func:`fedgradnorm.tasks`.
+    classification), ``pos_weight`` (of the next two) and ``metrics`` are those of the functions in
+    :mod:`fedgradnorm.tasks`.
 
     Labels may be text: sorted distinct training labels become classes 0, 1, ... and the result's
     ``label_names`` keeps them. In a binary task ``positive`` names the label that is 1; a
@@ -98,8 +101,8 @@ def client_from_files(
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
     paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
-    weights = {"class_weights": class_weights, "pos_weight": pos_weight}
-    plan = TaskPlan(task, task_name, classes, positive, weights)
+    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
+    plan = TaskPlan(task, task_name, classes, positive, given)
     plan.check(name)
     return _load(name, source, paths, plan, options)
 
