@@ -87,6 +87,7 @@ class Client:
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
+        _check_labels(self)
         object.__setattr__(self, "task", _learned(self))
 
     @property
@@ -112,6 +113,20 @@ class Client:
                 digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
                 digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _check_labels(client: Client) -> None:
+    """A DataError unless there is a name for each class."""
+    count = client.task.label_count
+    if (
+        client.labels is not None
+        and not client.task.has_real_targets
+        and len(client.labels) != count
+    ):
+        raise DataError(
+            f"client {client.name!r}: {len(client.labels)} labels for {client.task.words()}; give "
+            "a name for each"
+        )
 
 
 def _learned(client: Client) -> Task:

@@ -36,6 +36,10 @@ class Kind(ABC):
         """How many classes there are, where a row has one of several; else None."""
         return None
 
+    def names(self, outputs: int) -> int:
+        """How many names its classes or labels have."""
+        return self.classes(outputs) or outputs
+
     @abstractmethod
     def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
         """Targets as the loss takes them, or a DataError that begins with ``where``."""

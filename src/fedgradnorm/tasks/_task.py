@@ -72,6 +72,11 @@ class Task:
         return self._kind.classes(self.outputs)
 
     @property
+    def label_count(self) -> int:
+        """How many names its classes or labels have."""
+        return self._kind.names(self.outputs)
+
+    @property
     def has_real_targets(self) -> bool:
         """Whether targets are numbers of any size, which can be standardised."""
         return self._kind.real
