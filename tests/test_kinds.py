@@ -212,3 +212,31 @@ def test_a_benefit_counts_labels_that_are_right() -> None:
     given = [c for c in clients() if c.name in ("binary", "multilabel")]
     found = fgn.worth(toys.network(), given, rounds=2, device="cpu")
     assert set(found.table["metric"]) == {"accuracy"}
+
+
+def test_the_table_of_clients_says_what_their_targets_are() -> None:
+    from fedgradnorm._report.tables.summaries import clients_table
+
+    columns = [[str(cell) for cell in column.cells] for column in clients_table(clients()).columns]
+    shown = {row[0]: (row[1], row[-1]) for row in zip(*columns, strict=True)}
+    assert shown["binary"][0] == "2 classes"
+    assert shown["multilabel"][0] == "3 labels"
+    ones = 100 * TAGS[:30].mean(axis=0)
+    assert shown["multilabel"][1] == ", ".join(f"{i} {p:.1f}%" for i, p in enumerate(ones))
+    share = 100 * RARE[:30].mean()
+    assert shown["binary"][1] == f"0 {100 - share:.1f}%, 1 {share:.1f}%"
+
+
+def test_runs_with_other_class_weights_are_not_seeds_of_one_arm(tmp_path) -> None:
+    from fedgradnorm._stored.groups import group
+    from fedgradnorm._stored.reader import collect
+
+    for name, given in (("plain", None), ("even", "balanced"), ("even-1", "balanced")):
+        client = fgn.Client("a", fgn.classification(3, class_weights=given), (X, THREE))
+        how = {"rounds": 1, "seed": int(name == "even-1"), "device": "cpu"}
+        fgn.train(toys.network(), [client], folder=tmp_path / name, **how)
+    groups, _ = group(collect([tmp_path])[0])
+    assert sorted(sorted(r.name for r in one.whole) for one in groups) == [
+        ["even", "even-1"],
+        ["plain"],
+    ]
