@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import fedgradnorm as fgn
+from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._named_metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -90,3 +95,33 @@ def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
     assert pictures
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     assert all((ROOT / link).exists() for link in links)
+
+
+def table_after(page: str, header: str) -> list[list[str]]:
+    """The rows of the table with this header."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = text[text.index(header) :].splitlines()[2:]
+    rows = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def test_every_line_of_the_table_of_tasks_makes_a_task():
+    pytest.importorskip("torchmetrics")
+    given = {"fgn": fgn, "nn": torch.nn}
+    cells = [row[1] for row in table_after("docs/your-data.md", "| you want |")]
+    lines = [line for cell in cells for line in re.findall(r"`(fgn\.[^`]*)`", cell)]
+    assert len(lines) > 8
+    assert all(isinstance(eval(line, given), fgn.Task) for line in lines)
+
+
+def test_the_table_of_metrics_has_every_name():
+    header = "| task | always there | by name |"
+    (one, many, numbers) = (
+        set(re.findall(r"`(\w+)`", row[2])) for row in table_after("docs/your-data.md", header)
+    )
+    known = {
+        kind: {name for name, metric in METRICS.items() if kind in metric.kinds} for kind in KINDS
+    }
+    assert known["classification"] == known["binary"] == one
+    assert known["multilabel"] == (one | many) - {"kappa"}
+    assert known["regression"] == numbers

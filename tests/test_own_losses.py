@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import fedgradnorm as fgn
@@ -26,7 +27,6 @@ def regression(**options: Any) -> fgn.Client:
 
 
 LOSSES = {
-    "one number": (F.mse_loss, "returns a single number for 3 rows"),
     "a plain number": (lambda *_: 1.0, "returns float for 3 rows"),
     "nothing": (lambda *_: None, "returns NoneType for 3 rows"),
     "a row of numbers": (lambda o, t: (o - t).square(), r"returns shape \(3, 2\) for 3 rows"),
@@ -38,7 +38,9 @@ LOSSES = {
 
 @pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "auto"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_that_is_not_one_number_a_row_is_named(name: str, engine: str, tmp_path) -> None:
+def test_a_loss_that_is_neither_one_number_nor_one_a_row_is_named(
+    name: str, engine: str, tmp_path
+) -> None:
     loss, said = LOSSES[name]
     with pytest.raises(fgn.ConfigError, match=said) as caught:
         trained(regression(loss=loss), engine=engine, folder=tmp_path / "run")
@@ -49,9 +51,80 @@ def test_a_loss_that_is_not_one_number_a_row_is_named(name: str, engine: str, tm
     assert not (tmp_path / "run").exists()
 
 
+WEIGHTS = torch.tensor([1.0, 5.0, 0.5])
+
+
+def joining() -> list[fgn.Client]:
+    """Two losses that are one number for all rows, one of them a module, and a usual one."""
+    weighted = fgn.classification(3, loss=nn.CrossEntropyLoss(weight=WEIGHTS))
+    return [
+        fgn.Client("corner", weighted, train=CORNERS, test=toys.rows("corner", 20)),
+        regression(loss=F.huber_loss),
+        toys.client("side", 30),
+    ]
+
+
+def same_run(one: fgn.Run, other: fgn.Run) -> bool:
+    pairs = zip(one.networks.values(), other.networks.values(), strict=True)
+    return all(torch.allclose(*map(toys.parameters, p), rtol=0, atol=1e-12) for p in pairs)
+
+
+@pytest.mark.parametrize("engine", ["joint", "stacked", "auto"])
+@pytest.mark.parametrize("steps", [{}, {"head_steps": 3, "final_head_steps": 2}])
+def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[str, int]) -> None:
+    how = {"rounds": 6, "batch_size": 8, "device": "cpu", **steps}
+    loop, fast = (
+        fgn.train(toys.network(), joining(), engine=name, **how) for name in ("loop", engine)
+    )
+    assert same_run(loop, fast)
+    numbers = loop.history.select_dtypes("number").columns
+    left, right = (run.history[numbers].to_numpy(float) for run in (loop, fast))
+    np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("by", ["side by side", "in turn"])
+def test_clients_alone_with_such_a_loss_give_the_same_run(by: str) -> None:
+    how = {"rounds": 4, "batch_size": 8, "device": "cpu", "share": "none"}
+    engine = "auto" if by == "side by side" else "loop"
+    one = fgn.train(toys.network(), joining(), engine=engine, **how)
+    each = [fgn.train(toys.network(), [c], engine="loop", **how) for c in joining()]
+    for run, name in zip(each, ("corner", "place", "side"), strict=True):
+        nets = (toys.parameters(r.networks[name]) for r in (one, run))
+        assert torch.allclose(*nets, rtol=0, atol=1e-12)
+
+
+def test_the_loss_of_a_split_is_that_of_all_its_rows_at_once() -> None:
+    """Also where the network takes the rows in parts: a mean of parts' means is another number."""
+    x, y = toys.rows("corner", 9000)
+    loss = nn.CrossEntropyLoss(weight=WEIGHTS)
+    client = fgn.Client("corner", fgn.classification(3, loss=loss), (x, y))
+    run = fgn.train(toys.network(), [client], rounds=1, batch_size=8, device="cpu")
+    output = torch.as_tensor(run.predict("corner", x, outputs=True))
+    told = run.history[run.history.split == "train"].loss.iloc[-1]
+    expected = F.cross_entropy(output, torch.as_tensor(y), weight=WEIGHTS.double())
+    assert told == pytest.approx(float(expected), rel=1e-12)
+    assert loss.weight.dtype == torch.float32  # the module given is left as it was
+
+
+def test_a_run_with_such_a_loss_is_resumed_bit_for_bit(tmp_path) -> None:
+    def train(**options: Any) -> fgn.Run:
+        return fgn.train(toys.network(), joining(), rounds=6, device="cpu", **options)
+
+    toys.interrupted(train, at=3, folder=tmp_path / "run")
+    resumed = train(folder=tmp_path / "run", resume=True)
+    assert toys.same(toys.parameters(resumed.network), toys.parameters(train().network))
+
+
+def test_a_benefit_by_a_loss_that_joins_rows_is_refused_before_training() -> None:
+    client = fgn.Client("place", fgn.regression(2, loss=F.huber_loss), (X, PLACES), (X, PLACES))
+    with pytest.raises(fgn.ConfigError, match="client 'place': its loss is one number"):
+        fgn.worth(toys.network(), [client], rounds=1)
+
+
 @pytest.mark.parametrize("task", [fgn.classification, fgn.regression])
 @pytest.mark.parametrize(
-    "metrics", [["f1"], ["accuracy"], "f1", {"f1": "f1"}, {"f1": None}, 3, {("a",): max}, {"": max}]
+    "metrics",
+    [["f2"], ["accuracies"], [max], "f1", {"f1": "f1"}, {"f1": None}, 3, {("a",): max}, {"": max}],
 )
 def test_metrics_are_functions_by_name(task: Any, metrics: Any) -> None:
     with pytest.raises(fgn.ConfigError, match="metric") as caught:
@@ -59,9 +132,9 @@ def test_metrics_are_functions_by_name(task: Any, metrics: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_of_metrics_is_told_which_are_always_there() -> None:
-    with pytest.raises(fgn.ConfigError, match=r"\['f1'\]; accuracy .* mae and r2"):
-        fgn.classification(2, metrics=["f1"])
+def test_a_name_alone_is_told_what_metrics_are() -> None:
+    with pytest.raises(fgn.ConfigError, match=r"list of names, such as \['f1'\].*not 'f1'; accur"):
+        fgn.classification(2, metrics="f1")
 
 
 METRICS = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -106,3 +107,14 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(same, left, right))
     return bool(left == right)
+
+
+def interrupted(train: Callable[..., fgn.Run], at: int, **options: Any) -> None:
+    """Start a training and stop it after ``at`` rounds."""
+
+    def stop(event: Any) -> None:
+        if event.round == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(progress=stop, **options)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
-    from fedgradnorm.tasks import Task, classification, regression
+    from fedgradnorm.tasks import Task, binary, classification, multilabel, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
@@ -52,11 +52,13 @@ __all__ = [
     "TrainingError",
     "Weighting",
     "__version__",
+    "binary",
     "classification",
     "data",
     "experiments",
     "load",
     "models",
+    "multilabel",
     "regression",
     "tasks",
     "train",
@@ -65,7 +67,7 @@ __all__ = [
 ]
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
-_TASKS = ("Task", "classification", "regression")
+_TASKS = ("Task", "binary", "classification", "multilabel", "regression")
 _WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
 __getattr__ = on_demand(
     __name__,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
-from fedgradnorm._errors import DataError
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Client:
     """One participant: a name, a task, and its own data.
 
     Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
-    ``0 .. classes - 1`` for classification, one row of ``outputs`` numbers for regression.
+    ``0 .. classes - 1`` for classification (0 and 1 for binary), one row of ``outputs`` numbers
+    for regression, one row of zeros and ones for multilabel.
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
     ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
@@ -71,8 +72,8 @@ class Client:
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
         if not isinstance(self.task, Task):
             raise DataError(
-                f"client {self.name!r}: task must be classification(...) or regression(...), "
-                f"not {self.task!r}"
+                f"client {self.name!r}: task must be classification(...), binary(...), "
+                f"multilabel(...) or regression(...), not {self.task!r}"
             )
         if self.columns is None:
             object.__setattr__(self, "columns", _training_columns(self))
@@ -81,11 +82,13 @@ class Client:
             if pair is not None or split == "train":
                 object.__setattr__(self, split, _checked(self, split, pair))
         _check_rows(self)
-        if self.task.kind == "classification" and self.size < self.task.outputs:
+        if self.size < (self.task.classes or 0):
             raise DataError(
-                f"client {self.name!r}: {self.task.outputs} classes but only {self.size} training "
+                f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
             )
+        _check_labels(self)
+        object.__setattr__(self, "task", _learned(self))
 
     @property
     def size(self) -> int:
@@ -110,6 +113,28 @@ class Client:
                 digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
                 digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _check_labels(client: Client) -> None:
+    """A DataError unless there is a name for each class."""
+    count = client.task.label_count
+    if (
+        client.labels is not None
+        and not client.task.has_real_targets
+        and len(client.labels) != count
+    ):
+        raise DataError(
+            f"client {client.name!r}: {len(client.labels)} labels for {client.task.words()}; give "
+            "a name for each"
+        )
+
+
+def _learned(client: Client) -> Task:
+    """The task with what it learns on the training targets."""
+    try:
+        return client.task.learned(torch.as_tensor(client.train[1]))
+    except ConfigError as error:
+        raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
 
 
 def _training_columns(client: Client) -> tuple[str, ...] | None:
@@ -147,7 +172,8 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
         rows = 0 if y.ndim == 0 else len(y)
         raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
     _finite(where, x, "x")
-    return x, _target(where, client.task, y)
+    _finite(where, y, "y")
+    return x, client.task.target(where, y)
 
 
 def as_tensor(where: str, values: Any, name: str) -> Tensor:
@@ -192,25 +218,3 @@ def _finite(where: str, values: Tensor, name: str) -> None:
             f"{where}: {name}{list(place)} is {values[place].item()}; "
             "remove or fill the rows that are not finite"
         )
-
-
-def _target(where: str, task: Task, y: Tensor) -> Tensor:
-    _finite(where, y, "y")
-    if task.kind == "regression":
-        y = y if y.ndim == 2 else y.reshape(len(y), -1)
-        if y.shape[1] != task.outputs:
-            raise DataError(f"{where}: y has {y.shape[1]} numbers a row, the task {task.outputs}")
-        return y if y.is_floating_point() else y.to(torch.float32)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1:
-        shape = tuple(y.shape)
-        raise DataError(f"{where}: class labels must be one number a row, y has shape {shape}")
-    labels = y.to(torch.int64)
-    wrong = (labels != y) | (labels < 0) | (labels >= task.outputs)
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        raise DataError(
-            f"{where}: y[{row}] is {y[row].item()}; labels must be 0 .. {task.outputs - 1}"
-        )
-    return labels

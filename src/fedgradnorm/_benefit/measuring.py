@@ -38,15 +38,15 @@ def benefit_of(
     """What these clients gain by joining: the same test rows under both trainings."""
     one_of("by", by, ("score", "loss"))
     seed = whole("seed", seed, 0)
-    given = testable(clients)
+    given = testable(clients, by)
     for run, which in ((joined, "this run"), (alone, "the run trained alone")):
         _check_run(run, which, given)
     held = [_held_out(joined, alone, client, by) for client in given]
     return Benefit(tuple(client_gains(held, seed)), joined, alone, seed)
 
 
-def testable(clients: object) -> list[Client]:
-    """The clients as a list; a DataError unless all have test rows and names of their own."""
+def testable(clients: object, by: By) -> list[Client]:
+    """The clients as a list; an error unless all have names, test rows and a number for each."""
     if not isinstance(clients, Iterable) or isinstance(clients, str):
         raise DataError(f"clients must be a list of fgn.Client, not {type(clients).__name__}")
     given: list[Client] = []
@@ -60,10 +60,21 @@ def testable(clients: object) -> list[Client]:
                 f"client {one.name!r} has no test rows to measure the benefit on; give it "
                 "test=(x, y), or the data source a test_share, or leave the client out"
             )
+        _check_by_row(one, by)
         given.append(one)
     if not given:
         raise DataError("no clients: give those whose benefit is wanted")
     return given
+
+
+def _check_by_row(client: Client, by: By) -> None:
+    """Rows are compared in pairs, so each needs a number of its own."""
+    judged = metric_of(client.task, by)
+    if judged == "loss" and client.task.joins_rows(torch.as_tensor(client.train[1])):
+        raise ConfigError(
+            f"client {client.name!r}: its loss is one number for all rows, and the benefit "
+            'compares row by row; give a loss with reduction="none", or judge classes by="score"'
+        )
 
 
 def _check_run(run: Trained, which: str, clients: Sequence[Client]) -> None:
@@ -91,10 +102,7 @@ def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOu
 
 def metric_of(task: Task, by: By) -> str:
     """What a client is judged by: an accuracy, or the loss that it was trained on."""
-    if task.kind == "classification" and by == "score":
-        return "accuracy"
-    usual = {"classification": "cross-entropy", "regression": "squared error"}
-    return "loss" if task.has_own_loss else usual[task.kind]
+    return "accuracy" if by == "score" and not task.has_real_targets else task.loss_name
 
 
 @torch.no_grad()
@@ -103,9 +111,8 @@ def _values(run: Trained, client: Client, metric: str) -> Floats:
     assert client.test is not None
     x, y = (torch.as_tensor(part) for part in client.test)
     output = run.head_outputs(client.name, x)
-    if metric == "accuracy":
-        found = output.argmax(dim=1) == y
-    else:
+    found = client.task.right(output, y) if metric == "accuracy" else None
+    if found is None:
         found = client.task.loss_function(output, y.to(output) if y.is_floating_point() else y)
     values: Floats = found.double().numpy()
     return values

@@ -31,7 +31,7 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
         raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
     if settings.first_loss == "log_classes":
         for client in clients:
-            if client.task.kind != "classification":
+            if client.task.classes is None:
                 raise ConfigError(
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"

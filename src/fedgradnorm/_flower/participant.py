@@ -196,9 +196,10 @@ class Participant:
 
     def _info(self) -> dict[str, Any]:
         """What a loaded run must know about this client to predict."""
-        client = self.client
+        client, weights = self.client, self.client.task.class_weights()
         return {
             "kind": client.task.kind,
+            **({"class_weights": weights} if weights else {}),
             "labels": client.labels,
             "columns": client.columns,
             "inputs": list(client.train[0].shape[1:]),

@@ -11,7 +11,6 @@ from typing import Any
 from fedgradnorm._report.samples import Sample, TaskSample, sample_of
 from fedgradnorm._stored.groups import Group, unlike
 from fedgradnorm.experiments._statistics import (
-    HIGHER_IS_BETTER,
     delta_m,
     factor,
     first_reach,
@@ -20,6 +19,7 @@ from fedgradnorm.experiments._statistics import (
     jain,
     paired_p,
 )
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from fedgradnorm._report.comparison import Comparison
 from fedgradnorm._report.samples import TaskSample
 from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._stored.summary import MAIN_METRICS, Estimate, estimate
-from fedgradnorm.experiments._statistics import HIGHER_IS_BETTER, gain, paired_p
+from fedgradnorm.experiments._statistics import gain, paired_p
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 End = Literal["shared", "tuned", "chosen"]
 ENDS: tuple[End, ...] = get_args(End)

@@ -233,6 +233,6 @@ def first_loss(
     """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
     if kind == "dataset":
         return evaluate(task, network.module, state.head, *data)["loss"]
-    if task.kind != "classification":
+    if task.classes is None:
         raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
-    return task.loss_scale * math.log(task.outputs)
+    return task.loss_scale * math.log(task.classes)

@@ -15,6 +15,7 @@ from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.tasks._kinds import KINDS
 
 FORMAT = 1
 
@@ -57,11 +58,13 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 def client_info(client: Client) -> dict[str, Any]:
     """What run.json says of a client: its task, and its rows without their values."""
+    weights = client.task.class_weights()
     return {
         "kind": client.task.kind,
         "outputs": client.task.outputs,
         "task": client.task_name,
         "loss_scale": client.task.loss_scale,
+        **({"class_weights": weights} if weights else {}),
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
@@ -198,12 +201,13 @@ _PLANS: dict[str, Rule] = {
 }
 _CLIENT: dict[str, Rule] = {
     "kind": (
-        "'classification' or 'regression'",
-        lambda value: value in ("classification", "regression"),
+        f"one of {', '.join(KINDS)}",
+        lambda value: isinstance(value, str) and value in KINDS,
     ),
     "outputs": _WHOLE,
     "task": _TEXT,
     "loss_scale": ("a number", _number),
+    "class_weights": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

@@ -23,6 +23,7 @@ from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,23 +91,29 @@ class Run:
         last = {row["client"]: row["weight"] for row in rows}
         return {name: last.get(name, 1.0) for name in self.clients}
 
-    def predict(self, client: str, x: Any, *, outputs: bool = False) -> Any:
+    def predict(
+        self, client: str, x: Any, *, kind: Answer | None = None, outputs: bool = False
+    ) -> Any:
         """The client's predictions for raw inputs ``x``: classes, or values.
 
+        ``kind`` asks for something else: "class" (class numbers, or rows of 0 and 1), "label" (the
+        names of the classes; of a multilabel task a tuple of names for each row), "probability"
+        (by softmax, or by sigmoid that of a 1) or "output" (the head's own outputs, in a regression
+        the values; ``outputs=True`` is the same).
+
         A DataFrame's columns are picked by the names the client was trained with; others are left
-        out. ``outputs=True`` gives the head's own outputs (logits). Tensors in, tensors out;
-        arrays and DataFrames in, arrays out. A value that is not finite is a DataError.
+        out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
+        array. A value that is not finite is a DataError.
         """
         choose(client, self.clients, "client")
+        wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.networks[client]
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one.columns, one.scaling, row)
-        answer = self.head_outputs(client, values)
-        if one.kind == "classification" and not outputs:
-            answer = answer.argmax(dim=1)
-        elif one.scaling is not None:
-            answer = one.scaling.restore_targets(answer)
-        return answer if isinstance(x, Tensor) else answer.numpy()
+        answer = answered(one, self.head_outputs(client, values), wanted)
+        return (
+            answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer
+        )
 
     def head_outputs(self, client: str, x: Tensor) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""

@@ -130,7 +130,9 @@ def _data(run: StoredRun) -> Facts:
     shown = ("kind", "outputs", "task", "inputs")
     who = {name: {k: c[k] for k in shown if k in c} for name, c in clients.items()}
     scales = {n: c["loss_scale"] for n, c in clients.items() if c.get("loss_scale", 1.0) != 1.0}
-    return _flat({"clients": who, "loss_scale": scales})
+    tables = {n: c["class_weights"] for n, c in clients.items() if "class_weights" in c}
+    weights = {n: table.get("given") for n, table in tables.items() if isinstance(table, dict)}
+    return _flat({"clients": who, "loss_scale": scales, "class_weights": weights})
 
 
 def _clients(run: StoredRun) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._theory.algebra import dot, solve, weighted
-from fedgradnorm.tasks._task import regression
+from fedgradnorm.tasks._making import regression
 
 
 class SharedColumns(nn.Module):

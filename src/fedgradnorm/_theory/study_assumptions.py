@@ -11,7 +11,7 @@ from torch.func import grad, jacrev
 from fedgradnorm._client import Client
 from fedgradnorm._theory.findings import Claim, Finding, holds
 from fedgradnorm._training.train import train
-from fedgradnorm.tasks._task import regression
+from fedgradnorm.tasks._making import regression
 from fedgradnorm.weighting import Equal
 
 TARGETS = (1.0, 2.0)

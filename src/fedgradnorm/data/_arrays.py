@@ -103,7 +103,7 @@ def random_generator(seed: int) -> np.random.Generator:
 
 def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]:
     """Whether inputs and whether targets are to be standardised."""
-    regression = task.kind == "regression"
+    regression = task.has_real_targets
     if standardize is True or standardize is False:
         return standardize, standardize and regression
     if standardize not in ("inputs", "targets"):

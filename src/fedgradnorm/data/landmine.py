@@ -14,7 +14,7 @@ from fedgradnorm.data._matlab.client_cells import Cells
 from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How
-from fedgradnorm.tasks._task import classification
+from fedgradnorm.tasks._making import classification
 
 __all__ = ["FILE", "LABELS", "clients"]
 

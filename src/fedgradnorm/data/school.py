@@ -14,7 +14,7 @@ from fedgradnorm._client import Client
 from fedgradnorm.data._matlab.client_cells import Cells
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How
-from fedgradnorm.tasks._task import regression
+from fedgradnorm.tasks._making import regression
 
 __all__ = ["FILE", "clients"]
 

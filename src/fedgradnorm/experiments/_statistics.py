@@ -10,9 +10,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "auc", "r2"})
-"""Metrics of which more is better; of all others, and of losses, less is."""
-
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Two-sided p of the paired t-test; NaN from fewer than two pairs or where one is not finite.

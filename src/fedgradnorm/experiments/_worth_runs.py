@@ -53,7 +53,7 @@ def worth(
         check(trial.config)
         usable_device(trial.config.settings)
     data = load_data(config.variant(config.method, config.seed), data_progress)
-    warn_of_overfitting(testable(data.clients), config.settings)
+    warn_of_overfitting(testable(data.clients, by), config.settings)
     if jobs > 1 and len(waiting) > 1:
         if failures := run_in_parallel(waiting, jobs, watch):
             raise TrainingError(f"{len(failures)} of {len(trials)} runs failed: {failures[0]}")

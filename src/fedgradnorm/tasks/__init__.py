@@ -1,20 +1,25 @@
 """What a client learns: a loss for each row, and metrics for a split."""
 
+from fedgradnorm.tasks._making import binary, classification, multilabel, regression
 from fedgradnorm.tasks._measures import (
     accuracy,
+    binary_cross_entropy,
     cross_entropy,
     mean_absolute_error,
     r_squared,
     squared_error,
 )
-from fedgradnorm.tasks._task import Task, classification, regression
+from fedgradnorm.tasks._task import Task
 
 __all__ = [
     "Task",
     "accuracy",
+    "binary",
+    "binary_cross_entropy",
     "classification",
     "cross_entropy",
     "mean_absolute_error",
+    "multilabel",
     "r_squared",
     "regression",
     "squared_error",

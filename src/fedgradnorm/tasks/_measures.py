@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one loss per row."""
+"""(outputs, targets) -> one loss per row, or one number for all of them."""
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of a whole split -> one number."""
@@ -18,6 +19,12 @@ Metric = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of each row."""
     return F.cross_entropy(output, target, reduction="none")
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of each row, from logits, averaged over the row's labels."""
+    y = target.to(output.dtype).view_as(output)
+    return F.binary_cross_entropy_with_logits(output, y, reduction="none").mean(dim=1)
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
@@ -30,6 +37,11 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(dim=1) == target).to(output.dtype).mean()
 
 
+def label_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Share of labels, over rows and outputs, whose logit has the right sign."""
+    return ((output > 0) == (target.view_as(output) > 0)).to(output.dtype).mean()
+
+
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean absolute error over rows and outputs."""
     return (output - target).abs().mean()
@@ -39,3 +51,22 @@ def r_squared(output: Tensor, target: Tensor) -> Tensor:
     """Share of the targets' variance explained: 1 is perfect, 0 is the mean's own score."""
     spread = (target - target.mean(dim=0)).square().sum()
     return 1 - (output - target).square().sum() / spread.clamp_min(torch.finfo(output.dtype).tiny)
+
+
+class ModuleLoss:
+    """A loss that is a module, such as nn.CrossEntropyLoss(weight=...), wherever the outputs are.
+
+    The module given is never changed: each device and each precision has a copy of its own.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._given = module
+        self._placed: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """The module's own answer."""
+        place = output.device, output.dtype
+        if place not in self._placed:
+            self._placed[place] = copy.deepcopy(self._given).to(*place)
+        losses: Tensor = self._placed[place](output, target)
+        return losses

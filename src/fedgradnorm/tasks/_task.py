@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._measures import (
-    LossFunction,
-    Metric,
-    accuracy,
-    cross_entropy,
-    mean_absolute_error,
-    r_squared,
-    squared_error,
-)
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm.tasks._kinds import KINDS, Kind
+from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
+from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
-LOSSES: dict[str, LossFunction] = {
-    "classification": cross_entropy,
-    "regression": squared_error,
-}
-"""The loss of a task that is given none."""
+TaskKind = Literal["classification", "regression", "binary", "multilabel"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A client's task. Make one with :func:`classification` or :func:`regression`.
+    """A client's task.
 
-    ``loss_function`` gives one loss per row; a client's loss F_i is ``loss_scale`` times the mean
-    over its rows. ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
+    Make one with :func:`classification`, :func:`binary`, :func:`multilabel` or :func:`regression`.
+
+    ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
+    client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
+    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
     """
 
-    kind: Literal["classification", "regression"]
+    kind: TaskKind
     outputs: int
     loss_function: LossFunction
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -42,7 +36,7 @@ class Task:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        least = 2 if self.kind == "classification" else 1
+        least = KINDS[choose(self.kind, KINDS, "kind of task")].least
         whole = isinstance(self.outputs, int) and not isinstance(self.outputs, bool)
         if not whole or self.outputs < least:
             raise ConfigError(
@@ -52,37 +46,114 @@ class Task:
             raise ConfigError(f"loss_scale must be a positive number, not {self.loss_scale!r}")
         if not callable(self.loss_function):
             raise ConfigError(
-                "loss must be a function (outputs, targets) -> one loss per row, "
+                "loss must be a function (outputs, targets) -> one loss per row, or one number, "
                 f"not {self.loss_function!r}"
             )
+        if isinstance(self.loss_function, nn.Module):
+            object.__setattr__(self, "loss_function", ModuleLoss(self.loss_function))
         if self.name is not None and not isinstance(self.name, str):
             raise ConfigError(f"a task's name must be a text, not {self.name!r}")
-        _check_metrics(self.metrics)
+        check_metrics(self.metrics)
 
     @property
     def has_own_loss(self) -> bool:
-        """Whether the loss is not the usual one of its kind, and so may be wrong."""
-        return self.loss_function is not LOSSES[self.kind]
+        """Whether the loss is not one of ours, and so may be wrong."""
+        ours = self.loss_function is self._kind.loss
+        return not ours and not isinstance(self.loss_function, WeightedLoss)
+
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called, where it is the usual one of its kind; else "loss"."""
+        return self._kind.loss_name if self.loss_function is self._kind.loss else "loss"
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are, where a row has one of several; else None."""
+        return self._kind.classes(self.outputs)
+
+    @property
+    def label_count(self) -> int:
+        """How many names its classes or labels have."""
+        return self._kind.names(self.outputs)
+
+    @property
+    def has_real_targets(self) -> bool:
+        """Whether targets are numbers of any size, which can be standardised."""
+        return self._kind.real
+
+    @property
+    def _kind(self) -> Kind:
+        return KINDS[self.kind]
+
+    def target(self, where: str, y: Tensor) -> Tensor:
+        """Targets as the loss takes them, or a DataError that begins with ``where``."""
+        return self._kind.target(where, y, self.outputs)
+
+    def learned(self, target: Tensor) -> Task:
+        """The task for a client with these training targets: class weights are learned on them."""
+        if not isinstance(self.loss_function, WeightedLoss):
+            return self
+        return replace(self, loss_function=self.loss_function.learned(target))
+
+    def class_weights(self) -> dict[str, Any]:
+        """The weights of classes as they were ``given`` and are ``used``; empty without any."""
+        loss = self.loss_function
+        if not isinstance(loss, WeightedLoss):
+            return {}
+        given = loss.given if isinstance(loss.given, str) else list(loss.given)
+        return {"given": given, "used": [list(row) for row in loss.weights or ()]}
+
+    def trivial(self, y: Tensor) -> Tensor:
+        """The outputs with the least usual loss that are the same for all rows."""
+        loss = self.loss_function
+        weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
+        return self._kind.trivial(y, self.outputs, weights)
+
+    def right(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """The share of each row that is right; None where there is no right and wrong."""
+        return self._kind.right(output, target)
+
+    def words(self) -> str:
+        """What a row's target is, such as "3 classes"."""
+        return self._kind.words(self.outputs)
+
+    def shares(self, y: Tensor, names: Sequence[str] | None) -> str:
+        """Training targets in a few words: how frequent each class is, or mean and deviation."""
+        return self._kind.shares(y, self.outputs, names)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """One loss per row."""
+        """One loss per row, or the one number that the loss gives for all of them."""
         return self.loss_scale * self.loss_function(output, target)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """F_i: the mean loss over the rows."""
         return self.losses(output, target).mean()
 
+    def joins_rows(self, target: Tensor) -> bool:
+        """Whether the loss gives one number for all rows, tried on the first of ``target``.
+
+        Only rows of one client may then be in one call.
+        """
+        if not self.has_own_loss:
+            return False
+        some = target[:3].cpu()
+        output = torch.zeros(len(some), self.outputs, dtype=torch.get_default_dtype())
+        some = some.to(output) if some.is_floating_point() else some
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            return self.losses(output, some).ndim == 0
+
     def check_loss(self, output: Tensor, target: Tensor) -> None:
-        """A ConfigError unless the loss gives one number a row; ``output`` is of some rows."""
+        """A ConfigError unless the loss gives one number, or one a row; ``output`` is of some."""
         rows = len(output)
         try:
             losses = self.loss_function(output, target)
         except Exception as error:  # code of others may raise anything
             raise ConfigError(f"its loss fails: {_reason(error)}; correct the loss") from error
-        if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
+        if not isinstance(losses, Tensor) or tuple(losses.shape) not in ((), (rows,)):
             raise ConfigError(
-                f"its loss returns {_kind(losses)} for {rows} rows; it must return one number a "
-                'row: use reduction="none", and .mean(dim=1) where a row has several'
+                f"its loss returns {_shape(losses)} for {rows} rows; it must return one number a "
+                'row (use reduction="none", and .mean(dim=1) where a row has several), or their '
+                "mean"
             )
 
     def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
@@ -98,64 +169,18 @@ class Task:
         return {name: _one_number(name, value) for name, value in values.items()}
 
     def predict(self, output: Tensor) -> Tensor:
-        """What a user wants to see: the class of each row, or the values themselves."""
-        return output.argmax(dim=1) if self.kind == "classification" else output
+        """What a user wants to see: the class of each row, zeros and ones, or the values."""
+        return self._kind.answer(output)
 
 
-def classification(
-    classes: int,
-    *,
-    loss: LossFunction | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    loss_scale: float = 1.0,
-    name: str | None = None,
-) -> Task:
-    """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
-
-    >>> classification(3).outputs
-    3
-    """
-    return Task(
-        "classification",
-        classes,
-        cross_entropy if loss is None else loss,
-        {"accuracy": accuracy, **_check_metrics(metrics)},
-        loss_scale,
-        name,
-    )
-
-
-def regression(
-    outputs: int = 1,
-    *,
-    loss: LossFunction | None = None,
-    metrics: Mapping[str, Metric] | None = None,
-    loss_scale: float = 1.0,
-    name: str | None = None,
-) -> Task:
-    """``outputs`` real numbers per row; mean squared error unless ``loss`` is given.
-
-    >>> sorted(regression(10).metrics)
-    ['mae', 'r2']
-    """
-    return Task(
-        "regression",
-        outputs,
-        squared_error if loss is None else loss,
-        {"mae": mean_absolute_error, "r2": r_squared, **_check_metrics(metrics)},
-        loss_scale,
-        name,
-    )
-
-
-def _check_metrics(metrics: Any) -> Mapping[str, Metric]:
+def check_metrics(metrics: Any) -> Mapping[str, Metric]:
     """The table of metrics; a ConfigError unless it holds functions by name."""
     found = {} if metrics is None else metrics
     if not isinstance(found, Mapping) or not all(map(callable, found.values())):
         raise ConfigError(
-            "metrics must be functions by name, such as {'bias': lambda output, target: (output - "
-            f"target).mean()}}, not {metrics!r}; accuracy (classification), mae and r2 "
-            "(regression) are always there"
+            "metrics must be a list of names, such as ['f1'], or functions by name, such as "
+            "{'bias': lambda output, target: (output - target).mean()}, "
+            f"not {metrics!r}; accuracy (of classes), mae and r2 (of numbers) are always there"
         )
     for name in found:
         if not isinstance(name, str) or not name.strip() or set(name) & set(',"\r\n'):
@@ -171,7 +196,7 @@ def _one_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"metric {name!r} returns {_kind(value)}; it must return one number"
+            f"metric {name!r} returns {_shape(value)}; it must return one number"
         ) from error
 
 
@@ -179,7 +204,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _kind(value: Any) -> str:
+def _shape(value: Any) -> str:
     """What a value is, for a message: a tensor's shape, or the type."""
     if not isinstance(value, Tensor):
         return type(value).__name__

@@ -1,4 +1,4 @@
-"""The two usual losses with their derivatives written out: a third of autograd's kernels.
+"""The three usual losses with their derivatives written out: a third of autograd's kernels.
 
 Outputs are [clients, batch, outputs]; a signal is d (row's loss) / d output, up to ``factor``.
 """
@@ -9,8 +9,14 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fedgradnorm.tasks._measures import LossFunction, cross_entropy, squared_error
+from fedgradnorm.tasks._measures import (
+    LossFunction,
+    binary_cross_entropy,
+    cross_entropy,
+    squared_error,
+)
 
 
 class ClosedLoss(Protocol):
@@ -64,6 +70,23 @@ class ClosedSquaredError:
         return gap.square().mean(dim=(1, 2)), gap
 
 
+class ClosedBinaryCrossEntropy:
+    """(sigmoid(output) - target) / outputs."""
+
+    def __init__(self, outputs: int) -> None:
+        self.factor = 1 / outputs
+
+    def signal(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The gap between probability and target."""
+        return output.sigmoid() - targets.view_as(output)
+
+    def losses(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean losses and signal."""
+        y = targets.view_as(output)
+        each = F.softplus(output) - output * y  # -log p(y) = log(1 + e^o) - o y
+        return each.mean(dim=(1, 2)), self.signal(output, targets)
+
+
 def head_gradients(
     form: ClosedLoss, factor: Tensor, weight: Tensor, bias: Tensor, z: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -84,7 +107,9 @@ def feature_signal(
 
 
 def closed_form(loss: LossFunction, like: Tensor, outputs: int) -> ClosedLoss | None:
-    """The loss in closed form, if it is one of the two."""
+    """The loss in closed form, if it is one of the three."""
     if loss is cross_entropy:
         return ClosedCrossEntropy(like)
+    if loss is binary_cross_entropy:
+        return ClosedBinaryCrossEntropy(outputs)
     return ClosedSquaredError(outputs) if loss is squared_error else None

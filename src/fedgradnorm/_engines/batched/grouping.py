@@ -21,8 +21,9 @@ def group_heads(
     keyed: dict[object, list[int]] = {}
     for i, client in enumerate(clients):
         head = heads[client.name]
-        # Any other head is alone.
+        # Any other head is alone, and so is a loss that is one number for all rows of its call.
         shape: object = tuple(head.weight.shape) if _plain_linear(head) else i
+        shape = i if client.task.joins_rows(torch.as_tensor(client.train[1])) else shape
         keyed.setdefault((shape, client.task.loss_function, batch[client.name]), []).append(i)
     return [_group(clients, heads, batch, rows) for rows in keyed.values()]
 

@@ -55,6 +55,8 @@ class HeadGroup(ABC):
         """Mean loss of each client, for autograd."""
         scale = some(self.scale, chosen)
         rows = self.task.loss_function(self.outputs(features, parameters), targets)
+        if rows.ndim == 0:  # one number, the mean over the rows: such a client is alone
+            return rows * scale
         return rows.view(len(scale), self.batch).mean(dim=1) * scale
 
     def head_gradients(

@@ -10,7 +10,8 @@ from fedgradnorm._report.record import Record
 from fedgradnorm._report.tables.summaries import TaskRow, metric
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
-from fedgradnorm.experiments._statistics import HIGHER_IS_BETTER, holm, paired_p
+from fedgradnorm.experiments._statistics import holm, paired_p
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 LEVEL = 0.05
 _NAMED = 5  # more tasks than this are counted, not listed

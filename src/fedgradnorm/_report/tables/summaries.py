@@ -14,7 +14,7 @@ from rich.text import Text
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
-from fedgradnorm.experiments._statistics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def clients_table(clients: Sequence[Client]) -> Table:
             for split in SPLITS
         ]
         shape = " x ".join(map(str, client.train[0].shape[1:]))
-        cells = (client.name, _kind(client), shape, *sizes, _targets(client))
+        cells = (client.name, client.task.words(), shape, *sizes, _targets(client))
         table.add_row(*map(Text, cells))
     return table
 
@@ -153,19 +153,5 @@ def _best(rows: Sequence[TaskRow], one: TaskRow) -> TaskRow:
     return pick(mine, key=lambda row: row.value.mean)
 
 
-def _kind(client: Client) -> str:
-    count = client.task.outputs
-    if client.task.kind == "classification":
-        return f"{count} classes"
-    return "1 number" if count == 1 else f"{count} numbers"
-
-
 def _targets(client: Client) -> str:
-    y = torch.as_tensor(client.train[1])
-    if client.task.kind == "regression":
-        return f"{float(y.mean()):.3g} ± {float(y.double().std(unbiased=False)):.3g}"
-    counts = y.bincount(minlength=client.task.outputs).tolist()
-    names = client.labels or tuple(map(str, range(len(counts))))
-    return ", ".join(
-        f"{name} {100 * count / len(y):.1f}%" for name, count in zip(names, counts, strict=True)
-    )
+    return client.task.shares(torch.as_tensor(client.train[1]), client.labels)

@@ -60,7 +60,7 @@ def worth(
         A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``.
     """
     how = _settings(settings)
-    given = testable(clients)
+    given = testable(clients, by)
     check_progress(progress)
     warn_of_overfitting(given, how)
     place = checked_folder(folder)

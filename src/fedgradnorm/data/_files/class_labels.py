@@ -23,7 +23,13 @@ class LabelMap:
     numeric: bool
 
     @classmethod
-    def fit(cls, labels: Sequence[str], classes: int | None, source: str) -> LabelMap:
+    def fit(
+        cls,
+        labels: Sequence[str],
+        classes: int | None,
+        source: str,
+        task: str = "classification",
+    ) -> LabelMap:
         """Learn from training labels, sorted (as numbers where all are).
 
         With ``classes``, labels that already are 0 .. classes - 1 keep their numbers.
@@ -46,10 +52,11 @@ class LabelMap:
                 f"{source}: the only training label is {names[0]!r}; a classification needs two"
             )
         if classes is not None and len(names) != classes:
+            way_out = f"leave classes out, or number the labels 0 .. {classes - 1}"
             raise DataError(
                 f"{source}: {classes} classes asked for, the training labels are {len(names)}: "
-                f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; leave classes out, "
-                f"or number the labels 0 .. {classes - 1}"
+                f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; "
+                + (way_out if task == "classification" else "use task='classification'")
             )
         return cls(names, numeric)
 
@@ -62,6 +69,15 @@ class LabelMap:
         """The same classes, and after them one for each label that was unknown."""
         unknown = {self._key(label) for label in labels} - set(self.names)
         return replace(self, names=(*self.names, *sorted(unknown)))
+
+    def ending_with(self, label: str, source: str) -> LabelMap:
+        """The same two classes, with ``label`` as class 1."""
+        last = self._key(label)
+        if last not in self.names:
+            raise DataError(
+                f"{source}: positive is {label!r}, the training labels are {', '.join(self.names)}"
+            )
+        return replace(self, names=(*(name for name in self.names if name != last), last))
 
     def _key(self, label: str) -> str:
         """How a label is written in ``names``."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from fedgradnorm.data._files.image_folder import Color, rows_from_images
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.data._files.npz import rows_from_npz
 from fedgradnorm.data._files.read_rows import FileRows
+from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.data._paths import is_file, user_path
-from fedgradnorm.tasks._task import classification, regression
+from fedgradnorm.tasks._measures import Metric
+from fedgradnorm.tasks._task import TaskKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +41,7 @@ SHOWN = 10  # labels that a line of the log names
 def client_from_files(
     name: str,
     *,
-    task: Literal["classification", "regression"],
+    task: TaskKind,
     train: FilePath,
     classes: int | None = None,
     validation: FilePath | None = None,
@@ -58,6 +60,10 @@ def client_from_files(
     seed: int = 0,
     base: FilePath | None = None,
     task_name: str | None = None,
+    class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    pos_weight: Literal["balanced"] | float | Sequence[float] | None = None,
+    positive: str | int | None = None,
+    metrics: Sequence[str] | Mapping[str, Metric] | None = None,
 ) -> Loaded:
     """A client from files; relative paths start at ``base``.
 
@@ -67,18 +73,24 @@ def client_from_files(
       ``"path"``) holds paths inside it; they become ``size`` x ``size``, in ``color``.
     - Archives (.npz): arrays ``x_key`` and ``y_key``.
 
+    ``task`` is "classification" (one column of labels), "binary" (the same, with two labels),
+    "multilabel" (a column of 0 and 1 for each label) or "regression". ``class_weights`` (of a
+    classification), ``pos_weight`` (of the next two) and ``metrics`` are those of the functions in
+    :mod:`fedgradnorm.tasks`.
+
     Labels may be text: sorted distinct training labels become classes 0, 1, ... and the result's
-    ``label_names`` keeps them. ``on_bad="drop"`` leaves out rows that cannot be read, sums them up
-    in the log and lists them in ``dropped``; a test row whose label has no training rows stays and
-    counts as wrong. ``task_name`` is that of the task, for clients that have one in common: see
-    ``heads`` and ``key`` in :func:`fedgradnorm.train`. Everything else as in
+    ``label_names`` keeps them. In a binary task ``positive`` names the label that is 1; a
+    multilabel task's labels are its columns. ``on_bad="drop"`` leaves out rows that cannot be read,
+    sums them up in the log and lists them in ``dropped``; a test row whose label has no training
+    rows stays and counts as wrong. ``task_name`` is that of the task, for clients that have one in
+    common: see ``heads`` and ``key`` in :func:`fedgradnorm.train`. Everything else as in
     :func:`client_from_arrays`.
     """
     source = FileSource(
         images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
-        labels=choose(task, ("classification", "regression"), "task") == "classification",
+        labels=choose(task, get_args(TaskKind), "task") in ("classification", "binary"),
         size=size,
         color=color,
         x_key=x_key,
@@ -89,7 +101,10 @@ def client_from_files(
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
     paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
-    return _load(name, source, paths, classes, options, task_name)
+    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
+    plan = TaskPlan(task, task_name, classes, positive, given)
+    plan.check(name)
+    return _load(name, source, paths, plan, options)
 
 
 @dataclass(frozen=True)
@@ -159,26 +174,20 @@ def _load(
     name: str,
     source: FileSource,
     files: Mapping[str, Path],
-    classes: int | None,
+    plan: TaskPlan,
     options: Mapping[str, Any],
-    task_name: str | None,
 ) -> Loaded:
     """Read every split, turn labels into class numbers, and make the client."""
-    if classes is not None and not source.labels:
-        raise ConfigError(f"client {name!r}: classes is for a classification; leave it out")
     splits = _read(source, files)
-    known = _labels(splits, classes) if source.labels else None
+    known = _labels(splits, plan) if source.labels else None
     arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
     _tell_dropped(name, splits.values())
-    outputs = arrays["train"][1].shape[-1]
-    task = (
-        classification(len(known.names), name=task_name)
-        if known
-        else regression(outputs, name=task_name)
-    )
+    task = plan.make(len(known.names) if known else arrays["train"][1].shape[-1])
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
     names, columns = known.names if known else None, splits["train"].inputs
+    if plan.kind == "multilabel" and source.targets:
+        names = source.targets
     client = replace(_single_precision(loaded.client), labels=names, columns=columns)
     _tell_untrained(client)
     dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in splits.values()}
@@ -196,30 +205,35 @@ def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     return splits
 
 
-def _labels(splits: Mapping[str, FileRows], classes: int | None) -> LabelMap:
+def _labels(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     """The classes: the training labels, and after them those that only other splits have.
 
     Under ``on_bad="drop"`` a label without training rows is a class too. Its rows could be read,
     and a score that left them out would be too good.
     """
-    train = splits["train"]
+    train, classes = splits["train"], 2 if plan.kind == "binary" else plan.classes
     if len(train.good()) == 0:
         raise _no_rows(train)
-    known = LabelMap.fit([str(train.y[i]) for i in train.good()], classes, train.bad.source)
+    labels = [str(train.y[i]) for i in train.good()]
+    known = LabelMap.fit(labels, classes, train.bad.source, plan.kind)
+    if plan.positive is not None:
+        known = known.ending_with(str(plan.positive), train.bad.source)
     for rows in splits.values():
         labels = [str(label) for label in rows.y]
         codes = known.codes(labels)
         unseen = [int(i) for i in rows.good() if codes[i] is None]
         if unseen and (rows.bad.on_bad == "error" or classes is not None):
-            raise _unseen(rows, unseen[0], classes)
+            raise _unseen(rows, unseen[0], plan)
         known = known.extended([labels[i] for i in unseen])
     return known
 
 
-def _unseen(rows: FileRows, index: int, classes: int | None) -> DataError:
+def _unseen(rows: FileRows, index: int, plan: TaskPlan) -> DataError:
     way_out = "set on_bad='drop' to keep such rows, which then count as wrong"
-    if classes is not None:
-        way_out = f"leave classes = {classes} out"
+    if plan.kind == "binary":
+        way_out = "use task='classification'"
+    elif plan.classes is not None:
+        way_out = f"leave classes = {plan.classes} out"
     return DataError(
         f"{rows.where(index)}: label {shown(rows.y[index])} does not occur in the training data; "
         f"correct it, or {way_out}"
@@ -250,7 +264,7 @@ def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
 
 def _tell_untrained(client: Client) -> None:
     """Name the classes that are to be predicted, but have no training rows."""
-    if client.labels is None:
+    if client.labels is None or client.task.classes is None:
         return
     pairs = [pair for split in SPLITS[1:] if (pair := getattr(client, split)) is not None]
     held = Counter(code for pair in pairs for code in pair[1].tolist())

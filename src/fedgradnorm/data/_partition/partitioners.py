@@ -151,7 +151,7 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
     >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, Iid(2), 0)]
     [('a-0', 2, 'a'), ('a-1', 2, 'a')]
     """
-    labels = client.train[1] if client.task.kind == "classification" else client.size
+    labels = client.size if client.task.classes is None else client.train[1]
     try:
         parts = partitioner.split(labels, seed)
     except DataError as error:

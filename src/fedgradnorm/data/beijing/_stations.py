@@ -21,7 +21,8 @@ from fedgradnorm.data.beijing._hours import DIRECTIONS, Hours, Numbers
 from fedgradnorm.data.beijing._kept import station_hours
 from fedgradnorm.data.beijing._splits import check_shares, pick
 from fedgradnorm.data.beijing._station_files import FILES, station_files
-from fedgradnorm.tasks._task import Task, classification, regression
+from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._task import Task
 
 logger = logging.getLogger(__name__)
 

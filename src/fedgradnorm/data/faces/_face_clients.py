@@ -14,7 +14,8 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.data._images import unit_pixels
 from fedgradnorm.data._partition.allocate import Rows, allocate, hold_out, shared_out
-from fedgradnorm.tasks._task import Task, classification, regression
+from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._task import Task
 
 Columns = Mapping[str, NDArray[Any]]
 """``images`` (uint8, [n, 1, side, side]) and one array of n targets per task."""

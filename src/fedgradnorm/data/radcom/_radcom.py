@@ -32,7 +32,8 @@ from fedgradnorm.data.radcom._signal_set import (
     Progress,
     RadCom,
 )
-from fedgradnorm.tasks._task import Task, classification, regression
+from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,126 @@
+"""The tasks that users make, one function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._measures import LossFunction, Metric
+from fedgradnorm.tasks._named_metrics import by_name
+from fedgradnorm.tasks._task import Task, TaskKind, check_metrics
+from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
+
+Metrics = Mapping[str, Metric] | Sequence[str]
+"""Functions by name, or names of metrics that are known."""
+Weights = Literal["balanced"] | Sequence[float]
+
+
+def classification(
+    classes: int,
+    *,
+    loss: LossFunction | None = None,
+    class_weights: Weights | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+) -> Task:
+    """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
+
+    With ``class_weights`` a row's loss is w[y] times its cross-entropy. ``"balanced"`` makes all
+    classes count the same: w_c = n / (C n_c), with n_c of the client's n training rows in class c.
+    A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
+    weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
+
+    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1".
+
+    >>> classification(3).outputs
+    3
+    """
+    if class_weights is not None:
+        _only_one(loss, "class_weights")
+        loss = WeightedCrossEntropy(
+            checked_weights("class_weights", class_weights, classes), classes=classes
+        )
+    return _task("classification", classes, loss, metrics, loss_scale, name)
+
+
+def binary(
+    *,
+    loss: LossFunction | None = None,
+    pos_weight: Literal["balanced"] | float | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+) -> Task:
+    """0 or 1 per row, from one output; binary cross-entropy of its sigmoid, or a ``loss``.
+
+    With ``pos_weight`` p a row with a 1 counts p times as much as one with a 0; ``"balanced"`` is
+    p = zeros / ones. Both weights are scaled so that the mean weight of a training row is 1.
+
+    >>> binary().outputs
+    1
+    """
+    if pos_weight is not None:
+        _only_one(loss, "pos_weight")
+        loss = WeightedBinary(checked_weights("pos_weight", pos_weight, 1), labels=1)
+    return _task("binary", 1, loss, metrics, loss_scale, name)
+
+
+def multilabel(
+    labels: int,
+    *,
+    loss: LossFunction | None = None,
+    pos_weight: Weights | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+) -> Task:
+    """``labels`` zeros and ones per row; the mean over labels of their binary cross-entropy.
+
+    ``pos_weight`` is as in :func:`binary`, a number for each label.
+
+    >>> sorted(multilabel(4).metrics)
+    ['accuracy']
+    """
+    if pos_weight is not None:
+        _only_one(loss, "pos_weight")
+        loss = WeightedBinary(checked_weights("pos_weight", pos_weight, labels), labels=labels)
+    return _task("multilabel", labels, loss, metrics, loss_scale, name)
+
+
+def regression(
+    outputs: int = 1,
+    *,
+    loss: LossFunction | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+) -> Task:
+    """``outputs`` real numbers per row; mean squared error unless ``loss`` is given.
+
+    >>> sorted(regression(10).metrics)
+    ['mae', 'r2']
+    """
+    return _task("regression", outputs, loss, metrics, loss_scale, name)
+
+
+def _task(
+    kind: TaskKind,
+    outputs: int,
+    loss: LossFunction | None,
+    metrics: Any,
+    loss_scale: float,
+    name: str | None,
+) -> Task:
+    usual = KINDS[kind]
+    if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
+        metrics = by_name(metrics, kind, outputs)
+    measured = {**usual.metrics, **check_metrics(metrics)}
+    return Task(kind, outputs, usual.loss if loss is None else loss, measured, loss_scale, name)
+
+
+def _only_one(loss: LossFunction | None, what: str) -> None:
+    if loss is not None:
+        raise ConfigError(f"{what} and a loss of your own are both given; weigh inside the loss")

@@ -1,0 +1,211 @@
+"""Metrics by name, from torchmetrics' functions, and which way each is better.
+
+Classes count the same in a mean over classes ("macro"). A class that a split has no rows of, or
+nothing but, cannot be ranked and is left out of ``auroc`` and ``average_precision``; where none is
+left they are those of a guess, 0.5 and 0. A correlation with something constant is 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm.tasks._kinds import KINDS
+
+_PREFIX = {"classification": "multiclass", "binary": "binary", "multilabel": "multilabel"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The outputs and targets of a split, as torchmetrics takes them."""
+
+    kind: str
+    outputs: int
+    output: Tensor
+    target: Tensor
+
+    @property
+    def probability(self) -> Tensor:
+        """Never logits: torchmetrics would guess what they are from their range."""
+        return KINDS[self.kind].probability(self.output)
+
+    @property
+    def answer(self) -> Tensor:
+        """Classes, or zeros and ones."""
+        return KINDS[self.kind].answer(self.output)
+
+    @property
+    def truth(self) -> Tensor:
+        """Classes, or zeros and ones, as whole numbers."""
+        return self.target.to(torch.int64)
+
+    def by_class(self, name: str, given: Tensor, **options: Any) -> Tensor:
+        """torchmetrics' function of this name, in its form for this kind of task."""
+        size = {"classification": "num_classes", "multilabel": "num_labels"}.get(self.kind)
+        sized = {size: self.outputs, **options} if size else {}
+        return _call("classification", f"{_PREFIX[self.kind]}_{name}", given, self.truth, **sized)
+
+    def rankable(self) -> Tensor:
+        """Which classes or labels some rows have, and some have not."""
+        if self.kind == "classification":
+            ones = self.truth.bincount(minlength=self.outputs)
+        else:
+            ones = self.truth.reshape(len(self.truth), -1).sum(dim=0)
+        return (ones > 0) & (ones < len(self.truth))
+
+
+Measure = Callable[[Answers], Tensor]
+
+
+def _macro(name: str) -> Measure:
+    """A function of answers, averaged over classes."""
+    return lambda split: split.by_class(name, split.answer, average="macro")
+
+
+def _plain(name: str) -> Measure:
+    """A function of answers that is one number; 0 where it is not defined."""
+    return lambda split: split.by_class(name, split.answer).nan_to_num(0.0)
+
+
+def _ranking(name: str, guess: float) -> Measure:
+    """A function of probabilities, averaged over the classes that can be ranked."""
+
+    def measure(split: Answers) -> Tensor:
+        usable = split.rankable()
+        if not usable.any():
+            return split.output.new_tensor(guess)
+        return split.by_class(name, split.probability, average="none").reshape(-1)[usable].mean()
+
+    return measure
+
+
+def _balanced_accuracy(split: Answers) -> Tensor:
+    """The mean over classes of the share of their rows that is right; of labels, their mean."""
+    if split.kind == "classification":
+        return _seen_recall(split.answer, split.truth, split.outputs)
+    rows = len(split.truth)
+    pairs = zip(split.answer.reshape(rows, -1).T, split.truth.reshape(rows, -1).T, strict=True)
+    return torch.stack([_seen_recall(answer, truth, 2) for answer, truth in pairs]).mean()
+
+
+def _seen_recall(answer: Tensor, truth: Tensor, classes: int) -> Tensor:
+    """The mean recall of the classes that have rows."""
+    options = {"num_classes": classes, "average": "none"}
+    recall = _call("classification", "multiclass_recall", answer, truth, **options)
+    return recall[truth.bincount(minlength=classes) > 0].mean()
+
+
+def _calibration_error(split: Answers) -> Tensor:
+    """The mean gap of confidence and accuracy, over 15 bins of confidence (Guo et al. 2017)."""
+    if split.kind == "classification":
+        return split.by_class("calibration_error", split.probability)
+    flat = split.probability.flatten(), split.truth.flatten()
+    return _call("classification", "binary_calibration_error", *flat)
+
+
+def _of_numbers(name: str, **options: Any) -> Measure:
+    """A function of numbers, averaged over outputs; 0 where it is not defined."""
+
+    def measure(split: Answers) -> Tensor:
+        one = split.outputs == 1
+        pair = (part.squeeze(1) if one else part for part in (split.output, split.target))
+        found = _call("regression", name, *pair, **options)
+        return found.mean().nan_to_num(0.0)
+
+    return measure
+
+
+@dataclass(frozen=True)
+class Named:
+    """What is known of a metric: which way it is better, and its function for kinds of tasks."""
+
+    higher: bool
+    kinds: tuple[str, ...] = ()
+    measure: Measure | None = field(default=None, repr=False)
+
+
+_ALL, _ONE_OF = ("classification", "binary", "multilabel"), ("classification", "binary")
+_REAL = ("regression",)
+
+METRICS: dict[str, Named] = {
+    "loss": Named(False),
+    "accuracy": Named(True),
+    "auc": Named(True),
+    "mae": Named(False),
+    "nme": Named(False),
+    "r2": Named(True),
+    "balanced_accuracy": Named(True, _ALL, _balanced_accuracy),
+    "f1": Named(True, _ALL, _macro("f1_score")),
+    "precision": Named(True, _ALL, _macro("precision")),
+    "recall": Named(True, _ALL, _macro("recall")),
+    "specificity": Named(True, _ALL, _macro("specificity")),
+    "auroc": Named(True, _ALL, _ranking("auroc", 0.5)),
+    "average_precision": Named(True, _ALL, _ranking("average_precision", 0.0)),
+    "calibration_error": Named(False, _ALL, _calibration_error),
+    "mcc": Named(True, _ALL, _plain("matthews_corrcoef")),
+    "kappa": Named(True, _ONE_OF, _plain("cohen_kappa")),
+    "exact_match": Named(True, ("multilabel",), _plain("exact_match")),
+    "mse": Named(False, _REAL, _of_numbers("mean_squared_error")),
+    "rmse": Named(False, _REAL, _of_numbers("mean_squared_error", squared=False)),
+    "explained_variance": Named(True, _REAL, _of_numbers("explained_variance")),
+    "pearson": Named(True, _REAL, _of_numbers("pearson_corrcoef")),
+    "spearman": Named(True, _REAL, _of_numbers("spearman_corrcoef")),
+    "concordance": Named(True, _REAL, _of_numbers("concordance_corrcoef")),
+}
+"""Every metric that has a name of ours; those without a function come with a task or a data set."""
+
+HIGHER_IS_BETTER = frozenset(name for name, known in METRICS.items() if known.higher)
+"""Metrics of which more is better; of all others, and of losses, less is."""
+
+
+@dataclass(frozen=True)
+class NamedMetric:
+    """A metric of the table, for a task."""
+
+    name: str
+    kind: str
+    outputs: int
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Its value on a split; not a number where outputs are none, as in a run that diverges."""
+        measure = METRICS[self.name].measure
+        assert measure is not None
+        if not output.isfinite().all():
+            return output.new_tensor(float("nan"))
+        return measure(Answers(self.kind, self.outputs, output, target))
+
+
+def by_name(names: Any, kind: str, outputs: int) -> Mapping[str, Any]:
+    """The metrics of these names; a ConfigError names one that a ``kind`` of task has not."""
+    usual = KINDS[kind].metrics
+    known = [*usual, *(name for name, one in METRICS.items() if kind in one.kinds)]
+    chosen = [choose(name, known, f"metric of a {kind} task") for name in names]
+    if any(name not in usual for name in chosen):
+        _check_installed(next(name for name in chosen if name not in usual))
+    return {name: usual.get(name) or NamedMetric(name, kind, outputs) for name in chosen}
+
+
+def _check_installed(name: str) -> None:
+    if importlib.util.find_spec("torchmetrics") is None:
+        raise ConfigError(
+            f"metric {name!r} needs torchmetrics: pip install 'fedgradnorm[metrics]', or give a "
+            "function of your own, metrics={'name': function}"
+        )
+
+
+def _call(room: str, name: str, *given: Tensor, **options: Any) -> Tensor:
+    """A function of torchmetrics. It warns of classes without rows, for which see above."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        functions = importlib.import_module(f"torchmetrics.functional.{room}")
+        parts = (part.contiguous() for part in given)  # some of them take views
+        found: Tensor = getattr(functions, name)(*parts, **options)
+    return found
