@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm._engines.batched.grouping import group_heads
 from fedgradnorm._federation.head_start import trivial_answer
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
@@ -30,11 +31,19 @@ TASKS: dict[str, tuple[fgn.Task, np.ndarray]] = {
 }
 
 
+BALANCED = fgn.classification(3, class_weights="balanced")
+
+
 def clients() -> list[fgn.Client]:
     made = [
         fgn.Client(n, task, (X[:30], y[:30]), (X[30:], y[30:])) for n, (task, y) in TASKS.items()
     ]
-    return [*made, toys.client("place", 24), fgn.Client("again", fgn.binary(), (X, 1 - RARE))]
+    return [
+        *made,
+        toys.client("place", 24),
+        fgn.Client("again", fgn.binary(), (X, 1 - RARE)),
+        fgn.Client("other rows", BALANCED, (X[10:], THREE[10:])),  # and so other weights
+    ]
 
 
 def train(**options: Any) -> fgn.Run:
@@ -56,6 +65,23 @@ def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     numbers = run.history.select_dtypes("number").columns
     left, right = (one.history[numbers].to_numpy(float) for one in (run, looped))
     np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-9)
+
+
+def test_clients_with_other_weights_are_run_in_one_call() -> None:
+    alike = [c for c in clients() if c.task.outputs == 3 and c.task.classes]
+    heads = {c.name: torch.nn.Linear(5, 3) for c in alike}
+    (group,) = group_heads(alike, heads, dict.fromkeys(heads, 8))
+    assert len(group.names) == 3
+    assert group.weights is not None
+    assert len({tuple(row) for row in group.weights[:, 0].tolist()}) == 3
+
+
+@pytest.mark.parametrize("engine", ["joint", "stacked"])
+def test_clients_with_weights_may_stay_away(engine: str) -> None:
+    fast, slow = (train(engine=name, participation=0.5) for name in (engine, "loop"))
+    torch.testing.assert_close(
+        *(toys.parameters(run.network) for run in (fast, slow)), rtol=0, atol=1e-11
+    )
 
 
 def test_clients_alone_side_by_side_give_the_loops_run() -> None:

@@ -31,15 +31,20 @@ Places = dict[tuple[torch.device, torch.dtype], Tensor]
 
 @dataclass(frozen=True)
 class WeightedLoss(ABC):
-    """A loss with a weight for each class; equal ones are run together."""
+    """A loss with a weight for each class; losses of one class of these are run together."""
 
     given: Given
     weights: tuple[tuple[float, ...], ...] | None = None  # a row for each group of classes
     _placed: Places = field(default_factory=dict, compare=False, repr=False)
 
-    @abstractmethod
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per row."""
+        return self.weighed(output, target, self.table(output)[None])
+
+    @staticmethod
+    @abstractmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One loss per row, by weights [rows or 1, groups, classes]: those of a row's client."""
 
     @abstractmethod
     def counts(self, target: Tensor) -> Tensor:
@@ -84,9 +89,11 @@ class WeightedCrossEntropy(WeightedLoss):
 
     classes: int = 2
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+    @staticmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row."""
-        return self.table(output)[0][target] * F.cross_entropy(output, target, reduction="none")
+        weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])[:, 0]
+        return weight * F.cross_entropy(output, target, reduction="none")
 
     def counts(self, target: Tensor) -> Tensor:
         """One group: all classes."""
@@ -103,11 +110,11 @@ class WeightedBinary(WeightedLoss):
 
     labels: int = 1
 
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+    @staticmethod
+    def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row: the mean over its labels."""
         y = target.to(output.dtype).view_as(output)
-        table = self.table(output)
-        weight = table[:, 0] + (table[:, 1] - table[:, 0]) * y
+        weight = torch.where(y > 0, table[..., 1], table[..., 0])
         each = F.binary_cross_entropy_with_logits(output, y, reduction="none")
         return (weight * each).mean(dim=1)
 

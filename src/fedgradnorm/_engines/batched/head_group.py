@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.tasks._task import Task
+from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Members:
     batch: int
     task: Task
     scale: Tensor  # [clients]: each task's loss_scale
+    weights: Tensor | None = None  # [clients, groups, classes]: of a loss that weighs classes
 
 
 class HeadGroup(ABC):
@@ -32,6 +34,7 @@ class HeadGroup(ABC):
     def __init__(self, members: Members) -> None:
         self.names, self.positions = members.names, members.positions
         self.batch, self.task, self.scale = members.batch, members.task, members.scale
+        self.weights = members.weights
 
     @abstractmethod
     def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
@@ -54,10 +57,18 @@ class HeadGroup(ABC):
     ) -> Tensor:
         """Mean loss of each client, for autograd."""
         scale = some(self.scale, chosen)
-        rows = self.task.loss_function(self.outputs(features, parameters), targets)
+        rows = self._row_losses(self.outputs(features, parameters), targets, chosen)
         if rows.ndim == 0:  # one number, the mean over the rows: such a client is alone
             return rows * scale
         return rows.view(len(scale), self.batch).mean(dim=1) * scale
+
+    def _row_losses(self, output: Tensor, targets: Tensor, chosen: Tensor | None) -> Tensor:
+        """One loss per row; each client's classes have the weights of that client."""
+        loss = self.task.loss_function
+        if self.weights is None or not isinstance(loss, WeightedLoss):
+            return loss(output, targets)
+        own = some(self.weights, chosen)[:, None]
+        return loss.weighed(output, targets, own.expand(-1, self.batch, -1, -1).flatten(0, 1))
 
     def head_gradients(
         self, features: Tensor, targets: Tensor, chosen: Tensor | None
