@@ -1,8 +1,8 @@
 """``join``: this client's node, connected as long as anybody wants it.
 
 The node works in a process of its own, so that whatever ends it (a lost key, a crash, kill -9) is
-followed by another one, with growing pauses, until this one is stopped. This one reads nothing and
-trains nothing, so that it starts at once and holds little memory.
+followed by another one, with growing pauses, until this one is stopped. This one trains nothing, so
+it starts at once and holds little memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import LOCK, NODE
 from fedgradnorm._runs.locking import HINT, alone
+from fedgradnorm.experiments._config.toml_text import read_toml
 
 if TYPE_CHECKING:
     from fedgradnorm._flower.federation_file import ClientFile
@@ -44,7 +45,11 @@ def join_command(path: Path, allow: Sequence[str]) -> list[str]:
 
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:
-    """Keep a node running; only wrong input ends it."""
+    """Keep a node running; only wrong input ends it, a missing file before any node is started."""
+    try:
+        read_toml(path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     command = [*join_command(path, allow), "--once"]
     pause = FIRST_PAUSE
     while True:
