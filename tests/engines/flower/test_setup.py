@@ -179,16 +179,15 @@ def test_a_server_that_is_not_told_who_shares_a_head_starts_nothing(tmp_path):
     assert not machines.run.exists()
 
 
-def test_a_clients_file_must_name_data_of_its_own(tmp_path, capfd):
+def test_a_clients_file_must_name_data_of_its_own(tmp_path):
     machines = Machines(tmp_path, rounds=3)
     path = machines.homes["class"] / "client.toml"
     path.write_text(path.read_text().replace('name = "class"', 'name = "clas"', 1))
     given = read_client(path)
     with pytest.raises(fgn.ConfigError, match="did you mean 'class'"):
         given.load(given.run_config())
-    code, _ = cli("join", tmp_path / "nowhere.toml")
-    said = capfd.readouterr().err  # by the process that reads the file
-    assert (code, "no such file" in " ".join(said.split())) == (2, True)
+    code, out = cli("join", tmp_path / "nowhere.toml")
+    assert (code, "no such file" in " ".join(out.split())) == (2, True)
 
 
 def test_nothing_to_resume_is_said(tmp_path):
