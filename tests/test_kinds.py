@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ def clients() -> list[fgn.Client]:
     ]
 
 
-def train(**options: Any) -> fgn.Run:
+def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
     how = {"rounds": 6, "batch_size": 8, "lr": 0.01, "device": "cpu", **options}
-    return fgn.train(toys.network(), clients(), weighting=fgn.GradNorm(), **how)
+    return fgn.train(toys.network(), given or clients(), weighting=fgn.GradNorm(), **how)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +105,10 @@ def test_a_saved_run_predicts_the_same_and_keeps_its_weights(looped: fgn.Run, tm
 
 def test_a_run_is_resumed_bit_for_bit_with_the_same_weights_alone(tmp_path) -> None:
     toys.interrupted(train, at=3, folder=tmp_path / "run")
-    other = [fgn.Client("a", fgn.binary(), (X, RARE)), *clients()[1:]]
-    with pytest.raises(fgn.RunFolderError):
-        fgn.train(toys.network(), other, rounds=6, folder=tmp_path / "run", resume=True)
+    louder = fgn.classification(3, class_weights=[1, 2, 3])
+    other = [replace(c, task=louder) if c.name == "weighted classes" else c for c in clients()]
+    with pytest.raises(fgn.RunFolderError, match=r"'weighted classes' has changed \(class_weights"):
+        train(other, folder=tmp_path / "run", resume=True)
     resumed = train(folder=tmp_path / "run", resume=True)
     assert toys.same(toys.parameters(resumed.network), toys.parameters(train().network))
 
