@@ -61,7 +61,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("how", WAYS, ids=" ".join)
 def test_a_run_begins_where_the_other_one_ended(how: dict, tmp_path: Path) -> None:
     """To the digit, in every engine: network, heads, statistics and networks of one's own."""
     run = train(**how)
