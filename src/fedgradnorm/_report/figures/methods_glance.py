@@ -34,12 +34,11 @@ def methods_figure(comparison: Comparison, path: str | Path) -> Path:
     ranks = ranking(comparison, LOSS)
     sights = [name for name in SIGHTS if any(sight(r.arm.method) == name for r in ranks)]
     columns = [*sights, "seeds"] if uneven(comparison) else sights
-    size = (2.1 + 0.3 * len(columns) + 8.2, 1.9 + ROW * len(ranks))
+    narrow = max(0.3 * len(columns), 0.7)  # wide enough for its title
+    size = (2.1 + narrow + 8.2, 1.9 + ROW * len(ranks))
     drawing = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(drawing)
-    seen, delta, tasks = drawing.subplots(
-        1, 3, sharey=True, width_ratios=[0.3 * max(len(columns), 1), 3.4, 4.4]
-    )
+    seen, delta, tasks = drawing.subplots(1, 3, sharey=True, width_ratios=[narrow, 3.4, 4.4])
     _draw_seen(seen, ranks, columns)
     _draw_delta(delta, ranks, comparison.baseline)
     _draw_gains(tasks, ranks, comparison.tasks)
