@@ -34,6 +34,26 @@ class Scaler(Protocol):
         """The scaler as tensors, saved with the run."""
 
 
+class Encoder(Protocol):
+    """Turns raw columns into the numbers that are scaled: first into codes, then into those."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the numbers of a row are called."""
+
+    def codes(self, x: Any, where: str) -> Tensor:
+        """Raw rows as one number a column."""
+
+    def encode(self, codes: Tensor) -> Tensor:
+        """Codes as the numbers of each row."""
+
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """The categories of columns that have some."""
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The encoding as texts and numbers, saved with the run."""
+
+
 SPLITS = ("train", "validation", "test")
 
 
@@ -48,6 +68,7 @@ class Client:
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
     ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
     training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
+    ``encoding`` is how they were made of raw columns, where that was done.
     The data is checked here, once, so that training never meets a bad row.
 
     >>> import numpy as np
@@ -66,6 +87,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    encoding: Encoder | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():

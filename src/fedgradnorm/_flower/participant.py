@@ -161,14 +161,11 @@ class Participant:
     def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         name, client = self.client.name, self.client
         state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
-        trained = TrainedClient(
+        trained = TrainedClient.of(
+            client,
             head,
-            client.task.kind,
             {key: value.cpu() for key, value in state.buffers.items()},
             None if state.own is None else self._network(state.own),
-            scaling=client.scaling,
-            labels=client.labels,
-            columns=client.columns,
         )
         about = {
             "format": FORMAT,
@@ -202,5 +199,6 @@ class Participant:
             **({"class_weights": weights} if weights else {}),
             "labels": client.labels,
             "columns": client.columns,
+            **({"encoding": client.encoding.plain()} if client.encoding else {}),
             "inputs": list(client.train[0].shape[1:]),
         }

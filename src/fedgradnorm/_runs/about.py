@@ -68,6 +68,7 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **({"encoding": client.encoding.plain()} if client.encoding else {}),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
@@ -210,6 +211,10 @@ _CLIENT: dict[str, Rule] = {
     "class_weights": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
+    "encoding": (
+        "a list of tables",
+        lambda value: isinstance(value, list) and all(isinstance(v, dict) for v in value),
+    ),
     "splits": _COUNTS,
     "inputs": (
         "a list of whole numbers",

@@ -73,8 +73,11 @@ def _client(
     if saved := _part(tensors, "network"):
         own = _filled(network, plans["network"], saved, f"network of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
-    named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
-    return TrainedClient(head, info["kind"], _part(tensors, "buffers"), own, scaling, **named)
+    known: dict[str, Any] = {
+        key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)
+    }
+    known["encoding"] = _encoding(info.get("encoding"), name)
+    return TrainedClient(head, info["kind"], _part(tensors, "buffers"), own, scaling, **known)
 
 
 def _shared(
@@ -156,3 +159,14 @@ def _scaling(tensors: dict[str, Tensor], name: str) -> Any:
         return Scaling.from_state_dict(tensors)
     except FedGradNormError as error:
         raise _misfit(f"scaling of client {name!r}", str(error)) from error
+
+
+def _encoding(tables: list[dict[str, Any]] | None, name: str) -> Any:
+    if not tables:
+        return None
+    from fedgradnorm.data._encoding.encoding import Encoding
+
+    try:
+        return Encoding.from_plain(tables)
+    except FedGradNormError as error:
+        raise _misfit(f"encoding of client {name!r}", str(error)) from error

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Scaler, as_tensor
+from fedgradnorm._client import as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._fitting import as_input
+
+if TYPE_CHECKING:
+    from fedgradnorm._runs.run import TrainedClient
 
 
 def network_inputs(
     client: str,
     x: Any,
     network: nn.Module,
-    columns: Sequence[str] | None,
-    scaling: Scaler | None,
+    trained: TrainedClient,
     row: Sequence[int] | None,
 ) -> Tensor:
     """Raw ``x`` as the network takes it, or a DataError that names what is wrong with it.
@@ -28,19 +30,29 @@ def network_inputs(
     of axes are not.
     """
     where = f"client {client!r}"
-    raw = as_tensor(where, picked(x, columns, where), "x")
+    raw = raw_inputs(x, trained, where)
+    if trained.encoding is not None:
+        raw = trained.encoding.encode(raw)
     if row is not None and raw.ndim != len(row) + 1:
         raise DataError(
             f"{where}: x has shape {tuple(raw.shape)}, a training row {tuple(row)}; give one row "
             "per sample (x[None] for a single one)"
         )
     try:
-        scaled = raw if scaling is None else scaling.scale_inputs(raw)
+        scaled = raw if trained.scaling is None else trained.scaling.scale_inputs(raw)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     values = as_input(scaled, network, "cpu")
-    _check_finite(where, raw, values, columns)
+    _check_finite(where, raw, values, trained.columns)
     return values
+
+
+def raw_inputs(x: Any, trained: TrainedClient, where: str) -> Tensor:
+    """``x`` as a tensor of numbers: its columns by name, and one number for each cell."""
+    if trained.encoding is not None:
+        codes: Tensor = trained.encoding.codes(x, where)
+        return codes
+    return as_tensor(where, picked(x, trained.columns, where), "x")
 
 
 def refused(client: str, x: Tensor, error: Exception) -> DataError:

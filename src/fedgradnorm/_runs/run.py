@@ -40,6 +40,19 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    encoding: Any = None
+
+    @classmethod
+    def of(
+        cls,
+        client: Client,
+        head: nn.Module,
+        buffers: dict[str, Tensor],
+        network: nn.Module | None,
+    ) -> TrainedClient:
+        """What training made of a client."""
+        known = (client.scaling, client.labels, client.columns, client.encoding)
+        return cls(head, client.task.kind, buffers, network, *known)
 
 
 @dataclass
@@ -102,14 +115,15 @@ class Run:
         the values; ``outputs=True`` is the same).
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
-        out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
-        array. A value that is not finite is a DataError.
+        out. Categories, dates and gaps become numbers as in training; a category that training did
+        not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
+        in, arrays out; names are always in an array. A value that is not finite is a DataError.
         """
         choose(client, self.clients, "client")
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.networks[client]
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
-        values = network_inputs(client, x, network, one.columns, one.scaling, row)
+        values = network_inputs(client, x, network, one, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
         return (
             answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,34 +120,45 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
 
 def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
     """Move a seeded share of the training rows into each split that asks for one."""
-    order = random_generator(seed).permutation(client.size)
-    moved: dict[str, Pair] = {}
+    given = [split for split in shares if getattr(client, split) is not None]
+    parts = held_out(client.name, client.size, shares, given, seed)
+    moved = {split: rows_of(client.train, rows) for split, rows in parts.items()}
+    return with_splits(client, moved) if moved else client
+
+
+def held_out(
+    name: str, size: int, shares: Mapping[str, float], given: Collection[str], seed: int
+) -> dict[str, NDArray[np.int64]]:
+    """A seeded share of ``size`` rows for each split that asks for one, and the rest to train on.
+
+    Rows keep their order. ``given`` are splits that have rows of their own already. Empty where
+    nothing is held out.
+    """
+    order = random_generator(seed).permutation(size)
+    parts: dict[str, NDArray[np.int64]] = {}
     start = 0
     for split, share in shares.items():
-        count = _held_out_rows(client, split, share)
+        count = _held_out_rows(f"client {name!r}: {split}_share", size, share, split in given)
         if count:
-            moved[split] = rows_of(client.train, np.sort(order[start : start + count]))
+            parts[split] = np.sort(order[start : start + count])
             start += count
-    if not moved:
-        return client
-    if start >= client.size:
+    if parts and start >= size:
         raise DataError(
-            f"client {client.name!r}: holding out {start} of {client.size} rows leaves none to "
+            f"client {name!r}: holding out {start} of {size} rows leaves none to "
             "train on; lower validation_share or test_share"
         )
-    moved["train"] = rows_of(client.train, np.sort(order[start:]))
-    return with_splits(client, moved)
+    return {"train": np.sort(order[start:]), **parts} if parts else {}
 
 
-def _held_out_rows(client: Client, split: str, share: float) -> int:
-    where = f"client {client.name!r}: {split}_share"
+def _held_out_rows(where: str, size: int, share: float, given: bool) -> int:
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise ConfigError(f"{where} must be at least 0 and below 1, not {share!r}")
     if share == 0:
         return 0
-    if getattr(client, split) is not None:
+    if given:
+        split = where.rpartition(" ")[2].removesuffix("_share")
         raise ConfigError(f"{where} and {split} data are both given; choose one")
-    count = round(share * client.size)
+    count = round(share * size)
     if count == 0:
-        raise DataError(f"{where} {share} of {client.size} rows is no row; raise it or set it to 0")
+        raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
     return count

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Scaler, as_tensor
-from fedgradnorm._columns import picked
+from fedgradnorm._client import Encoder, Scaler
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.prediction_inputs import raw_inputs
 from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
 from fedgradnorm._runs.writing import writing
 from fedgradnorm.models._fitting import as_input
@@ -27,18 +27,20 @@ ROWS = 5
 
 
 class Deployed(nn.Module):
-    """Scaling, network with the client's statistics, and head, one after the other."""
+    """Encoding, scaling, network with the client's statistics, and head, one after the other."""
 
     def __init__(self, client: TrainedClient, network: nn.Module) -> None:
         super().__init__()
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
         self.scaling: Scaler | None = client.scaling
+        self.encoding: Encoder | None = client.encoding
         set_buffers(self.network, client.buffers)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """What ``run.predict(..., outputs=True)`` gives."""
-        scaled = x if self.scaling is None else self.scaling.scale_inputs(x)
+        raw = x if self.encoding is None else self.encoding.encode(x)
+        scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
         output: Tensor = self.head(self.network(as_input(scaled, self.network, x.device)))
         return output if self.scaling is None else self.scaling.restore_targets(output)
 
@@ -69,7 +71,7 @@ def _target(name: str, path: str | Path) -> Path:
 def _given(run: Run, name: str, x: Any) -> Tensor:
     """Rows to try the program on; at least two, since one row would fix the number of rows."""
     where = f"client {name!r}"
-    rows = as_tensor(where, picked(x, run.clients[name].columns, where), "x")
+    rows = raw_inputs(x, run.clients[name], where)
     run.predict(name, rows)  # which says what is wrong with them
     return rows if len(rows) > 1 else torch.cat([rows, rows])
 
@@ -83,6 +85,8 @@ def _made_up(run: Run, name: str) -> Tensor:
     if row is None:
         raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
     network, scaling = run.networks[name], run.clients[name].scaling
+    if run.clients[name].encoding is not None:
+        return _made_up_codes(run.clients[name].encoding)
     if any(isinstance(module, nn.Embedding) for module in network.modules()):
         return torch.zeros(ROWS, *row, dtype=torch.int64)
     noise = torch.randn(ROWS, *row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -90,6 +94,13 @@ def _made_up(run: Run, name: str) -> Tensor:
     if mean is not None and spread is not None:
         return torch.addcmul(mean, spread, noise)
     return noise.to(next(network.parameters()).dtype)
+
+
+def _made_up_codes(encoding: Encoder) -> Tensor:
+    """Rows of codes: numbers, categories and times that are known, and no gaps."""
+    turns = torch.arange(ROWS, dtype=torch.float64)
+    limits = [len(table.get("categories", ())) for table in encoding.plain()]
+    return torch.stack([turns % most if most else turns for most in limits], dim=1)
 
 
 def _program(name: str, deployed: Deployed, rows: Tensor) -> bytes:

@@ -78,15 +78,8 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     own = before.network if before is not None else None
     if state.get("own") is not None:
         own = federation.shared_network(state["own"])
-    trained = TrainedClient(
-        federation.engine.heads()[name],
-        client.task.kind,
-        dict(state["buffers"]),
-        own,
-        client.scaling,
-        client.labels,
-        client.columns,
-    )
+    head = federation.engine.heads()[name]
+    trained = TrainedClient.of(client, head, dict(state["buffers"]), own)
     return Tuned(trained, kept, rows)
 
 

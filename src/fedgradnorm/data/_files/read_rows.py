@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
     ``y`` is a table of numbers, or a list of label texts for a classification; ``inputs`` names the
-    columns of ``x`` where they have names.
+    columns of ``x`` where they have names. ``texts`` are the categories that the numbers of a
+    column of ``x`` stand for, and ``marks`` the cells of columns that decide the split.
     """
 
     x: NDArray[Any]
@@ -37,6 +38,8 @@ class FileRows:
     lines: Sequence[int] | None
     bad: BadRows[int]
     inputs: tuple[str, ...] | None = None
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def report(self, index: int, why: str) -> None:
         """Report the row at position ``index``."""
