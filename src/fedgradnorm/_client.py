@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._checks import shown
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._label_map import LabelMap, texts_of
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Encoder(Protocol):
 
 
 SPLITS = ("train", "validation", "test")
+SHOWN = 10  # labels that a message lists
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Client:
     """One participant: a name, a task, and its own data.
 
     Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
-    ``0 .. classes - 1`` for classification (0 and 1 for binary), one row of ``outputs`` numbers
-    for regression, one row of zeros and ones for multilabel.
+    ``0 .. classes - 1`` for classification (0 and 1 for binary) or texts, one row of ``outputs``
+    numbers for regression, one row of zeros and ones for multilabel.
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
     ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
@@ -99,6 +102,8 @@ class Client:
             )
         if self.columns is None:
             object.__setattr__(self, "columns", _training_columns(self))
+        if self.labels is None:
+            object.__setattr__(self, "labels", _named_labels(self))
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
@@ -159,6 +164,33 @@ def _learned(client: Client) -> Task:
         raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
 
 
+def _named_labels(client: Client) -> tuple[str, ...] | None:
+    """The names of the classes: those that the task lists, or the texts of the training targets."""
+    pair = client.train
+    if client.task.labels is not None or client.task.classes is None:
+        return client.task.labels
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or (y := texts_of(pair[1])) is None:
+        return None
+    where = f"client {client.name!r}, train data"
+    return LabelMap.fit(y, client.task.classes, where, client.task.kind).names
+
+
+def _numbered(client: Client, where: str, y: Any) -> Any:
+    """Text labels as class numbers; anything else as it is."""
+    texts = None if client.task.classes is None else texts_of(y)
+    if texts is None or client.labels is None:
+        return y
+    codes = LabelMap.listed(client.labels, f"{where}: labels").codes(texts)
+    unknown = next((i for i, code in enumerate(codes) if code is None), None)
+    if unknown is not None:
+        some = ", ".join(map(repr, client.labels[:SHOWN]))
+        raise DataError(
+            f"{where}: y[{unknown}] is {shown(texts[unknown])}, none of its labels ({some}); "
+            "correct it, or list all labels: classification(labels=[...])"
+        )
+    return np.array(codes, dtype=np.int64)
+
+
 def _training_columns(client: Client) -> tuple[str, ...] | None:
     pair = client.train
     if not isinstance(pair, (tuple, list)) or not pair or not is_frame(pair[0]):
@@ -186,7 +218,7 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
     where = f"client {client.name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
-    x, y = picked(pair[0], client.columns, where), pair[1]
+    x, y = picked(pair[0], client.columns, where), _numbered(client, where, pair[1])
     x, y = (as_tensor(where, part, name) for part, name in zip((x, y), "xy", strict=True))
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{where}: x is empty; a client needs at least one row")

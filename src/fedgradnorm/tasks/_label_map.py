@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError
 
@@ -117,6 +120,22 @@ class LabelMap:
         """How a label is written in ``names``."""
         value = _value(label) if self.numeric else None
         return label if value is None else _name(value)
+
+
+def texts_of(y: Any) -> list[str] | None:
+    """Targets that are texts, as a list of them; None if they are anything else."""
+    if isinstance(y, Tensor) or not hasattr(y, "__len__"):
+        return None
+    try:
+        array = np.asarray(y)
+    except ValueError:  # rows of several lengths
+        return None
+    if array.dtype.kind not in "UO":
+        return None
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    if array.ndim != 1 or not all(isinstance(label, str) for label in array):
+        return None
+    return [str(label).strip() for label in array] or None
 
 
 def _value(label: str) -> float | None:

@@ -25,7 +25,8 @@ class Task:
 
     ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
-    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
+    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``labels``
+    are the names of the classes, in the order of their numbers, where they are listed.
     """
 
     kind: TaskKind
@@ -34,6 +35,7 @@ class Task:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     loss_scale: float = 1.0
     name: str | None = None
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         least = KINDS[choose(self.kind, KINDS, "kind of task")].least
