@@ -272,3 +272,20 @@ def test_a_column_of_gaps_cannot_be_filled(missing, says) -> None:
     with pytest.raises(fgn.DataError, match=says) as caught:
         client(table().assign(load=np.nan), missing=missing)
     one_line(caught)
+
+
+def test_rows_left_out_are_one_line_in_the_log_and_listed_in_the_run_folder(tmp_path) -> None:
+    frame = table()
+    frame.loc[[4, 9], "y"] = np.nan
+    frame["angle"] = frame.angle.astype(object).mask(frame.index == 2, "north")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    write(tmp_path / "rows.toml", CONFIG.replace('time = "load"', 'time = "when"'))
+    execute(load_config(tmp_path / "rows.toml"), tmp_path / "run")
+    told = [s for s in (tmp_path / "run/log.txt").read_text().splitlines() if "dropped" in s]
+    listed = (tmp_path / "run/dropped.txt").read_text().splitlines()
+    empty = int(frame.when.isna().sum())
+    for name, line in zip("ab", told, strict=True):
+        assert f"client {name!r}: dropped {3 + empty} of 60 rows: " in line
+        assert line.endswith("; every row is in dropped.txt")
+    assert len(listed) == 2 * (1 + 3 + empty)
+    assert "  data row 3 (line 4): column 'angle' is 'north', not a number [rows.csv]" in listed
