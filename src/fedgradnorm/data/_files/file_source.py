@@ -13,7 +13,7 @@ from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.image_folder import Color, rows_from_images
-from fedgradnorm.data._files.in_archive import is_there
+from fedgradnorm.data._files.in_archive import is_place, is_there
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
 from fedgradnorm.data._files.npz import rows_from_npz
 from fedgradnorm.data._files.read_rows import FileRows
@@ -112,9 +112,22 @@ def data_path(base: str | Path | None, path: Any, what: str) -> Any:
     """
     if is_frame(path):
         return path
-    here = user_path("." if base is None else base, "base") / user_path(path, what)
-    folder = os.environ.get(ENV)
-    if folder and not (is_there(here) or here.is_dir()):
-        other = Path(folder).expanduser() / user_path(path, what)
-        return other if is_there(other) or other.is_dir() else here
+    start, name = user_path("." if base is None else base, "base"), user_path(path, what)
+    here, folder = start / name, os.environ.get(ENV)
+    if folder and not is_place(here):
+        known = Path(folder).expanduser()
+        return next((p for p in (known / start / name, known / name) if is_place(p)), here)
     return here
+
+
+def anchored_base(base: Any, folder: Path) -> str:
+    """Where files are looked for, to hold wherever a run is resumed from.
+
+    It starts at ``folder``, the config's; one that only the data folder has is left as it is.
+    """
+    start = user_path(base, "data.base")
+    known = os.environ.get(ENV)
+    elsewhere = known and not start.is_absolute() and is_place(Path(known).expanduser() / start)
+    if elsewhere and not is_place(folder / start):
+        return str(base)
+    return os.path.abspath(folder / start)  # noqa: PTH100 (keeps symlinks as given)

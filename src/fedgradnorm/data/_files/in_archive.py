@@ -14,7 +14,7 @@ from typing import IO
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._memory import check_memory
-from fedgradnorm.data._paths import is_file
+from fedgradnorm.data._paths import is_file, there
 
 PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about
 
@@ -22,6 +22,11 @@ PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, 
 def is_there(path: Path) -> bool:
     """Whether it is a file, or may be one inside an archive."""
     return is_file(path) or _archive(path) is not None
+
+
+def is_place(path: Path) -> bool:
+    """Whether it is a file or a folder, or leads into an archive."""
+    return there(path) or _archive(path) is not None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.in_archive import opened
 from fedgradnorm.data._files.read_rows import (
     FileRows,
+    each,
     is_missing,
     missing_name,
     no_label,
@@ -101,9 +103,8 @@ def _there(inputs: Sequence[str], plan: ColumnPlan) -> list[str]:
 def mark_cells(table: Table, marks: Sequence[str], bad: BadRows[int]) -> dict[str, list[Any]]:
     """The cells of columns that decide the split; an empty one is a bad row."""
     for name in marks:
-        empty = {cell for cell in set(table.columns[name]) if is_missing(cell)}
-        for i, cell in enumerate(table.columns[name]):
-            if cell in empty:
+        for i, empty in enumerate(each(is_missing, table.columns[name])):
+            if empty:
                 _report(table, i, f"column {name!r}, which decides the split, is empty", bad)
     return {name: table.columns[name] for name in marks}
 
@@ -117,7 +118,8 @@ def _input(
     cells = table.columns[column.name]
     known: tuple[str, ...] = ()
     if isinstance(column, CategoryColumn):
-        known = LabelMap.seen(str(c).strip() for c in set(cells) if not is_missing(c)).names
+        texts = {text for text in each(_text, cells) if text}
+        known = LabelMap.seen(texts).names
         # By the file's own list: which rows train, and so which categories are known, comes later.
         column = replace(column, categories=known)
     codes = _codes(column, cells)
@@ -132,15 +134,20 @@ def _input(
 
 def _codes(column: Column, cells: Sequence[Any]) -> NDArray[np.float64]:
     """The code of each cell; NaN where there is none."""
-    if isinstance(column, NumberColumn):
-        return np.array([_number(cell) for cell in cells], dtype=np.float64)
-    found: dict[Any, float] = {}
-    for cell in set(cells):
+
+    def code(cell: Any) -> float:
         try:
-            found[cell] = np.nan if is_missing(cell) else column.code(cell)
+            return np.nan if is_missing(cell) else column.code(cell)
         except ValueError:
-            found[cell] = np.nan
-    return np.array([found[cell] for cell in cells], dtype=np.float64)
+            return np.nan
+
+    number = isinstance(column, NumberColumn)
+    return np.array(each(_number if number else code, cells), dtype=np.float64)
+
+
+def _text(cell: Any) -> str:
+    """A category; empty where there is none."""
+    return "" if is_missing(cell) else str(cell).strip()
 
 
 def _wrong(column: Column, cell: object) -> str:
@@ -164,7 +171,7 @@ def table_targets(
 def numbers(table: Table, column: str, bad: BadRows[int]) -> NDArray[np.float64]:
     """A column as numbers; cells that are none are reported as bad."""
     cells = table.columns[column]
-    values = np.array([_number(cell) for cell in cells], dtype=np.float64)
+    values = np.array(each(_number, cells), dtype=np.float64)
     for i in np.flatnonzero(~usable(values)):
         _report(table, int(i), f"column {column!r} {_complaint(cells[i])}", bad)
     return values
@@ -205,8 +212,8 @@ def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> T
     if not names:
         raise DataError(f"{path}: the file is empty; expected a header line and rows")
     places = _places(str(path), names, columns)
-    wanted = list(places.values())
-    kept, rows, lines = list[list[str]](), list[int](), list[int]()
+    pick: Any = itemgetter(*places.values()) if len(places) > 1 else None
+    kept, rows, lines = list[Sequence[str]](), list[int](), list[int]()
     for row, (line, fields) in enumerate(records, start=1):
         if len(fields) != len(names):
             why = f"{len(fields)} fields where the header has {len(names)}"
@@ -214,7 +221,7 @@ def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> T
             fields += [""] * (len(names) - len(fields))
         rows.append(row)
         lines.append(line)
-        kept.append([fields[place] for place in wanted])
+        kept.append(pick(fields) if pick else [fields[place] for place in places.values()])
     cells = {name: [one[i] for one in kept] for i, name in enumerate(places)}
     return Table(str(path), cells, rows, lines)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from fedgradnorm.data._bad_rows import BadRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+Value = TypeVar("Value")
 
 LARGEST = float(np.finfo(np.float32).max)
 """Training is in single precision, so a larger number is as bad as an infinite one."""
@@ -62,6 +64,14 @@ class FileRows:
 def is_missing(cell: object) -> bool:
     """Whether a cell holds no value: the one rule for labels and for numbers."""
     return cell is None or str(cell).strip().lower() in MISSING
+
+
+def each(function: Callable[[Any], Value], cells: Sequence[Any]) -> list[Value]:
+    """The function of every cell; a text that occurs again is not looked at again."""
+    if not all(type(cell) is str for cell in cells):
+        return [function(cell) for cell in cells]
+    found = {cell: function(cell) for cell in set(cells)}
+    return [found[cell] for cell in cells]
 
 
 def usable(values: NDArray[Any]) -> NDArray[np.bool_]:

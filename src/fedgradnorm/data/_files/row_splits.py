@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from fedgradnorm._client import SPLITS
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import random_generator
 from fedgradnorm.data._encoding.clock_parts import seconds
-from fedgradnorm.data._files.read_rows import FileRows, is_missing
+from fedgradnorm.data._files.read_rows import FileRows, each, is_missing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,13 +168,10 @@ class SplitPlan:
 
 def clock(rows: FileRows, name: str) -> Callable[[Any], float]:
     """How a column says when: by numbers, if all its cells are numbers, else by dates."""
-    for cell in set(rows.marks[name]):
-        if not is_missing(cell):
-            try:
-                _finite(cell)
-            except (TypeError, ValueError, OverflowError):
-                return seconds
-    return _finite
+    plain = each(
+        lambda cell: is_missing(cell) or not math.isnan(_when(_finite, cell)), rows.marks[name]
+    )
+    return _finite if all(plain) else seconds
 
 
 def _finite(cell: Any) -> float:
@@ -187,14 +183,20 @@ def _finite(cell: Any) -> float:
 
 def _moments(rows: FileRows, name: str, when: Callable[[Any], float]) -> NDArray[np.float64]:
     """When each row was; NaN where that cannot be told, which is a bad row."""
-    known: dict[Any, float] = {}
-    for cell in set(rows.marks[name]):
-        with suppress(TypeError, ValueError, OverflowError, AttributeError):
-            known[cell] = when(cell)
-    for i, cell in enumerate(rows.marks[name]):
-        if cell not in known and not is_missing(cell):
-            rows.report(i, f"column {name!r} is {shown(cell)}, not a date like 2016-03-01")
-    return np.array([known.get(cell, math.nan) for cell in rows.marks[name]])
+    cells = rows.marks[name]
+    found = np.array(each(lambda cell: _when(when, cell), cells), dtype=np.float64)
+    for i in np.flatnonzero(np.isnan(found)).tolist():
+        if not is_missing(cells[i]):
+            rows.report(i, f"column {name!r} is {shown(cells[i])}, not a date like 2016-03-01")
+    return found
+
+
+def _when(when: Callable[[Any], float], cell: Any) -> float:
+    """When; NaN where that cannot be told."""
+    try:
+        return when(cell)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return math.nan
 
 
 def fewer(parts: dict[str, Part], rows: Any, seed: int, name: str) -> dict[str, Part]:
