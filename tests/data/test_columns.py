@@ -13,6 +13,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 from data.small_tables import one_line, write
+from fedgradnorm._runs.after import program_formats
 from fedgradnorm.data import client_from_files
 from fedgradnorm.data._encoding.clock_parts import PARTS, part
 from fedgradnorm.experiments import load_config
@@ -167,6 +168,25 @@ def test_a_program_holds_the_encoding(trained, tmp_path) -> None:
     codes = run.clients["a"].encoding.codes(frame, "x")
     assert torch.isnan(codes).any()
     assert torch.allclose(program(codes), torch.from_numpy(run.predict("a", frame)))
+
+
+def test_an_onnx_model_holds_it_too(trained, tmp_path, monkeypatch, capsys) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run, _, frame = trained
+    session = onnxruntime.InferenceSession(run.export("a", tmp_path / "a.onnx"))
+    codes = run.clients["a"].encoding.codes(frame, "x")
+    codes[0, 1] = -1
+    for rows in (codes, codes[:1]):
+        (found,) = session.run(None, {"x": rows.numpy()})
+        assert np.allclose(found, run.predict("a", rows), atol=1e-5)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["columns"])
+    assert [column["name"] for column in about] == INPUTS
+    assert about[1]["categories"] == ["c", "a", "b"]
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(program_formats, "find_spec", lambda _: None)
+    with pytest.raises(fgn.ConfigError, match=r"needs onnx; install it with: .*fedgradnorm\[onnx"):
+        run.export("a", tmp_path / "b.onnx")
 
 
 def test_clients_that_share_a_network_have_the_same_categories() -> None:

@@ -164,12 +164,15 @@ class Run:
         return personalized(self, client, {"steps": steps, "what": what, **rate})
 
     def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
-        """Write one client as one program: scaling, network, statistics and head (torch.export).
+        """Write one client as one program: encoding, scaling, network, statistics and head.
 
+        A path that ends with .pt2 is PyTorch's own format (torch.export), used as
+        ``torch.export.load(path).module()(x)``; .onnx is ONNX, with input ``x`` and output ``y``.
         It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
-        ``x`` are rows to try it on, whose kind of numbers it then takes; by default float64 where
-        inputs are scaled, else the network's. It is read back and compared with ``predict`` before
-        the file is written. Use it as ``torch.export.load(path).module()(x)``.
+        Categories are given by their place in the list, dates in seconds since 1970; both formats
+        hold a JSON text ``columns`` about that. ``x`` are rows to try it on, whose kind of numbers
+        it then takes; by default float64 where inputs are scaled, else the network's. It is read
+        back and compared with ``predict`` before the file is written.
         """
         from fedgradnorm._runs.after.exporting import export
 

@@ -1,13 +1,12 @@
 """One client of a run as one program: raw inputs in, outputs in the targets' units out.
 
-The program is PyTorch's own (``torch.export``), so whoever runs it needs neither this library nor
-the classes that the network is made of.
+Whoever runs it needs neither this library nor the classes that the network is made of.
 """
 
 from __future__ import annotations
 
 import copy
-import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import Encoder, Scaler
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.after.program_formats import FORMATS, Format
 from fedgradnorm._runs.prediction_inputs import raw_inputs
 from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
 from fedgradnorm._runs.writing import writing
@@ -50,22 +50,35 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    program = _program(name, Deployed(run.clients[name], run.networks[name]), rows)
-    _check(run, name, program, rows)
+    form = FORMATS[target.suffix]
+    deployed = Deployed(run.clients[name], run.networks[name])
+    try:
+        program = form.written(deployed, rows, _columns(run.clients[name]))
+    except Exception as error:  # whatever a network does that cannot be written down
+        raise _impossible(name, error) from error
+    _check(run, name, form, program, rows)
     with writing(target, "choose another file"):
         checkpoint.write_atomically(target, program)
     return target
 
 
 def _target(name: str, path: str | Path) -> Path:
-    """Where the program goes; PyTorch knows its programs by their ending."""
+    """Where the program goes; its ending says in which format."""
     target = Path(path)
-    why = "it must end with .pt2" if target.suffix != ".pt2" else ""
+    why = "it must end with .pt2 or .onnx" if target.suffix not in FORMATS else ""
     why = f"there is no folder {target.parent}" if not target.parent.is_dir() else why
     why = "it is a folder" if target.is_dir() else why
     if why:
         raise ConfigError(f"client {name!r} cannot be exported to {target}: {why}")
+    FORMATS[target.suffix].check()
     return target
+
+
+def _columns(client: TrainedClient) -> str:
+    """What the columns of the program's input are, as JSON."""
+    if client.encoding is not None:
+        return json.dumps(client.encoding.plain(), ensure_ascii=False)
+    return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
 def _given(run: Run, name: str, x: Any) -> Tensor:
@@ -103,22 +116,10 @@ def _made_up_codes(encoding: Encoder) -> Tensor:
     return torch.stack([turns % most if most else turns for most in limits], dim=1)
 
 
-def _program(name: str, deployed: Deployed, rows: Tensor) -> bytes:
-    """The exported program, as the bytes of its file."""
-    any_number = {0: torch.export.Dim("rows", min=1)}
-    file = io.BytesIO()
-    try:
-        program = torch.export.export(deployed, (rows,), dynamic_shapes=(any_number,), strict=False)
-        torch.export.save(program, file)
-    except Exception as error:  # whatever a network does that cannot be written down
-        raise _impossible(name, error) from error
-    return file.getvalue()
-
-
-def _check(run: Run, name: str, program: bytes, rows: Tensor) -> None:
+def _check(run: Run, name: str, form: Format, program: bytes, rows: Tensor) -> None:
     """A ModelError unless the program, read back, answers as the run does, for one row too."""
     try:
-        answer = torch.export.load(io.BytesIO(program)).module()
+        answer = form.read(program)
         for part in (rows, rows[:1]):
             _compare(name, answer(part), run.predict(name, part, outputs=True))
     except FedGradNormError:
@@ -143,5 +144,5 @@ def _impossible(name: str, error: Exception) -> ModelError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return ModelError(
         f"client {name!r} cannot be exported: its scaling, network or head is not to be written "
-        f"down by torch.export: {reason}"
+        f"down as a program: {reason}"
     )

@@ -61,7 +61,10 @@ def part(name: str, time: Tensor) -> Tensor:
 
 def circle(value: Tensor, period: float) -> Tensor:
     """A value as a point on a circle that it goes round in a ``period``: sine and cosine."""
-    turn = value * (2 * math.pi / period)
+    # As tensors, because ONNX has plain numbers in single precision only.
+    length = torch.tensor(period, dtype=value.dtype, device=value.device)
+    turns = value / length
+    turn = (turns - torch.floor(turns)) * torch.tensor(2 * math.pi, dtype=value.dtype)
     return torch.stack([turn.sin(), turn.cos()], dim=1)
 
 

@@ -110,7 +110,7 @@ class NumberColumn(Column):
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:
         """One number, or two; a gap is the fill, or the middle of the circle."""
-        filled = torch.where(gap, torch.full_like(code, self.fill), code)
+        filled = torch.where(gap, torch.tensor(self.fill, dtype=code.dtype), code)
         if self.period is None:
             return filled[:, None]
         return torch.where(gap[:, None], 0.0, circle(filled, self.period))
@@ -174,7 +174,7 @@ class DateColumn(Column):
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:
         """A gap is the middle of each circle, and in ``elapsed`` the fill."""
-        filled = torch.where(gap, torch.full_like(code, self.fill), code)
+        filled = torch.where(gap, torch.tensor(self.fill, dtype=code.dtype), code)
         found = []
         for name in self.shown_parts:
             value = part(name, filled)
