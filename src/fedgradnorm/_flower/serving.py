@@ -26,12 +26,11 @@ from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._round.server import ServerState
-from fedgradnorm._runs.about import FORMAT, now, read_about
+from fedgradnorm._runs.about import FORMAT, describe_weighting, now, read_about
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
 from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
 from fedgradnorm._runs.run import Run, blueprints
-from fedgradnorm._training.describe import describe_weighting
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check

@@ -16,6 +16,7 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
 
@@ -73,6 +74,19 @@ def client_info(client: Client) -> dict[str, Any]:
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
     }
+
+
+def describe_weighting(weighting: Weighting) -> dict[str, Any]:
+    """The weighting's class and plain settings."""
+    plain = (bool, int, float, str)
+    settings: Mapping[str, Any] = {
+        key: value
+        for key, value in vars(weighting).items()
+        if not key.startswith("_") and isinstance(value, plain)
+    }
+    weights = getattr(weighting, "weights", None)
+    extra = {"weights": weights} if isinstance(weights, dict) else {}
+    return {"name": type(weighting).__name__, **settings, **extra}
 
 
 def kept_words(about: Mapping[str, Any]) -> str:

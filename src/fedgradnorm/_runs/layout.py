@@ -41,6 +41,9 @@ BENEFIT = "benefit.csv"
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 """Beside the run folders, where MLflow is told of them."""
 
+WATCHED = "wandb-runs"
+"""Beside the run folders, where Weights & Biases is told of them."""
+
 FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "registered"
 """In a federation's folder: who takes part, Flower's database, and the clients' public keys."""
 

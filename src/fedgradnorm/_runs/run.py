@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedgradnorm.weighting import Weighting
 
 
 @dataclass
@@ -162,6 +164,24 @@ class Run:
 
         rate = {} if lr is None else {"lr": lr}
         return personalized(self, client, {"steps": steps, "what": what, **rate})
+
+    def add(
+        self,
+        client: Client,
+        others: Sequence[Client],
+        *,
+        weighting: Weighting | None = None,
+        **changes: Any,
+    ) -> Run:
+        """A run that goes on from this one with ``client`` too; ``others`` are all of its own.
+
+        It is ``fgn.train(..., start=run)`` with the network, the weighting and the settings of this
+        run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
+        ``folder``. A run holds no data, so its clients are given again.
+        """
+        from fedgradnorm._runs.after.adding import added
+
+        return added(self, client, others, weighting, changes)
 
     def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
         """Write one client as one program: encoding, scaling, network, statistics and head.
