@@ -65,14 +65,14 @@ def answer_orders(
     if before is not None:
         _let_go(address, authority, keys, before)
     with http_request_response(address, False, str(authority), keys) as connection:
-        node, receive, send, _, _, *parts = connection
+        node, receive, send, _, _, pull, push, confirm = connection
         connected(node)
         while True:
             found = receive()
             if found is None:
                 time.sleep(POLL)
             else:
-                carry_out(found, node, respond, send, *parts)
+                carry_out(found, node, respond, send, pull, push, confirm)
 
 
 def carry_out(
