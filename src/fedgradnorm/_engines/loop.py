@@ -157,9 +157,7 @@ class LoopEngine(Engine):
         """One client after another; the network's running statistics stay as they are."""
         first = round_number * self.how.steps
         for name, state in self.states.items():
-            self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._put_in_place(state, shared)
             self.network.module.eval()
             state.head.train()
             with self._chance("final", name):
@@ -170,9 +168,7 @@ class LoopEngine(Engine):
         """One client after another, each on the scratch copy."""
         kept = {}
         for name, state in self.states.items():
-            self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._put_in_place(state, shared)
             held_out = self.data[name].get("validation")
             with self._chance("personal", name):
                 batch = partial(self._batch, name, how.first)
@@ -180,6 +176,12 @@ class LoopEngine(Engine):
                     self.clients[name].task, state, self.network, batch, held_out, how
                 )
         return kept
+
+    def _put_in_place(self, state: ClientState, shared: Tensor) -> None:
+        """Fill the scratch copy with the network and the statistics that a client has now."""
+        self.network.vector.copy_(shared if state.own is None else state.own)
+        if self.network.has_buffers:
+            self.network.load_buffers(state.buffers)
 
     def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
         """A client's batch number ``first + step``, counted from the run's start."""

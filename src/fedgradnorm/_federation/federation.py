@@ -206,6 +206,14 @@ class Federation:
         flat.vector.copy_(self.server.shared.data if own is None else own)
         return flat.module
 
+    def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A client's part of a whole state: its private one, with the network as its own."""
+        return {**state["clients"][name], "own": state["server"]["shared"]}
+
+    def give(self, name: str, part: Mapping[str, Any]) -> None:
+        """Let a client have what ``part`` returned; the shared network stays as it is."""
+        self.engine.load_state_dict({name: part})
+
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:

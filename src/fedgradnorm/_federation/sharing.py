@@ -36,9 +36,9 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"
                 )
-    if settings.keep == "best" and all(client.validation is None for client in clients):
+    if settings.keeps_best and all(client.validation is None for client in clients):
         raise ConfigError(
-            "keep='best' needs validation rows, and no client has any; give clients "
+            f"keep={settings.keep!r} needs validation rows, and no client has any; give clients "
             "validation=(x, y), or the data source a validation_share, or use keep='last'"
         )
     check_listed(settings.participation, names)

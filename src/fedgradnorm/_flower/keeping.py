@@ -9,7 +9,6 @@ network, so it is not judged again.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._errors import RunFolderError, TrainingError
+from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
-from fedgradnorm._training.stopping import SPLIT, Best
+from fedgradnorm._training.ending.best import SPLIT, OwnBest
 
 log = logging.getLogger("fedgradnorm")
 
@@ -59,7 +58,7 @@ class Keeping:
 
     def __init__(self, folder: Path, present: Present, patience: int | None) -> None:
         self.path, self.present = folder / BEST, present
-        self.best, self.values = Best(present, patience), dict[int, dict[str, float]]()
+        self.best, self.values = OwnBest(present, patience), dict[int, dict[str, float]]()
         if self.path.exists():
             self._read(patience)
 
@@ -70,7 +69,7 @@ class Keeping:
             self.values = dict(state["values"])
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the best is looked for anew", self.path, error)
-            self.best, self.values = Best(self.present, patience), {}
+            self.best, self.values = OwnBest(self.present, patience), {}
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether there is an evaluation at this round: at the first one that the client sees, and
@@ -84,15 +83,12 @@ class Keeping:
             return
         self.values[round_number] = self.present.validate()
         loss = {self.present.names[0]: self.values[round_number]["loss"]}
-        try:
-            self.best.note(round_number, loss)
-        except TrainingError as error:  # nothing to compare with yet: a later one may be the first
-            log.warning("round %d: %s", round_number, error)
+        self.best.note(round_number, loss)
         checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
         self.path.chmod(0o600)
 
     def about(self) -> dict[str, Any]:
         """What is kept, for run.json; nothing where no evaluation could be used."""
-        if not math.isfinite(self.best.gain):
+        if not self.best.found:
             return {}
         return {"stopped_early": False, "kept": self.best.about()}

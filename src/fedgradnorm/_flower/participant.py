@@ -24,7 +24,8 @@ from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
-from fedgradnorm._training.stopping import SPLIT, log_personal
+from fedgradnorm._training.ending.best import SPLIT
+from fedgradnorm._training.ending.stopping import log_personal
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -69,8 +70,9 @@ class Participant:
         self._keeping: dict[str, Keeping] = {}  # by run
         every = max(1, round(settings.rounds_per_epoch([client.size])))
         self.every = every if settings.eval_every is None else settings.eval_every
-        if settings.keep == "best" and client.validation is None:
-            log.warning("keep = 'best': no validation rows, so the last state is kept")
+        if settings.keeps_best and client.validation is None:
+            words = "keep = %r: no validation rows, so the last state is kept"
+            log.warning(words, settings.keep)
 
     def respond(self, content: RecordDict) -> RecordDict:
         """The answer to a message, both as Flower's records."""
@@ -105,7 +107,7 @@ class Participant:
     def _kept_of(self, run: str) -> Keeping | None:
         """What is kept of this run so far; None where the last state will do."""
         settings = self.agreement.settings
-        if settings.keep == "last" or self.client.validation is None:
+        if not settings.keeps_best or self.client.validation is None:
             return None
         if run not in self._keeping:
             self._keeping = {run: Keeping(self.folder / run, self.present, settings.patience)}

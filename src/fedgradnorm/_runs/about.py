@@ -79,8 +79,27 @@ def kept_words(about: Mapping[str, Any]) -> str:
 
     >>> kept_words({"stopped_early": True, "kept": {"round": 40, "last_round": 60}})
     'stopped early at round 60, kept round 40'
+    >>> kept_words({"kept": {"round": 40, "clients": {"a": {"round": 20}, "b": {"round": 40}}}})
+    "kept round 40, and each client's best round: a 20, b 40"
     """
     return "; ".join(filter(None, (_state_words(about), chosen_words(about.get("personal")))))
+
+
+def kept_round(about: Mapping[str, Any], name: str) -> int | None:
+    """The round whose state a client ended with, where that was a choice.
+
+    >>> own = {"b": {"round": 20}}
+    >>> kept = {"kept": {"round": 40, "clients": own}}
+    >>> [kept_round(kept, name) for name in "ab"], kept_round({"kept": {"clients": own}}, "a")
+    ([40, 20], None)
+    """
+    kept = about.get("kept")
+    if not isinstance(kept, Mapping):
+        return None
+    clients = kept.get("clients")
+    own = clients.get(name) if isinstance(clients, Mapping) else None
+    found = (own if isinstance(own, Mapping) else kept).get("round")
+    return found if isinstance(found, int) else None
 
 
 def chosen_words(personal: Any) -> str:
@@ -106,16 +125,15 @@ _NAMED = 20
 
 
 def _state_words(about: Mapping[str, Any]) -> str:
-    """The round whose state was kept, or each client's."""
+    """The round whose state was kept, each client's, or both."""
     kept = about.get("kept")
     if not isinstance(kept, Mapping):
         return ""
-    clients = kept.get("clients")
-    if isinstance(clients, Mapping):
+    parts = [f"round {kept['round']}"] if "round" in kept else []
+    if isinstance(clients := kept.get("clients"), Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        what = "each client's best round: " + _each(rounds)
-    else:
-        what = f"round {kept.get('round')}"
+        parts.append("each client's best round: " + _each(rounds))
+    what = ", and ".join(parts) or "nothing"
     at = f" at round {kept['last_round']}" if "last_round" in kept else ""
     early = f"stopped early{at}, " if about.get("stopped_early") is True else ""
     return f"{early}kept {what}"

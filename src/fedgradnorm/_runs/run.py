@@ -16,7 +16,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import write_about
+from fedgradnorm._runs.about import kept_round, write_about
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
@@ -178,6 +178,7 @@ class Run:
         """A row per client: training loss first and last, weight, and the metrics of its ``split``.
 
         That is the test split; a client without one is shown on its validation or training rows.
+        ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
         """
         import pandas as pd
 
@@ -194,6 +195,8 @@ class Run:
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
                 row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
+            if (kept := kept_round(self.about, name)) is not None:
+                row["kept_round"] = kept
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 

@@ -23,7 +23,7 @@ from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_row
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
-from fedgradnorm._training.stopping import Stopping, log_personal
+from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
 

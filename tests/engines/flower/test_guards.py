@@ -29,14 +29,18 @@ from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedgradnorm._flower.wire.collecting import Incoming, collect
+from fedgradnorm._flower.wire.door import STRANGERS, Guard, Turned
 from fedgradnorm._flower.wire.limits import Limits
 from fedgradnorm._flower.wire.messages import Refused, encode_order
 from fedgradnorm._flower.wire.node import carry_out
-from fedgradnorm._flower.wire.requests import NODES, check_request
+from fedgradnorm._flower.wire.requests import ACTIVATE, NODES, OPEN, check_request
 from fedgradnorm._flower.wire.store import Store
 
 LIMITS, NODE, OTHER, ASKED = Limits(SHARED.nbytes), 77, 78, "a" * 64
@@ -126,6 +130,30 @@ def test_a_request_with_one_thing_wrong_is_refused_for_that(name):
 def test_a_request_that_cannot_be_read_is_refused():
     with pytest.raises(Refused, match="cannot be read"):
         check_request(NODES + "push-messages", NODE, b"\xff" * 9, LIMITS, bool)
+
+
+def signed(path: str, length: int = 10) -> tuple[bytes, dict[str, Any]]:
+    """A key that nobody knows, and the scope of a request that it has signed."""
+    private, public = generate_key_pairs()
+    request = httpx.Request("POST", f"https://localhost{path}")
+    context = ProtobufRequestContext("", Node(), request)
+    NodeAuthHttpInterceptor(private, public).intercept(context, lambda _: None)
+    request.headers["content-length"] = str(length)
+    lines = [(key.lower(), value) for key, value in request.headers.raw]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": lines}
+    return public_key_to_bytes(public), scope
+
+
+def test_a_key_that_is_not_registered_may_ask_to_be_let_in_and_nothing_else():
+    for path in sorted(OPEN - {ACTIVATE}):
+        key, scope = signed(path)
+        with pytest.raises(Turned, match="not registered"):
+            Guard(None, "secret", LIMITS, {}.get, list).signer(scope)
+        assert Guard(None, "secret", LIMITS, {key: NODE}.get, list).signer(scope) == NODE
+    stranger = Guard(None, "secret", LIMITS, {}.get, list)
+    assert stranger.signer(signed(ACTIVATE)[1]) is None
+    with pytest.raises(Turned, match="not registered"):
+        stranger.signer(signed(ACTIVATE, STRANGERS + 1)[1])
 
 
 # What the server takes.

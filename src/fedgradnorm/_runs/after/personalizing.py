@@ -111,6 +111,8 @@ def _like(run: Run, client: Client, heads: str) -> str:
         for name, info in run.about["clients"].items()
         if name in run.clients and (heads == "all" or info.get("task") == client.task_name)
     ]
+    # A head fits its network: the shared one is that of who has none of its own.
+    names.sort(key=lambda name: run.clients[name].network is not None)
     return names[0] if names else client.name
 
 
