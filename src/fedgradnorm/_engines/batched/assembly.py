@@ -6,6 +6,7 @@ Everything lives in the clients' own state, which is a loop engine's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from fedgradnorm._engines.batched.row_windows import RowWindows
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.streams import Streams
-from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._flat import working_copy
 
 
@@ -34,25 +34,13 @@ class Assembly:
         heads: Mapping[str, nn.Module],
         *,
         gauge: Sequence[str],
-        how: LocalSettings,
-        batch_size: int | None,
-        seed: int,
-        device: torch.device,
         bf16: bool = False,
+        **settings: Any,
     ) -> None:
+        """With the settings of a :class:`LoopEngine`."""
+        self.loop = loop = LoopEngine(network, clients, heads, gauge=gauge, bf16=bf16, **settings)
+        self.how, self.device = how, device = loop.how, loop.device
         assert how.head_optimizer is not None
-        self.loop = loop = LoopEngine(
-            network,
-            clients,
-            heads,
-            gauge=gauge,
-            how=how,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-            bf16=bf16,
-        )
-        self.how, self.device = how, device
         self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
         self.streams = Streams(device)
