@@ -93,6 +93,9 @@ def test_who_likes_the_shared_round_best_or_cannot_tell_has_the_shared_network()
     assert_client_is_that_of(run, together, "side")
     for name in toys.NAMES:
         assert (run.clients[name].network is None) == (rounds.get(name, shared) == shared)
+    whole = train(keep="own_best")
+    assert [n for n, one in whole.clients.items() if one.network is None] == ["side"]
+    assert own_rounds(whole)["side"] == whole.about["kept"]["round"]
 
 
 def test_alone_it_is_the_best() -> None:
@@ -210,8 +213,8 @@ def test_clients_that_share_a_head_may_end_with_heads_of_different_rounds() -> N
 
     def go(**more: Any) -> fgn.Run:
         held = [replace(c, validation=toys.rows("corner", 20 + i)) for i, c in enumerate(given)]
-        how = {"rounds": 8, "eval_every": 2, "batch_size": 8, "lr": 0.2, "device": "cpu", **more}
-        return fgn.train(toys.network(), held, heads="task", engine="loop", **how)
+        how = {"rounds": 8, "eval_every": 1, "batch_size": 8, "lr": 0.1, "seed": 1, **more}
+        return fgn.train(toys.network(), held, heads="task", device="cpu", **how)
 
     given = shared_heads.clients()
     run, plain = go(keep="own_best"), go()
@@ -234,7 +237,7 @@ def test_a_new_client_begins_with_a_head_that_fits_the_shared_network() -> None:
         replace(toys.client(name, 24, kind="corner"), validation=toys.rows("corner", 30 + i))
         for i, name in enumerate("abc")
     ]
-    how = {"rounds": 10, "eval_every": 1, "batch_size": 8, "lr": 0.1, "heads": "all"}
+    how = {"rounds": 10, "eval_every": 1, "batch_size": 8, "lr": 0.1, "heads": "all", "seed": 1}
     run = fgn.train(toys.network(), given, keep="own_best", device="cpu", **how)
     on_shared = [name for name, one in run.clients.items() if one.network is None]
     assert on_shared
