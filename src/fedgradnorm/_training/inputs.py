@@ -25,7 +25,7 @@ def check_is_module(network: object) -> None:
 
 
 def checked_clients(clients: object) -> list[Client]:
-    """The clients as a list; a DataError unless each of them is one."""
+    """The clients, a row for each task, as a list; a DataError unless each of them is one."""
     if not isinstance(clients, Iterable):
         raise DataError(f"clients must be a list of fgn.Client, not {_kind(clients)}")
     try:
@@ -35,7 +35,7 @@ def checked_clients(clients: object) -> list[Client]:
     for i, client in enumerate(given):
         if not isinstance(client, Client):
             raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}")
-    return given
+    return [row for client in given for row in client.rows]
 
 
 def checked_weighting(weighting: object) -> Weighting:

@@ -120,7 +120,7 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
 
 def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
     """Move a seeded share of the training rows into each split that asks for one."""
-    order = random_generator(seed).permutation(client.size)
+    order = random_generator(seed).permutation(len(client.train[0]))
     moved: dict[str, Pair] = {}
     start = 0
     for split, share in shares.items():
@@ -130,10 +130,11 @@ def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
             start += count
     if not moved:
         return client
-    if start >= client.size:
+    rows = len(client.train[0])
+    if start >= rows:
         raise DataError(
-            f"client {client.name!r}: holding out {start} of {client.size} rows leaves none to "
-            "train on; lower validation_share or test_share"
+            f"client {client.name!r}: holding out {start} of {rows} rows leaves none to train on; "
+            "lower validation_share or test_share"
         )
     moved["train"] = rows_of(client.train, np.sort(order[start:]))
     return with_splits(client, moved)
@@ -147,7 +148,8 @@ def _held_out_rows(client: Client, split: str, share: float) -> int:
         return 0
     if getattr(client, split) is not None:
         raise ConfigError(f"{where} and {split} data are both given; choose one")
-    count = round(share * client.size)
+    rows = len(client.train[0])
+    count = round(share * rows)
     if count == 0:
-        raise DataError(f"{where} {share} of {client.size} rows is no row; raise it or set it to 0")
+        raise DataError(f"{where} {share} of {rows} rows is no row; raise it or set it to 0")
     return count

@@ -9,7 +9,9 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
-from fedgradnorm.tasks._task import Task, TaskKind, check_metrics
+from fedgradnorm.tasks._positions import Shape, checked_shape
+from fedgradnorm.tasks._split_metrics import check_metrics
+from fedgradnorm.tasks._task import Task, TaskKind
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 
 Metrics = Mapping[str, Metric] | Sequence[str]
@@ -25,6 +27,7 @@ def classification(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
 
@@ -35,6 +38,9 @@ def classification(
 
     ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1".
 
+    With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
+    [rows, classes, *shape] or [rows, *shape, classes], and a row's loss is the mean over positions.
+
     >>> classification(3).outputs
     3
     """
@@ -43,7 +49,7 @@ def classification(
         loss = WeightedCrossEntropy(
             checked_weights("class_weights", class_weights, classes), classes=classes
         )
-    return _task("classification", classes, loss, metrics, loss_scale, name)
+    return _task("classification", classes, loss, metrics, loss_scale, name, shape)
 
 
 def binary(
@@ -53,11 +59,13 @@ def binary(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """0 or 1 per row, from one output; binary cross-entropy of its sigmoid, or a ``loss``.
 
     With ``pos_weight`` p a row with a 1 counts p times as much as one with a 0; ``"balanced"`` is
     p = zeros / ones. Both weights are scaled so that the mean weight of a training row is 1.
+    ``shape`` is as in :func:`classification`.
 
     >>> binary().outputs
     1
@@ -65,7 +73,7 @@ def binary(
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, 1), labels=1)
-    return _task("binary", 1, loss, metrics, loss_scale, name)
+    return _task("binary", 1, loss, metrics, loss_scale, name, shape)
 
 
 def multilabel(
@@ -76,10 +84,12 @@ def multilabel(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """``labels`` zeros and ones per row; the mean over labels of their binary cross-entropy.
 
-    ``pos_weight`` is as in :func:`binary`, a number for each label.
+    ``pos_weight`` is as in :func:`binary`, a number for each label; ``shape`` as in
+    :func:`classification`.
 
     >>> sorted(multilabel(4).metrics)
     ['accuracy']
@@ -87,7 +97,7 @@ def multilabel(
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, labels), labels=labels)
-    return _task("multilabel", labels, loss, metrics, loss_scale, name)
+    return _task("multilabel", labels, loss, metrics, loss_scale, name, shape)
 
 
 def regression(
@@ -97,13 +107,16 @@ def regression(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """``outputs`` real numbers per row; mean squared error unless ``loss`` is given.
+
+    With a ``shape`` there are so many at every position: see :func:`classification`.
 
     >>> sorted(regression(10).metrics)
     ['mae', 'r2']
     """
-    return _task("regression", outputs, loss, metrics, loss_scale, name)
+    return _task("regression", outputs, loss, metrics, loss_scale, name, shape)
 
 
 def _task(
@@ -113,12 +126,14 @@ def _task(
     metrics: Any,
     loss_scale: float,
     name: str | None,
+    shape: Shape | int,
 ) -> Task:
     usual = KINDS[kind]
     if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
         metrics = by_name(metrics, kind, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
-    return Task(kind, outputs, usual.loss if loss is None else loss, measured, loss_scale, name)
+    own = usual.loss if loss is None else loss
+    return Task(kind, outputs, own, measured, loss_scale, name, checked_shape(shape))
 
 
 def _only_one(loss: LossFunction | None, what: str) -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedgradnorm.tasks._missing import has_gaps, known
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per row, or one number for all of them."""
 
@@ -39,18 +41,29 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 def label_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of labels, over rows and outputs, whose logit has the right sign."""
-    return ((output > 0) == (target.view_as(output) > 0)).to(output.dtype).mean()
+    y = target.view_as(output)
+    right = ((output > 0) == (y > 0)).to(output.dtype)
+    return right[known(y)].mean() if has_gaps(y) else right.mean()
 
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean absolute error over rows and outputs."""
-    return (output - target).abs().mean()
+    away = (output - target).abs()
+    return away.nanmean() if has_gaps(target) else away.mean()
 
 
 def r_squared(output: Tensor, target: Tensor) -> Tensor:
     """Share of the targets' variance explained: 1 is perfect, 0 is the mean's own score."""
+    if has_gaps(target):
+        spread = (target - target.nanmean(dim=0)).square().nansum()
+        left = (output - target).square().nansum()
+        return 1 - left / spread.clamp_min(torch.finfo(output.dtype).tiny)
     spread = (target - target.mean(dim=0)).square().sum()
     return 1 - (output - target).square().sum() / spread.clamp_min(torch.finfo(output.dtype).tiny)
+
+
+OURS: frozenset[Metric] = frozenset({accuracy, label_accuracy, mean_absolute_error, r_squared})
+"""Metrics of rows, whatever a row is."""
 
 
 class ModuleLoss:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._missing import has_gaps, known
 
 _PREFIX = {"classification": "multiclass", "binary": "binary", "multilabel": "multilabel"}
 
@@ -180,7 +181,28 @@ class NamedMetric:
         assert measure is not None
         if not output.isfinite().all():
             return output.new_tensor(float("nan"))
+        if has_gaps(target):
+            return self._with_gaps(measure, output, target)
         return measure(Answers(self.kind, self.outputs, output, target))
+
+    def _with_gaps(self, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
+        """Where single labels are missing: the mean over outputs, each on the rows that have it.
+
+        An exact match needs rows that have all of theirs; what is a mean over all numbers stays so.
+        """
+        there, one = known(target), "binary" if self.kind == "multilabel" else self.kind
+        if self.name == "exact_match":
+            whole = there.all(dim=1)
+            return measure(Answers(self.kind, self.outputs, output[whole], target[whole]))
+        if self.name in ("mse", "rmse", "calibration_error"):
+            return measure(Answers(one, 1, output[there][:, None], target[there][:, None]))
+        found = [(output[rows, k], target[rows, k]) for k, rows in enumerate(there.T)]
+        columns = [
+            Answers(one, 1, o[:, None], y if one == "binary" else y[:, None])
+            for o, y in found
+            if len(y)
+        ]
+        return torch.stack([measure(column) for column in columns]).mean()
 
 
 def by_name(names: Any, kind: str, outputs: int) -> Mapping[str, Any]:

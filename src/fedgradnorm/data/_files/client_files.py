@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
@@ -182,6 +183,7 @@ def _load(
     known = _labels(splits, plan) if source.labels else None
     arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
     _tell_dropped(name, splits.values())
+    _tell_unlabelled(name, [y for _, y in arrays.values()])
     task = plan.make(len(known.names) if known else arrays["train"][1].shape[-1])
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
@@ -214,14 +216,16 @@ def _labels(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     train, classes = splits["train"], 2 if plan.kind == "binary" else plan.classes
     if len(train.good()) == 0:
         raise _no_rows(train)
-    labels = [str(train.y[i]) for i in train.good()]
+    labels = [str(train.y[i]) for i in train.good() if train.y[i]]
+    if not labels:
+        raise DataError(f"{train.bad.source}: no row has a label; check the column of targets")
     known = LabelMap.fit(labels, classes, train.bad.source, plan.kind)
     if plan.positive is not None:
         known = known.ending_with(str(plan.positive), train.bad.source)
     for rows in splits.values():
         labels = [str(label) for label in rows.y]
         codes = known.codes(labels)
-        unseen = [int(i) for i in rows.good() if codes[i] is None]
+        unseen = [int(i) for i in rows.good() if labels[i] and codes[i] is None]
         if unseen and (rows.bad.on_bad == "error" or classes is not None):
             raise _unseen(rows, unseen[0], plan)
         known = known.extended([labels[i] for i in unseen])
@@ -241,13 +245,16 @@ def _unseen(rows: FileRows, index: int, plan: TaskPlan) -> DataError:
 
 
 def _usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
-    """The rows without the bad ones, labels as class numbers."""
+    """The rows without the bad ones, labels as class numbers; NaN where there is none."""
     good = rows.good()
     if len(good) == 0:
         raise _no_rows(rows)
     if known is None:
         return rows.x[good], np.asarray(rows.y)[good]
-    return rows.x[good], np.array(known.codes([str(rows.y[i]) for i in good]), dtype=np.int64)
+    codes = known.codes([str(rows.y[i]) for i in good])
+    if None not in codes:
+        return rows.x[good], np.array(codes, dtype=np.int64)
+    return rows.x[good], np.array([np.nan if code is None else code for code in codes])
 
 
 def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
@@ -262,13 +269,26 @@ def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
     log_dropped(what, reasons, ", and by number in Loaded.dropped")
 
 
+def _tell_unlabelled(name: str, targets: Sequence[NDArray[Any]]) -> None:
+    """One line in the log about rows that nobody labelled."""
+    numbers = [np.isnan(y.reshape(len(y), -1)) for y in targets if y.dtype.kind == "f"]
+    some = sum(int(gaps.any(axis=1).sum()) for gaps in numbers)
+    if some:
+        log.info(
+            "client %r: %d of %d rows have no label, or not all (an empty cell, NA, null, none and "
+            "the like); they count for no loss and no metric",
+            *(name, some, sum(map(len, targets))),
+        )
+
+
 def _tell_untrained(client: Client) -> None:
     """Name the classes that are to be predicted, but have no training rows."""
     if client.labels is None or client.task.classes is None:
         return
     pairs = [pair for split in SPLITS[1:] if (pair := getattr(client, split)) is not None]
-    held = Counter(code for pair in pairs for code in pair[1].tolist())
-    unseen = sorted(set(held) - set(client.train[1].tolist()))
+    labels = client.task.labels_of
+    held = Counter(code for pair in pairs for code in labels(torch.as_tensor(pair[1])).tolist())
+    unseen = sorted(set(held) - set(labels(torch.as_tensor(client.train[1])).tolist()))
     if unseen:
         log.warning(
             "client %r: no training rows for label %s%s; the %d held-out rows with it count as "
