@@ -15,6 +15,7 @@ from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.tasks._kind import OWN
 from fedgradnorm.tasks._kinds import KINDS
 
 FORMAT = 1
@@ -68,10 +69,17 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **_of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
     }
+
+
+def _of_task(client: Client) -> dict[str, Any]:
+    """What only some clients have to say of their task: whose it is, and its shape."""
+    found: dict[str, Any] = {} if client.of is None else {"of": client.of}
+    return found | ({"shape": list(client.task.shape)} if client.task.shape else {})
 
 
 def kept_words(about: Mapping[str, Any]) -> str:
@@ -202,9 +210,14 @@ _PLANS: dict[str, Rule] = {
 _CLIENT: dict[str, Rule] = {
     "kind": (
         f"one of {', '.join(KINDS)}",
-        lambda value: isinstance(value, str) and value in KINDS,
+        lambda value: isinstance(value, str) and (value in KINDS or value.startswith(OWN)),
     ),
     "outputs": _WHOLE,
+    "of": _TEXT,
+    "shape": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(map(_whole, value)),
+    ),
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,

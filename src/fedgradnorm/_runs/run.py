@@ -24,6 +24,9 @@ from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
+from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._positions import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +43,36 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    of: str | None = None
+    shape: Shape = ()
+    own_kind: Kind | None = None
+
+    @classmethod
+    def from_client(
+        cls,
+        client: Client,
+        head: nn.Module,
+        buffers: Mapping[str, Tensor],
+        network: nn.Module | None = None,
+    ) -> TrainedClient:
+        """What is kept of a client, with what it has learned; on the CPU."""
+        return cls(
+            head.cpu(),
+            client.task.kind,
+            {key: value.cpu() for key, value in buffers.items()},
+            network,
+            client.scaling,
+            client.labels,
+            client.columns,
+            client.of,
+            client.task.shape,
+            client.task.own_kind,
+        )
+
+    @property
+    def form(self) -> Kind:
+        """What answers for the kind of its task."""
+        return self.own_kind or KINDS[self.kind]
 
 
 @dataclass
@@ -103,9 +136,16 @@ class Run:
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
         out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
-        array. A value that is not finite is a DataError.
+        array. A value that is not finite is a DataError. Of a client with several tasks, give the
+        row (``"client/task"``), or the client: then the answers are in a table by task.
         """
-        choose(client, self.clients, "client")
+        rows = self.rows_of(client)
+        if rows != [client]:
+            start = f"{client}/"
+            return {
+                row.removeprefix(start): self.predict(row, x, kind=kind, outputs=outputs)
+                for row in rows
+            }
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.networks[client]
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
@@ -114,6 +154,14 @@ class Run:
         return (
             answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer
         )
+
+    def rows_of(self, client: str) -> list[str]:
+        """The rows of a client, one for each of its tasks; a plain client is its own row."""
+        if client in self.clients:
+            return [client]
+        rows = [name for name, one in self.clients.items() if one.of == client]
+        owners = [one.of for one in self.clients.values() if one.of]
+        return rows or [choose(client, [*self.clients, *owners], "client")]
 
     def head_outputs(self, client: str, x: Tensor) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""

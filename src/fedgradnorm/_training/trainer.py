@@ -260,14 +260,9 @@ class Trainer:
                 client = self.clients[name]
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
-                trained[name] = TrainedClient(
-                    heads[name].cpu(),
-                    client.task.kind,
-                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if with_others else owner.shared_network(own),
-                    client.scaling,
-                    client.labels,
-                    client.columns,
+                network = None if with_others else owner.shared_network(own)
+                trained[name] = TrainedClient.from_client(
+                    client, heads[name], state[name]["buffers"], network
                 )
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}

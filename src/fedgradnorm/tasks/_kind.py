@@ -12,6 +12,9 @@ from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._missing import known
 
+OWN = "own:"
+"""How the name of a kind begins that is not ours."""
+
 
 class Kind:
     """What differs between kinds of tasks; everything else asks the task, never its kind.

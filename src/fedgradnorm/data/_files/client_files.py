@@ -15,9 +15,14 @@ import torch
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import Loaded, Standardize, client_from_arrays, with_splits
+from fedgradnorm.data._arrays import (
+    Loaded,
+    Standardize,
+    client_from_arrays,
+    with_splits,
+)
 from fedgradnorm.data._bad_rows import BadRows, OnBad
-from fedgradnorm.data._dropped import log_dropped
+from fedgradnorm.data._dropped import log_dropped, tell_unlabelled
 from fedgradnorm.data._files.class_labels import LabelMap
 from fedgradnorm.data._files.image_folder import Color, rows_from_images
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
@@ -36,13 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 SHOWN = 10  # labels that a line of the log names
 
 
 def client_from_files(
     name: str,
     *,
-    task: TaskKind,
+    task: TaskKind | None = None,
+    tasks: Mapping[str, Mapping[str, Any]] | None = None,
     train: FilePath,
     classes: int | None = None,
     validation: FilePath | None = None,
@@ -86,12 +93,20 @@ def client_from_files(
     rows stays and counts as wrong. ``task_name`` is that of the task, for clients that have one in
     common: see ``heads`` and ``key`` in :func:`fedgradnorm.train`. Everything else as in
     :func:`client_from_arrays`.
+
+    An empty cell, NA, NULL and the like among the targets is a label that nobody gave.
+
+    ``tasks`` in the place of ``task`` names several, each a table of its own ``task``, ``targets``
+    (``y_key`` in archives) and whatever else concerns one task alone, such as
+    ``{"state": {"task": "binary", "targets": "state"}, "hours": {"task": "regression", ...}}``.
     """
+    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
+    kind = "" if task is None and tasks is not None else choose(str(task), KINDS, "task")
     source = FileSource(
         images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
-        labels=choose(task, get_args(TaskKind), "task") in ("classification", "binary"),
+        labels=kind in ("classification", "binary"),
         size=size,
         color=color,
         x_key=x_key,
@@ -102,8 +117,14 @@ def client_from_files(
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
     paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
-    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
-    plan = TaskPlan(task, task_name, classes, positive, given)
+    if tasks is not None:
+        from fedgradnorm.data._files.several_targets import load_several
+
+        single = {"task": task, "targets": targets, "classes": classes, "task_name": task_name}
+        return load_several(
+            name, source, paths, tasks, options, {**single, **given, "positive": positive}
+        )
+    plan = TaskPlan(kind, task_name, classes, positive, given)
     plan.check(name)
     return _load(name, source, paths, plan, options)
 
@@ -121,6 +142,7 @@ class FileSource:
     x_key: str = "x"
     y_key: str = "y"
     on_bad: OnBad = "error"
+    aside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose(self.on_bad, ("error", "drop"), "on_bad")
@@ -144,7 +166,9 @@ class FileSource:
             )
         check_columns(self.inputs, self.targets, self.labels)
         if self.images is None:
-            return rows_from_table(path, self.inputs, self.targets, self.labels, bad)
+            return rows_from_table(
+                path, self.inputs, self.targets, self.labels, bad, aside=self.aside
+            )
         return rows_from_images(
             path,
             self.images,
@@ -179,11 +203,11 @@ def _load(
     options: Mapping[str, Any],
 ) -> Loaded:
     """Read every split, turn labels into class numbers, and make the client."""
-    splits = _read(source, files)
-    known = _labels(splits, plan) if source.labels else None
-    arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
-    _tell_dropped(name, splits.values())
-    _tell_unlabelled(name, [y for _, y in arrays.values()])
+    splits = read_splits(source, files)
+    known = label_map(splits, plan) if source.labels else None
+    arrays = {split: usable_rows(rows, known) for split, rows in splits.items()}
+    tell_dropped(name, splits.values())
+    tell_unlabelled(name, [y for _, y in arrays.values()])
     task = plan.make(len(known.names) if known else arrays["train"][1].shape[-1])
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
@@ -191,13 +215,13 @@ def _load(
     if plan.kind == "multilabel" and source.targets:
         names = source.targets
     client = replace(_single_precision(loaded.client), labels=names, columns=columns)
-    _tell_untrained(client)
+    tell_untrained(client)
     dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in splits.values()}
     kept = {file: rows for file, rows in dropped.items() if rows}
     return Loaded(client, loaded.scaling, names, kept)
 
 
-def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
+def read_splits(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     splits: dict[str, FileRows] = {}
     for split, file in files.items():
         splits[split] = source.read(file)
@@ -207,7 +231,7 @@ def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     return splits
 
 
-def _labels(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
+def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     """The classes: the training labels, and after them those that only other splits have.
 
     Under ``on_bad="drop"`` a label without training rows is a class too. Its rows could be read,
@@ -244,7 +268,7 @@ def _unseen(rows: FileRows, index: int, plan: TaskPlan) -> DataError:
     )
 
 
-def _usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
+def usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
     """The rows without the bad ones, labels as class numbers; NaN where there is none."""
     good = rows.good()
     if len(good) == 0:
@@ -257,7 +281,7 @@ def _usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
     return rows.x[good], np.array([np.nan if code is None else code for code in codes])
 
 
-def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
+def tell_dropped(name: str, splits: Collection[FileRows]) -> None:
     """One line in the log about all rows that were left out of the client's files."""
     reasons = [
         f"{rows.bad.reasons[row]} [{Path(rows.bad.source).name}]"
@@ -269,19 +293,7 @@ def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
     log_dropped(what, reasons, ", and by number in Loaded.dropped")
 
 
-def _tell_unlabelled(name: str, targets: Sequence[NDArray[Any]]) -> None:
-    """One line in the log about rows that nobody labelled."""
-    numbers = [np.isnan(y.reshape(len(y), -1)) for y in targets if y.dtype.kind == "f"]
-    some = sum(int(gaps.any(axis=1).sum()) for gaps in numbers)
-    if some:
-        log.info(
-            "client %r: %d of %d rows have no label, or not all (an empty cell, NA, null, none and "
-            "the like); they count for no loss and no metric",
-            *(name, some, sum(map(len, targets))),
-        )
-
-
-def _tell_untrained(client: Client) -> None:
+def tell_untrained(client: Client) -> None:
     """Name the classes that are to be predicted, but have no training rows."""
     if client.labels is None or client.task.classes is None:
         return

@@ -57,14 +57,20 @@ def rows_from_table(
     targets: Sequence[str],
     labels: bool,
     bad: BadRows[int],
+    *,
+    aside: Sequence[str] = (),
 ) -> FileRows:
-    """Inputs and targets of a table; without ``inputs``, every column but the targets is one."""
+    """Inputs and targets of a table; without ``inputs``, every column but the targets is one.
+
+    Columns ``aside``, the targets of other tasks, are never inputs.
+    """
     wanted = None if inputs is None else [*inputs, *targets]
     table = read_table(path, wanted, bad)
     for target in targets:
         if target not in table.columns:
             raise missing_name(table.source, "column", target, list(table.columns))
-    names = [name for name in table.columns if name not in targets] if inputs is None else inputs
+    left = [name for name in table.columns if name not in targets and name not in aside]
+    names = left if inputs is None else inputs
     if not names:
         raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
     x = np.stack([numbers(table, name, bad) for name in names], axis=1)

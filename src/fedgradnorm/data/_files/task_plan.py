@@ -8,14 +8,14 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._making import binary, classification, multilabel, regression
-from fedgradnorm.tasks._task import Task, TaskKind
+from fedgradnorm.tasks._task import Task
 
 
 @dataclass(frozen=True)
 class TaskPlan:
     """A client's task, as far as it is known before its files are read."""
 
-    kind: TaskKind
+    kind: str
     name: str | None
     classes: int | None
     positive: str | int | None
