@@ -106,7 +106,7 @@ def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOu
 
 def metric_of(task: Task, by: By) -> str:
     """What a client is judged by: an accuracy, or the loss that it was trained on."""
-    return "accuracy" if by == "score" and not task.has_real_targets else task.loss_name
+    return "accuracy" if by == "score" and task.has_right_answers else task.loss_name
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.tasks._kind import OWN
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._registry import KINDS
 
 FORMAT = 1
 

@@ -25,8 +25,8 @@ from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
-from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._positions import Shape
+from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -36,7 +36,8 @@ def asked_for(name: str, client: Answering, kind: Answer | None, outputs: bool) 
     """What ``predict`` is to give; a ConfigError where the client has no such thing."""
     real = client.form.real
     if kind is None:
-        return "output" if outputs or real else "class"
+        plain = type(client.form).answer is Kind.answer
+        return "output" if outputs or plain else "class"
     one_of("kind", kind, get_args(Answer))
     if outputs and kind != "output":
         raise ConfigError(f"outputs=True and kind={kind!r} are both given; choose one")
@@ -55,10 +56,9 @@ def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDAr
     classes [rows, *shape].
     """
     form, labels, rows = client.form, client.labels or (), len(output)
-    output = _outputs_first(output, client.shape)
     if wanted == "output":
-        return output if client.scaling is None else client.scaling.restore_targets(output)
-    flat = positions(output)
+        return told(client, output)
+    flat = positions(_outputs_first(output, client.shape))
     if wanted == "probability":
         return _shaped(form.probability(flat), rows, client.shape)
     found = form.answer(flat)
@@ -71,11 +71,20 @@ def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDAr
     return named.reshape(rows, *client.shape) if client.shape else named
 
 
+def told(client: Answering, output: Tensor) -> Tensor:
+    """The outputs of a head as they are told: in the units of the targets."""
+    output = _outputs_first(output, client.shape)
+    if client.scaling is None:
+        return output
+    restored: Tensor = client.scaling.restore_targets(output)
+    return restored
+
+
 def _outputs_first(output: Tensor, shape: Shape) -> Tensor:
     """[rows, outputs, *shape], whichever way the head gives them."""
     if not shape:
         return output
-    outputs = output[0].numel() // math.prod(shape) if len(output) else output.shape[1]
+    outputs = math.prod(output.shape[1:]) // math.prod(shape)
     found = outputs_first(output, outputs, shape)
     if found is None:
         raise ConfigError(f"outputs of shape {tuple(output.shape[1:])} do not fit {shape}")

@@ -158,9 +158,3 @@ class Regression(Kind):
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The mean."""
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Regression(), Binary(), Multilabel())
-}
-"""Every kind of task, by the name that a run stores."""

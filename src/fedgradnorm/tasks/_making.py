@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import OWN, Kind
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._positions import Shape, checked_shape
+from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._split_metrics import check_metrics
 from fedgradnorm.tasks._task import Task, TaskKind
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
@@ -98,6 +99,53 @@ def multilabel(
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, labels), labels=labels)
     return _task("multilabel", labels, loss, metrics, loss_scale, name, shape)
+
+
+def ordinal(
+    classes: int,
+    *,
+    loss: LossFunction | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+    shape: Shape | int = (),
+) -> Task:
+    """One of ``classes`` labels 0 .. classes - 1 in an order, such as stages or stars.
+
+    The head has classes - 1 outputs, which say how likely a row is above each class but the last:
+    logit P(y > 0) = o_0, logit P(y > k) = logit P(y > k - 1) - softplus(o_k). The loss is the mean
+    binary cross-entropy of these questions (Cao, Mirjalili, Raschka 2020, CORAL), so an answer two
+    classes away costs more than a neighbour. ``mae`` counts the classes in between.
+
+    >>> ordinal(5).outputs, ordinal(5).classes
+    (4, 5)
+    """
+    whole = isinstance(classes, int) and not isinstance(classes, bool)
+    if not whole or classes < 2:
+        raise ConfigError(f"an ordinal task needs at least 2 classes, not {classes!r}")
+    return _task("ordinal", classes - 1, loss, metrics, loss_scale, name, shape)
+
+
+def of_kind(
+    kind: Kind,
+    outputs: int,
+    *,
+    metrics: Mapping[str, Metric] | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+    shape: Shape | int = (),
+) -> Task:
+    """A task of a kind of your own: a class derived from :class:`Kind`, with a name and a loss."""
+    if not isinstance(kind, Kind) or not kind.name or type(kind).loss is Kind.loss:
+        raise ConfigError(
+            "kind must be an instance of a class derived from fgn.tasks.Kind that has a name and a "
+            f"loss, not {kind!r}"
+        )
+    if kind.name in KINDS:
+        raise ConfigError(f"a kind named {kind.name!r} is there already; give yours another name")
+    given = {**kind.metrics, **check_metrics(metrics)}
+    form = checked_shape(shape)
+    return Task(f"{OWN}{kind.name}", outputs, kind.loss, given, loss_scale, name, form, False, kind)
 
 
 def regression(

@@ -33,6 +33,8 @@ def checked_shape(shape: object) -> Shape:
 def forms(outputs: int, shape: Shape) -> list[Shape]:
     """The shapes that a row of outputs may have, the likelier one first."""
     first, last = (outputs, *shape), (*shape, outputs)
+    if first == last:
+        return [first]
     return [last, first] if len(shape) == 1 else [first, last]
 
 

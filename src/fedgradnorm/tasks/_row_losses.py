@@ -17,6 +17,7 @@ from fedgradnorm.tasks._measures import (
     LossFunction,
     binary_cross_entropy,
     cross_entropy,
+    ordinal_cross_entropy,
     squared_error,
 )
 from fedgradnorm.tasks._missing import known, mean_of_labelled, positions, without_gaps
@@ -32,6 +33,10 @@ def _binary_cross_entropies(output: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(output, y, reduction="none")
 
 
+def _ordinal_cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    return ordinal_cross_entropy(output, target)[:, None]
+
+
 def _squared_errors(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square()
 
@@ -39,6 +44,7 @@ def _squared_errors(output: Tensor, target: Tensor) -> Tensor:
 _SINGLE: dict[LossFunction, Callable[[Tensor, Tensor], Tensor]] = {
     cross_entropy: _cross_entropies,
     binary_cross_entropy: _binary_cross_entropies,
+    ordinal_cross_entropy: _ordinal_cross_entropies,
     squared_error: _squared_errors,
 }
 """The usual losses of single numbers, [rows, numbers of a row]."""

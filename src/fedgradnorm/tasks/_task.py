@@ -11,10 +11,16 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.tasks._kind import Kind
-from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
-from fedgradnorm.tasks._missing import has_gaps, labelled, mean_of_labelled, positions
+from fedgradnorm.tasks._missing import (
+    has_gaps,
+    labelled,
+    mean_of_labelled,
+    positions,
+    without_gaps,
+)
 from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
+from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
     Restoring,
@@ -25,15 +31,15 @@ from fedgradnorm.tasks._split_metrics import (
 )
 from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
-TaskKind = Literal["classification", "regression", "binary", "multilabel"]
+TaskKind = Literal["classification", "regression", "binary", "multilabel", "ordinal"]
 
 
 @dataclass(frozen=True)
 class Task:
     """A client's task.
 
-    Make one with :func:`classification`, :func:`binary`, :func:`multilabel` or :func:`regression`,
-    or, of a kind of your own, with :func:`of_kind`.
+    Make one with :func:`classification`, :func:`binary`, :func:`multilabel`, :func:`ordinal` or
+    :func:`regression`, or, of a kind of your own, with :func:`of_kind`.
 
     ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
@@ -105,6 +111,11 @@ class Task:
     def has_real_targets(self) -> bool:
         """Whether targets are numbers of any size, which can be standardised."""
         return self.form.real
+
+    @property
+    def has_right_answers(self) -> bool:
+        """Whether a row is right or wrong, or in part, so that there is an accuracy."""
+        return type(self.form).right is not Kind.right
 
     @property
     def is_plain(self) -> bool:
@@ -227,7 +238,7 @@ class Task:
         some = target[labelled(target)][:3].cpu()
         shape = (len(some), self.outputs, *self.shape)
         output = torch.zeros(shape, dtype=torch.get_default_dtype())
-        some = self.whole(some)
+        some = self.whole(without_gaps(some))
         some = some.to(output) if some.is_floating_point() else some
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return self.loss_function(output, some).ndim == 0
@@ -240,7 +251,7 @@ class Task:
         """A ConfigError unless the loss gives one number, or one a row; ``output`` is of some."""
         rows = len(output)
         try:
-            losses = self.loss_function(self.outputs_of(output), self.whole(target))
+            losses = self.loss_function(self.outputs_of(output), self.whole(without_gaps(target)))
         except Exception as error:  # code of others may raise anything
             raise ConfigError(f"its loss fails: {_reason(error)}; correct the loss") from error
         fitting = ((), (rows,), (rows, *self.shape))

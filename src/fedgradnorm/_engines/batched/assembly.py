@@ -57,7 +57,8 @@ class Assembly:
         self.front.module.train()
         self.streams = Streams(device)
         self.dense: DensePass | None = None  # where the network has a closed form
-        if not bf16 and DensePass.fits(network, gauge):
+        plain = all(client.train[0].ndim == 2 for client in clients)
+        if plain and not bf16 and DensePass.fits(network, gauge):
             self.dense = DensePass(self.front, gauge, self.streams)
         own_heads = {name: state.head.train() for name, state in loop.states.items()}
         self.groups = group_heads(clients, own_heads, loop.batches.batch)

@@ -24,7 +24,7 @@ def frozen_features(
     names = [name for part in plan.parts for name in part.names]
     if rows.numel() < sum(data.sizes[name] for name in names):
         outputs = _forward(network, data.inputs[rows.flatten()])
-        return lambda step: outputs.view(*rows.shape, -1)[step]
+        return lambda step: outputs.view(*rows.shape, *outputs.shape[1:])[step]
     if plan.columns is None:
         table = _forward(network, data.inputs)
     else:
@@ -32,7 +32,7 @@ def frozen_features(
         device = data.inputs.device
         here = torch.cat([torch.arange(a, a + n, device=device) for a, n in stretches])
         outputs = _forward(network, data.inputs[here])
-        table = outputs.new_empty(len(data.inputs), outputs.shape[1])
+        table = outputs.new_empty(len(data.inputs), *outputs.shape[1:])
         table[here] = outputs
     return lambda step: table[rows[step]]
 

@@ -35,4 +35,4 @@ class Pass(Protocol):
 
 def scaled(signal: Tensor, factors: Tensor, owner: Tensor) -> Tensor:
     """Each row times the factor of its client."""
-    return signal * factors[owner].to(signal.dtype)[:, None]
+    return signal * factors[owner].to(signal.dtype).reshape(-1, *[1] * (signal.ndim - 1))

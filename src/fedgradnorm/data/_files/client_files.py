@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
+COUNTED = ("classification", "binary", "ordinal")  # a label a row
 SHOWN = 10  # labels that a line of the log names
 
 
@@ -106,7 +107,7 @@ def client_from_files(
         images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
-        labels=kind in ("classification", "binary"),
+        labels=kind in COUNTED,
         size=size,
         color=color,
         x_key=x_key,

@@ -12,6 +12,7 @@ from fedgradnorm.data._arrays import Loaded, several_from_arrays
 from fedgradnorm.data._dropped import tell_unlabelled
 from fedgradnorm.data._files.class_labels import LabelMap
 from fedgradnorm.data._files.client_files import (
+    COUNTED,
     KINDS,
     FileSource,
     label_map,
@@ -127,7 +128,7 @@ def _asked(what: str, table: Mapping[str, Any]) -> Asked:
     plan.check(what)
     targets = table.get("targets") or ()
     columns = (targets,) if isinstance(targets, str) else tuple(targets)
-    return Asked(plan, columns, table.get("y_key"), kind in ("classification", "binary"))
+    return Asked(plan, columns, table.get("y_key"), kind in COUNTED)
 
 
 def _join(parts: Sequence[FileRows]) -> None:
