@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
@@ -69,17 +71,33 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
-        **_of_task(client),
+        **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
     }
 
 
-def _of_task(client: Client) -> dict[str, Any]:
-    """What only some clients have to say of their task: whose it is, and its shape."""
-    found: dict[str, Any] = {} if client.of is None else {"of": client.of}
-    return found | ({"shape": list(client.task.shape)} if client.task.shape else {})
+def of_task(client: Client) -> dict[str, Any]:
+    """What only some clients have to say of their task, and what the trivial answer scores."""
+    task, found = client.task, dict[str, Any]()
+    found |= {} if client.of is None else {"of": client.of}
+    found |= {"shape": list(task.shape)} if task.shape else {}
+    found |= {"metric": task.judged_by} if task.judged_by else {}
+    if scores := _trivial_scores(client):
+        found["trivial"] = scores
+    return found
+
+
+UNCOMPARED = ("metric", "trivial")
+"""What is shown of a client, and makes no other run of it."""
+
+
+def _trivial_scores(client: Client) -> dict[str, float]:
+    """What the trivial answer scores on the rows that the client is shown on."""
+    pair = client.test or client.validation or client.train
+    learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
+    return client.task.trivial_scores(learned, y, client.scaling)
 
 
 def kept_words(about: Mapping[str, Any]) -> str:
@@ -221,6 +239,8 @@ _CLIENT: dict[str, Rule] = {
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "metric": _TEXT,
+    "trivial": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

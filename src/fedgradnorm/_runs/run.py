@@ -25,6 +25,7 @@ from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 from fedgradnorm.tasks._positions import Shape
 from fedgradnorm.tasks._registry import KINDS
 
@@ -226,6 +227,8 @@ class Run:
         """A row per client: training loss first and last, weight, and the metrics of its ``split``.
 
         That is the test split; a client without one is shown on its validation or training rows.
+        ``trivial`` is what the most frequent class, or the mean, scores there by the client's
+        metric: the first that its task named, or else accuracy or mae.
         """
         import pandas as pd
 
@@ -236,12 +239,15 @@ class Run:
             train = full[full.split == "train"]
             shown = full[full.split == full.split.iloc[-1]] if len(full) else full
             row: dict[str, Any] = {"client": name, "weight": self.weights[name]}
+            info = self.about.get("clients", {}).get(name, {})
             if len(train):
                 row["first_loss"] = train.loss.iloc[0]
                 row["last_loss"] = train.loss.iloc[-1]
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
+                known = {k: v for k, v in metrics.items() if k in metric_names(self.table)}
+                row.update(known)
+                row["trivial"] = _trivial(info, known)
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 
@@ -286,6 +292,14 @@ def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, buffer in network.named_buffers():
         if name in buffers:
             buffer.copy_(buffers[name])
+
+
+def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
+    """What the trivial answer scores by the metric that a client is shown by."""
+    order = (info.get("metric"), *MAIN_METRICS)
+    shown = next((name for name in order if name in known), None)
+    found = info.get("trivial", {}).get(shown)
+    return found if isinstance(found, float) else None
 
 
 def metric_names(table: History) -> set[str]:

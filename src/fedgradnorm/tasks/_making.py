@@ -37,7 +37,8 @@ def classification(
     A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
     weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
 
-    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1".
+    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1", of which
+    tables show the first.
 
     With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
     [rows, classes, *shape] or [rows, *shape, classes], and a row's loss is the mean over positions.
@@ -176,12 +177,14 @@ def _task(
     name: str | None,
     shape: Shape | int,
 ) -> Task:
-    usual = KINDS[kind]
+    usual, first = KINDS[kind], None
     if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
+        first = next(iter(metrics), None)
         metrics = by_name(metrics, kind, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
     own = usual.loss if loss is None else loss
-    return Task(kind, outputs, own, measured, loss_scale, name, checked_shape(shape))
+    form = checked_shape(shape)
+    return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
 
 
 def _only_one(loss: LossFunction | None, what: str) -> None:

@@ -169,6 +169,9 @@ METRICS: dict[str, Named] = {
 }
 """Every metric that has a name of ours; those without a function come with a task or a data set."""
 
+MAIN_METRICS = ("accuracy", "nme", "mae")
+"""The metric shown for a task that named none: the first of these that it has."""
+
 HIGHER_IS_BETTER = frozenset(name for name, known in METRICS.items() if known.higher)
 """Metrics of which more is better; of all others, and of losses, less is."""
 

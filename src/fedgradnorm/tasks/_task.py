@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from fedgradnorm.tasks._split_metrics import (
 )
 from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
+Scores = dict[str, float]
 TaskKind = Literal["classification", "regression", "binary", "multilabel", "ordinal"]
 
 
@@ -45,7 +47,8 @@ class Task:
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
     ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
     that of a row's target, where every position has one. ``gaps`` says that some training targets
-    are NaN: nobody gave these labels, and the loss leaves them out.
+    are NaN: nobody gave these labels, and the loss leaves them out. ``judged_by`` is the metric
+    that tables show, where one was asked for by name.
     """
 
     kind: str
@@ -57,6 +60,7 @@ class Task:
     shape: Shape = ()
     gaps: bool = False
     own_kind: Kind | None = None
+    judged_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.own_kind is None:
@@ -164,6 +168,22 @@ class Task:
         loss = self.loss_function
         weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
         return self.form.trivial(self.labels_of(y), self.outputs, weights)
+
+    def trivial_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
+        """Loss and metrics of the answer that is the same for all rows, learned on some targets.
+
+        That is the classes' shares, so the most frequent class, or the mean. Empty where a kind or
+        a metric of others has no answer. The loss is free of its scale, and classes of weights.
+        """
+        plain = replace(self, loss_scale=1.0)
+        like = y if y.is_floating_point() else torch.zeros(1)
+        try:
+            constant = self.form.trivial(self.labels_of(learned), self.outputs, None).to(like)
+            output = constant.reshape(1, -1, *[1] * len(self.shape))
+            found = plain.measure(output.expand(len(y), self.outputs, *self.shape), y, scaling)
+        except ConfigError:
+            return {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def right(self, output: Tensor, target: Tensor) -> Tensor | None:
         """The share of each row that is right; None where there is no right and wrong."""
