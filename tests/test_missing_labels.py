@@ -11,7 +11,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm.data import client_from_arrays, client_from_files
+from fedgradnorm.data import Dirichlet, client_from_arrays, client_from_files, partition_client
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, toys.FEATURES))
@@ -129,6 +129,12 @@ def test_inputs_of_unlabelled_rows_count_for_scaling() -> None:
     assert scaling.target_mean is not None
     np.testing.assert_allclose(scaling.input_mean, X.mean(axis=0))
     np.testing.assert_allclose(scaling.target_mean, np.nanmean(y, axis=0))
+
+
+def test_rows_without_a_label_are_dealt_out_to_nobody() -> None:
+    whole = fgn.Client("a", KINDS["three"][0], (X, gapped("three")))
+    parts = partition_client(whole, Dirichlet(parts=2, alpha=5.0, min_size=3), seed=0)
+    assert sum(len(part.train[0]) for part in parts) == whole.size
 
 
 def test_none_and_pandas_na_are_labels_that_nobody_gave() -> None:
