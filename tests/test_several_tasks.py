@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -67,6 +67,44 @@ def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-9)
     pair = toys.parameters(run.network), toys.parameters(looped.network)
     torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
+
+
+class Counted(torch.nn.Module):
+    """A network that writes down how many rows it is given, and whether to learn from them."""
+
+    seen: ClassVar[list[tuple[bool, int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(toys.FEATURES, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append((self.training and torch.is_grad_enabled(), len(x)))
+        return torch.relu(self.layer(x))
+
+
+def test_the_network_is_passed_once_for_all_tasks() -> None:
+    client = fgn.Client("pump", tasks=TASKS, train=(X, targets(gaps=0)))
+    Counted.seen.clear()
+    run = train(given=[client], network=toys.seeded(Counted), engine="joint")
+    learned = [rows for learns, rows in Counted.seen if learns]
+    assert learned[-6:] == [4] * 6  # one pass a round, of one batch
+    Counted.seen.clear()
+    looped = train(given=[client], network=toys.seeded(Counted), engine="loop")
+    assert [rows for learns, rows in Counted.seen if learns][-18:] == [4] * 18
+    pair = toys.parameters(run.network), toys.parameters(looped.network)
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("weighting", [fgn.weighting.MGDA, fgn.GradNorm])
+@pytest.mark.parametrize("layer", [torch.nn.ReLU, torch.nn.Tanh])
+def test_one_pass_gives_every_tasks_gradient(layer: type, weighting: type) -> None:
+    """By closed forms, by autograd, and by inner products of gradients that are never formed."""
+    net = toys.seeded(lambda: torch.nn.Sequential(torch.nn.Linear(toys.FEATURES, 5), layer()))
+    how = {"network": net, "weighting": weighting(), "head_steps": 2, "participation": 0.7}
+    fast, slow = (train(engine=engine, **how) for engine in ("joint", "loop"))
+    pair = toys.parameters(fast.network), toys.parameters(slow.network)
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
 
 
 def test_there_is_a_row_a_weight_and_a_head_for_each_task(looped: fgn.Run) -> None:
