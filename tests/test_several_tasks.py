@@ -248,6 +248,61 @@ def test_a_table_may_hold_the_targets_of_several_tasks(tmp_path) -> None:
     assert {len(row.train[0]) for row in loaded.client.rows} == {43}
 
 
+CONFIG = """
+name = "plant"
+method = "fedgradnorm"
+[data]
+source = "files"
+[[data.clients]]
+name = "north"
+train = "a.csv"
+test_share = 0.25
+standardize = true
+[data.clients.tasks.state]
+task = "binary"
+targets = "state"
+positive = "on"
+[data.clients.tasks.hours]
+task = "regression"
+targets = "hours"
+metrics = ["rmse"]
+[network]
+name = "mlp"
+widths = [5]
+[training]
+rounds = 4
+batch_size = 8
+device = "cpu"
+participation = ["north"]
+"""
+
+
+def test_a_config_names_several_tasks_and_its_run_says_how_they_are_judged(tmp_path) -> None:
+    from fedgradnorm.experiments import load_config, run
+
+    frame = pd.DataFrame(X[:, :3], columns=["u", "v", "w"])
+    frame["state"] = np.where(X[:, 0] > 1, "on", "off")
+    frame["hours"] = 100 * X[:, 1] + 500
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    (tmp_path / "c.toml").write_text(CONFIG)
+    config = load_config(tmp_path / "c.toml")
+    again = tmp_path / "again.toml"
+    again.write_text(config.text())
+    assert load_config(again).table() == config.table()
+    done = run(config, folder=tmp_path / "run")
+    loaded = fgn.load(tmp_path / "run")
+    assert (loaded.predict("north", frame)["hours"] == done.predict("north", frame)["hours"]).all()
+    info = loaded.about["clients"]["north/hours"]
+    assert info["metric"] == "rmse"
+    y = loaded.predict("north/hours", frame)  # in the file's own units
+    assert 300 < y.mean() < 700
+    held = int(info["splits"]["test"])
+    assert held == 11
+    assert 30 < info["trivial"]["rmse"] < 200
+    assert loaded.summary().loc["north/hours", "trivial"] == info["trivial"]["rmse"]
+    assert loaded.summary().loc["north/state", "trivial"] > 0.6
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -79,6 +79,7 @@ class Federation:
         trainable_parameters(network)
         self.clients = list(clients)
         self.names = [client.name for client in clients]
+        self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
@@ -202,12 +203,14 @@ class Federation:
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.
 
-        A head that is averaged goes both ways too.
+        A head that is averaged goes both ways too. To several tasks of one client ``shared`` comes
+        once: it is counted with the first of them.
         """
         shared = self.server.shared
         scalars = sum(need in self.server.weighting.needs for need in SCALARS)
-        numbers = shared.numel() + self._head_numbers.get(name, 0)
-        return 2 * numbers * shared.element_size() + 8 * scalars
+        down = shared.numel() if name in self._receivers else 0
+        numbers = shared.numel() + down + 2 * self._head_numbers.get(name, 0)
+        return numbers * shared.element_size() + 8 * scalars
 
     def shared_network(self, own: Tensor | None = None) -> nn.Module:
         """The shared network, or a client's ``own``, as a module of its own, on the CPU."""
