@@ -78,10 +78,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _needs_head(client: str, row: tuple[int, ...]) -> ModelError:
-    shape = ", ".join(map(str, row))
     return ModelError(
-        f"client {client!r}: the shared network returns (rows, {shape}); a head needs (rows, "
-        "features): end the network with nn.Flatten(), or give the client a head of its own"
+        f"client {client!r}: the shared network returns {(2, *row)} for 2 rows; a head needs "
+        "(rows, features): end the network with nn.Flatten(), or give the client a head of its own"
     )
 
 
