@@ -60,7 +60,7 @@ class Client:
 
     With ``tasks``, a table of several by name, ``y`` is a table of targets by these names, and so
     are ``head``, ``labels`` and ``scaling`` where they are given. Such a client trains as one
-    :attr:`row` for each task, called ``name/task``: all of them read the same rows in every batch.
+    of its :attr:`rows` for each task, called ``name/task``: all read the same rows in every batch.
 
     >>> import numpy as np
     >>> from fedgradnorm import Client, classification, regression

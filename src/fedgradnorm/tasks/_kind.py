@@ -43,12 +43,12 @@ class Kind:
         """How many names its classes or labels have."""
         return self.classes(outputs) or outputs
 
-    def target(self, where: str, y: Tensor, outputs: int) -> Tensor:  # noqa: ARG002
+    def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
         """Targets as the loss takes them, or a DataError that begins with ``where``.
 
         NaN stays: nobody gave that label.
         """
-        return y if y.is_floating_point() else y.to(torch.float32)
+        return numbers(where, y, outputs)
 
     def answer(self, output: Tensor) -> Tensor:
         """What a user wants to see: the class of each row, 0 or 1 for labels, or the values."""
@@ -79,8 +79,8 @@ class Kind:
 
     def shares(self, y: Tensor, outputs: int, names: Sequence[str] | None) -> str:  # noqa: ARG002
         """The training targets in a few words: mean and deviation."""
-        numbers = y[known(y)].double()
-        return f"{float(numbers.mean()):.3g} ± {float(numbers.std(unbiased=False)):.3g}"
+        there = y[known(y)].double()
+        return f"{float(there.mean()):.3g} ± {float(there.std(unbiased=False)):.3g}"
 
 
 def matches(answer: Tensor, target: Tensor) -> Tensor:

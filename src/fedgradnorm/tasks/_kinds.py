@@ -151,10 +151,6 @@ class Regression(Kind):
     metrics: ClassVar[Mapping[str, Metric]] = {"mae": mean_absolute_error, "r2": r_squared}
     real = True
 
-    def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
-        """A row of numbers for each row."""
-        return numbers(where, y, outputs)
-
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The mean."""
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)

@@ -13,6 +13,7 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
+from fedgradnorm._cli import federation_commands
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
 
@@ -58,7 +59,7 @@ def several() -> list[fgn.Client]:
     return [fgn.Client("pump", tasks=tasks, **splits), *toys.clients()[:2]]
 
 
-def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path) -> None:
+def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path, capsys) -> None:
     how = {"personalize": {"steps": 3}, "rounds": 8, "batch_size": 4}
     together = Together(tmp_path, fgn.GradNorm(), clients=several, **how)
     together.run(4)
@@ -74,6 +75,8 @@ def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path) -> N
     ]
     assert rounds[0] == rounds[1]
     assert 0 < sum(client == "pump/hours" for _, client in rounds[0]) < 8
+    federation_commands._show(together.server, tmp_path)
+    assert "pump/hours" in capsys.readouterr().out
     result = together.results()["pump"]
     for key, answer in result.predict("pump", X).items():
         assert (answer == alone.predict(f"pump/{key}", X)).all()
