@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._task_rows import task_rows
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._missing import labelled, numbers_with_gaps
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ class Client:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
+        if self.columns is None:
+            object.__setattr__(self, "columns", _training_columns(self))
         if self.tasks is not None:
             object.__setattr__(self, "_rows", _several(self))
             return
@@ -129,8 +131,6 @@ class Client:
                 f"client {self.name!r}: task must be classification(...), binary(...), "
                 f"multilabel(...) or regression(...), not {self.task!r}"
             )
-        if self.columns is None:
-            object.__setattr__(self, "columns", _training_columns(self))
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
@@ -204,8 +204,6 @@ def _several(client: Client) -> tuple[Client, ...]:
     """A client for each of several tasks, which hold the very same inputs."""
     if vars(client)["task"] is not None or client.of is not None:
         raise DataError(f"client {client.name!r}: task and tasks are both given; choose one")
-    if client.columns is None:
-        object.__setattr__(client, "columns", _training_columns(client))
     splits = {split: getattr(client, split) for split in SPLITS}
     for split, pair in splits.items():
         if pair is not None and isinstance(pair, (tuple, list)) and len(pair) == 2:
@@ -310,25 +308,12 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     except ValueError as error:
         raise DataError(f"{where}: the rows of {name} differ in shape") from error
     if array.dtype.kind == "O" and name == "y":
-        array = _with_gaps(array)
+        array = numbers_with_gaps(array)
     if array.dtype.kind not in "fiubc":
         raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), order="C")
-
-
-def _with_gaps(array: NDArray[Any]) -> NDArray[Any]:
-    """Numbers among which None or pandas' NA stands for one that is missing; else unchanged."""
-    nothing = np.array([_is_nothing(value) for value in array.flat]).reshape(array.shape)
-    try:
-        return np.where(nothing, np.nan, np.where(nothing, 0, array).astype(np.float64))
-    except (TypeError, ValueError):
-        return array
-
-
-def _is_nothing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _finite(where: str, values: Tensor, name: str) -> None:

@@ -5,8 +5,14 @@ Class numbers with gaps are therefore floating-point numbers; without gaps they 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def known(target: Tensor) -> Tensor:
@@ -43,3 +49,16 @@ def positions(values: Tensor) -> Tensor:
     if values.ndim == 2:
         return values
     return values.movedim(1, -1).reshape(-1, values.shape[1])
+
+
+def numbers_with_gaps(values: NDArray[Any]) -> NDArray[Any]:
+    """Objects as numbers, NaN where None or pandas' NA stands; as they are if some are none."""
+    nothing = np.array([_is_nothing(value) for value in values.flat]).reshape(values.shape)
+    try:
+        return np.where(nothing, np.nan, np.where(nothing, 0, values).astype(np.float64))
+    except (TypeError, ValueError):
+        return values
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
