@@ -9,13 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import OWN
+from fedgradnorm.tasks._registry import KINDS
 
 FORMAT = 1
 
@@ -68,10 +71,33 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
     }
+
+
+def of_task(client: Client) -> dict[str, Any]:
+    """What only some clients have to say of their task, and what the trivial answer scores."""
+    task, found = client.task, dict[str, Any]()
+    found |= {} if client.of is None else {"of": client.of}
+    found |= {"shape": list(task.shape)} if task.shape else {}
+    found |= {"metric": task.judged_by} if task.judged_by else {}
+    if scores := _trivial_scores(client):
+        found["trivial"] = scores
+    return found
+
+
+UNCOMPARED = ("metric", "trivial")
+"""What is shown of a client, and makes no other run of it."""
+
+
+def _trivial_scores(client: Client) -> dict[str, float]:
+    """What the trivial answer scores on the rows that the client is shown on."""
+    pair = client.test or client.validation or client.train
+    learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
+    return client.task.trivial_scores(learned, y, client.scaling)
 
 
 def kept_words(about: Mapping[str, Any]) -> str:
@@ -220,12 +246,19 @@ _PLANS: dict[str, Rule] = {
 _CLIENT: dict[str, Rule] = {
     "kind": (
         f"one of {', '.join(KINDS)}",
-        lambda value: isinstance(value, str) and value in KINDS,
+        lambda value: isinstance(value, str) and (value in KINDS or value.startswith(OWN)),
     ),
     "outputs": _WHOLE,
+    "of": _TEXT,
+    "shape": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(map(_whole, value)),
+    ),
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "metric": _TEXT,
+    "trivial": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

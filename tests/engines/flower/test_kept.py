@@ -225,7 +225,7 @@ def test_who_has_no_validation_rows_is_told_that_the_last_state_is_kept(tmp_path
 def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
     together = served(tmp_path)
     participant = together.exchange.participants["a"]
-    real, first = participant.present.validate, iter([{"loss": float("nan")}])
+    real, first = participant.present.validate, iter([{"a": {"loss": float("nan")}}])
     participant.present.validate = lambda: next(first, None) or real()
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         together.run()
