@@ -47,7 +47,7 @@ def test_an_array_of_texts_is_as_good_as_class_numbers() -> None:
             r"client 'a', train data: y\[2\] is 'c', none of its labels \('a', 'b'\); correct it",
         ),
         (lambda: client(fgn.regression(1), ["a", "b", "c"]), "must hold numbers"),
-        (lambda: client(fgn.classification(2), ["a", "b", None]), "must hold numbers"),
+        (lambda: client(fgn.classification(2), np.array(["a", 3], object)), "must hold numbers"),
     ],
 )
 def test_labels_that_do_not_fit_are_named(make: Any, says: str) -> None:
@@ -57,3 +57,17 @@ def test_labels_that_do_not_fit_are_named(make: Any, says: str) -> None:
 
 def client(task: fgn.Task, y: Any) -> fgn.Client:
     return fgn.Client("a", task, train=(np.ones((len(y), 2)), y))
+
+
+def test_no_text_is_no_label_and_several_tasks_have_their_own() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    state = np.array(["b", None, "a", "", "b", "a"], dtype=object)
+    one = client(fgn.classification(2), state)
+    assert one.size == 4
+    assert one.labels == ("a", "b")
+    tasks = {"state": fgn.classification(2), "dry": fgn.binary(labels=["no", "yes"])}
+    both = fgn.Client("c", tasks=tasks, train=(x, {"state": state, "dry": ["yes"] * 6}))
+    assert [row.labels for row in both.rows] == [("a", "b"), ("no", "yes")]
+    assert both.rows[1].train[1].tolist() == [1] * 6
+    with pytest.raises(fgn.DataError, match=r"task 'dry': y\[0\] is 'wet', none of its labels"):
+        fgn.Client("c", tasks=tasks, train=(x, {"state": state, "dry": ["wet"] * 6}))

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fedgradnorm._errors import FedGradNormError, RunFolderError
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import read_about, write_about
+from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.layout import (
@@ -28,7 +28,7 @@ from fedgradnorm._runs.layout import (
     TEMPORARY,
 )
 from fedgradnorm._runs.reading import check_file, present
-from fedgradnorm._runs.run import Run, write_models
+from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import writing
 
 Place = str | os.PathLike[str]
@@ -152,7 +152,7 @@ class RunFolder:
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
         with writing(self.path):
-            write_models(run, self.path)
+            checkpoint.write_models(run, self.path)
             self.about = run.about
             self.about["finished"] = True
             self._keep_time()
@@ -255,7 +255,7 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if list(before) != list(now):
         return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
     for name, then in before.items():
-        keys = [key for key in then if then[key] != now[name].get(key)]
+        keys = [k for k in then if k not in UNCOMPARED and then[k] != now[name].get(k)]
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:

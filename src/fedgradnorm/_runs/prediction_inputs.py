@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
+from fedgradnorm._task_rows import as_tensor
 from fedgradnorm.models._fitting import as_input
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm.data._encoding.clock_parts import circle, part, seconds
 from fedgradnorm.data._files.read_rows import LARGEST
-from fedgradnorm.tasks._label_map import LabelMap
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

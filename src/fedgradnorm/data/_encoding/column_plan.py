@@ -20,7 +20,7 @@ from fedgradnorm.data._encoding.column_kinds import (
     NumberColumn,
 )
 from fedgradnorm.data._encoding.encoding import Encoding
-from fedgradnorm.tasks._label_map import LabelMap
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

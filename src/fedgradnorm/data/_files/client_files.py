@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -10,34 +10,35 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import Loaded, Standardize, client_from_arrays, held_out, with_splits
+from fedgradnorm._errors import choose
+from fedgradnorm.data._arrays import Loaded, Standardize, client_from_arrays, with_splits
 from fedgradnorm.data._bad_rows import OnBad
-from fedgradnorm.data._dropped import log_dropped
+from fedgradnorm.data._dropped import tell_unlabelled
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.encoded_rows import encoded
 from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
+from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
 from fedgradnorm.data._files.file_source import FileSource, data_path, names
 from fedgradnorm.data._files.image_folder import Color
-from fedgradnorm.data._files.read_rows import FileRows
-from fedgradnorm.data._files.row_splits import SplitPlan, fewer
+from fedgradnorm.data._files.row_splits import SplitPlan
 from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._task import TaskKind
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
 
     FilePath = str | Path
     Columns = str | Sequence[str]
-    Part = tuple[FileRows, NDArray[np.int64]]
+
+KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 
 
 def client_from_files(
     name: str,
     *,
-    task: TaskKind,
+    task: TaskKind | None = None,
+    tasks: Mapping[str, Mapping[str, Any]] | None = None,
     train: FilePath | pd.DataFrame,
     classes: int | None = None,
     labels: Sequence[str] | None = None,
@@ -89,9 +90,10 @@ def client_from_files(
     training rows and kept with the run, so ``predict`` takes raw rows.
 
     ``task`` is "classification" (one column of labels), "binary" (the same, with two labels, or a
-    number that is ``above`` a limit or not), "multilabel" (a column of 0 and 1 for each label) or
-    "regression". ``class_weights`` (of a classification), ``pos_weight`` (of the next two) and
-    ``metrics`` are those of the functions in :mod:`fedgradnorm.tasks`.
+    number that is ``above`` a limit or not), "multilabel" (a column of 0 and 1 for each label),
+    "ordinal" (labels with an order) or "regression". ``class_weights`` (of a classification),
+    ``pos_weight`` (of a binary or multilabel task) and ``metrics`` are those of the functions in
+    :mod:`fedgradnorm.tasks`.
 
     Labels may be text: sorted distinct training labels become classes 0, 1, ... unless ``labels``
     lists them; the result's ``label_names`` keeps them. In a binary task ``positive`` names the
@@ -103,14 +105,22 @@ def client_from_files(
     ``split`` divides the training file: ``{"column": "part"}``, ``{"time": "date", "test": 0.2}``
     or ``{"group": "patient", "test": 0.2}``; the two shares do it at random. ``rows`` draws so many
     of them. Everything else as in :func:`client_from_arrays`.
+
+    An empty cell, NA, NULL and the like among the targets is a label that nobody gave.
+
+    ``tasks`` in the place of ``task`` names several, each a table of its own ``task``, ``targets``
+    (``y_key`` in archives) and whatever else concerns one task alone, such as
+    ``{"state": {"task": "binary", "targets": "state"}, "hours": {"task": "regression", ...}}``.
     """
+    kind = "" if task is None and tasks is not None else choose(str(task), KINDS, "task")
+    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
+    plan = TaskPlan(kind, task_name, classes, positive, given, labels, above)
     cut = None if split is None else SplitPlan.of(split)
     source = FileSource(
         images=None if images is None else data_path(base, images, "images"),
         inputs=None if inputs is None else names(inputs),
         targets=names(targets or ()),
-        labels=choose(task, get_args(TaskKind), "task") in ("classification", "binary")
-        and above is None,
+        labels=plan.reads_texts,
         size=size,
         color=color,
         x_key=x_key,
@@ -119,98 +129,52 @@ def client_from_files(
         columns=ColumnPlan.of(categories, dates, date_format, cyclic, missing, without),
         marks=() if cut is None else cut.columns,
     )
-    files = {"train": train, "validation": validation, "test": test}
-    found = {part: data_path(base, file, part) for part, file in files.items() if file is not None}
-    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
-    plan = TaskPlan(task, task_name, classes, positive, given, labels, above)
-    plan.check(name)
+    paths = {"train": train, "validation": validation, "test": test}
+    files = {part: data_path(base, file, part) for part, file in paths.items() if file is not None}
     shares = {"validation": validation_share, "test": test_share}
-    splits = source.read_all(found)
-    parts = _parts(name, splits, cut, shares, seed)
-    return _client(name, source, plan, fewer(parts, rows, seed, name), standardize)
+    division = Division(cut, shares, rows, seed)
+    if tasks is not None:
+        from fedgradnorm.data._files.several_targets import load_several
+
+        single: dict[str, Any] = {"task": task, "targets": targets, "classes": classes}
+        single |= {"task_name": task_name}
+        single |= {**given, "positive": positive, "labels": labels, "above": above}
+        return load_several(name, source, files, tasks, division, standardize, single)
+    plan.check(name)
+    return _load(name, source, files, plan, division, standardize)
 
 
-def _parts(
-    name: str,
-    splits: Mapping[str, FileRows],
-    cut: SplitPlan | None,
-    shares: Mapping[str, float],
-    seed: int,
-) -> dict[str, Part]:
-    """Which rows of which file each split has; bad rows are in none."""
-    for rows in splits.values():
-        if not len(rows.good()):
-            raise _no_rows(rows)
-    if cut is not None:
-        doubled = [s for s in SPLITS[1:] if s in splits or shares[s]]
-        if doubled:
-            raise ConfigError(
-                f"client {name!r}: split and {doubled[0]} data or {doubled[0]}_share are both "
-                "given; choose one"
-            )
-        train = splits["train"]
-        return {part: (train, index) for part, index in cut.parts(train, seed).items()}
-    good = splits["train"].good()
-    drawn = held_out(name, len(good), shares, [s for s in SPLITS[1:] if s in splits], seed)
-    found = {part: (splits["train"], good[index]) for part, index in drawn.items()}
-    return {**{part: (rows, rows.good()) for part, rows in splits.items()}, **found}
-
-
-def _client(
+def _load(
     name: str,
     source: FileSource,
+    files: Mapping[str, Any],
     plan: TaskPlan,
-    parts: Mapping[str, Part],
+    division: Division,
     standardize: Standardize,
 ) -> Loaded:
-    """Turn labels into class numbers and columns into numbers, and make the client."""
-    files = list({id(rows): rows for rows, _ in parts.values()}.values())
-    _tell_dropped(name, files)
-    labelled = plan.kind in ("classification", "binary")
-    known = label_map({s: rows for s, (rows, _) in parts.items()}, plan) if labelled else None
+    """Read every split, turn labels into class numbers and columns into numbers."""
+    splits = source.read_all(files)
+    parts = division.parts(name, splits)
+    tell_dropped(name, splits.values())
+    known = label_map(splits, plan) if plan.counted else None
     encoding, x = encoded(name, source.columns, parts)
     y = {
         part: np.asarray(rows.y)[at] if known is None else class_numbers(rows, at, known, plan)
         for part, (rows, at) in parts.items()
     }
+    tell_unlabelled(name, list(y.values()))
     task = plan.make(len(known.names) if known else y["train"].shape[-1])
-    held = {part: (x[part], y[part]) if part in x else None for part in SPLITS}
-    assert held["train"] is not None
-    loaded = client_from_arrays(
-        name,
-        task,
-        held["train"],
-        validation=held["validation"],
-        test=held["test"],
-        standardize=standardize,
-    )
+    held: dict[str, Any] = {part: (x[part], y[part]) for part in SPLITS[1:] if part in x}
+    train = x["train"], y["train"]
+    loaded = client_from_arrays(name, task, train, **held, standardize=standardize)
     called = known.names if known else None
     if plan.kind == "multilabel" and source.targets:
         called = source.targets
-    columns = parts["train"][0].inputs if encoding is None else encoding.features
+    columns = splits["train"].inputs if encoding is None else encoding.features
     client = _single_precision(loaded.client)
     client = replace(client, labels=called, columns=columns, encoding=encoding)
     tell_untrained(client)
-    dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in files}
-    kept = {file: numbers for file, numbers in dropped.items() if numbers}
-    return Loaded(client, loaded.scaling, called, kept)
-
-
-def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
-    """One line in the log about all rows that were left out of the client's files."""
-    reasons = [
-        f"{rows.bad.reasons[row]} [{Path(rows.bad.source).name}]"
-        for rows in splits
-        for row in sorted(rows.bad.reasons)
-    ]
-    total = sum(len(rows.rows) for rows in splits)
-    what = f"client {name!r}: dropped {len(reasons)} of {total} rows"
-    log_dropped(what, reasons, ", and by number in Loaded.dropped")
-
-
-def _no_rows(rows: FileRows) -> DataError:
-    why = f"all {len(rows.rows)} were dropped" if len(rows.rows) else "it has none"
-    return DataError(f"{rows.bad.source}: no rows left to use, {why}; check the file")
+    return Loaded(client, loaded.scaling, called, dropped_rows(splits.values()))
 
 
 def _single_precision(client: Client) -> Client:

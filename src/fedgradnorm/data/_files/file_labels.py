@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._files.task_plan import TaskPlan
-from fedgradnorm.tasks._label_map import LabelMap
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     for rows in splits.values():
         labels = [str(label) for label in rows.y]
         codes = known.codes(labels)
-        unseen = [int(i) for i in rows.good() if codes[i] is None]
+        unseen = [int(i) for i in rows.good() if labels[i] and codes[i] is None]
         if unseen and (listed or rows.bad.on_bad == "error" or plan.class_count is not None):
             raise _unseen(rows, unseen[0], plan, known)
         known = known.extended([labels[i] for i in unseen])
@@ -45,7 +46,9 @@ def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
 
 
 def _learned(train: FileRows, plan: TaskPlan) -> LabelMap:
-    labels = [str(train.y[i]) for i in train.good()]
+    labels = [str(train.y[i]) for i in train.good() if train.y[i]]
+    if not labels:
+        raise DataError(f"{train.bad.source}: no row has a label; check the column of targets")
     known = LabelMap.fit(labels, plan.class_count, train.bad.source, plan.kind)
     if plan.positive is not None:
         known = known.ending_with(str(plan.positive), train.bad.source)
@@ -74,11 +77,16 @@ def _unseen(rows: FileRows, index: int, plan: TaskPlan, known: LabelMap) -> Data
 def class_numbers(
     rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: TaskPlan
 ) -> NDArray[Any]:
-    """The class of each row at ``index``."""
+    """The class of each row at ``index``; NaN where there is no label."""
+    codes: list[int | None]
     if plan.above is not None:
-        values = np.asarray(rows.y)[index]
-        return (values[:, 0] > plan.above).astype(np.int64)
-    return np.array(known.codes([str(rows.y[i]) for i in index]), dtype=np.int64)
+        values = np.asarray(rows.y)[index][:, 0].tolist()
+        codes = [None if value != value else int(value > plan.above) for value in values]
+    else:
+        codes = known.codes([str(rows.y[i]) for i in index])
+    if None not in codes:
+        return np.array(codes, dtype=np.int64)
+    return np.array([np.nan if code is None else code for code in codes])
 
 
 def tell_untrained(client: Client) -> None:
@@ -86,8 +94,9 @@ def tell_untrained(client: Client) -> None:
     if client.labels is None or client.task.classes is None:
         return
     pairs = [pair for split in SPLITS[1:] if (pair := getattr(client, split)) is not None]
-    held = Counter(code for pair in pairs for code in pair[1].tolist())
-    unseen = sorted(set(held) - set(client.train[1].tolist()))
+    labels = client.task.labels_of
+    held = Counter(code for pair in pairs for code in labels(torch.as_tensor(pair[1])).tolist())
+    unseen = sorted(set(held) - set(labels(torch.as_tensor(client.train[1])).tolist()))
     if unseen:
         log.warning(
             "client %r: no training rows for label %s%s; the %d held-out rows with it count as "

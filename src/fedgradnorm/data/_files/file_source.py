@@ -35,6 +35,7 @@ class FileSource:
     on_bad: OnBad = "error"
     columns: ColumnPlan = field(default_factory=ColumnPlan)
     marks: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose(self.on_bad, ("error", "drop"), "on_bad")
@@ -71,7 +72,14 @@ class FileSource:
         check_columns(self.inputs, self.targets, self.labels, self.columns.without)
         if self.images is None:
             return rows_from_table(
-                path, self.inputs, self.targets, self.labels, bad, self.columns, self.marks
+                path,
+                self.inputs,
+                self.targets,
+                self.labels,
+                bad,
+                self.columns,
+                self.marks,
+                aside=self.aside,
             )
         return rows_from_images(
             path,

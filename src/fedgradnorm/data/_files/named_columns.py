@@ -27,13 +27,13 @@ from fedgradnorm.data._files.read_rows import (
     FileRows,
     each,
     is_missing,
+    label_text,
     missing_name,
-    no_label,
     row_place,
     usable,
 )
 from fedgradnorm.data._memory import check_memory
-from fedgradnorm.tasks._label_map import LabelMap
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,11 +69,13 @@ def rows_from_table(
     bad: BadRows[int],
     plan: ColumnPlan | None = None,
     marks: Sequence[str] = (),
+    *,
+    aside: Sequence[str] = (),
 ) -> FileRows:
     """Inputs and targets of a table; without ``inputs``, every column but the targets is one.
 
     ``plan`` says what the inputs are; columns of ``marks``, which decide the split, are no inputs
-    unless they are named.
+    unless they are named. Columns ``aside``, the targets of other tasks, are never inputs.
     """
     plan = plan or ColumnPlan()
     wanted = None
@@ -83,7 +85,7 @@ def rows_from_table(
     for name in (*targets, *marks):
         if name not in table.columns:
             raise missing_name(table.source, "column", name, list(table.columns))
-    beside = {*targets, *(name for name in marks if name not in plan.named())}
+    beside = {*targets, *aside, *(name for name in marks if name not in plan.named())}
     names = [n for n in table.columns if n not in beside] if inputs is None else list(inputs)
     if not names:
         raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
@@ -162,28 +164,26 @@ def _wrong(column: Column, cell: object) -> str:
 def table_targets(
     table: Table, targets: Sequence[str], labels: bool, bad: BadRows[int]
 ) -> NDArray[np.float64] | list[str]:
-    """Label texts of the one target column, or the numbers of all of them."""
+    """Label texts of the one target column, or the numbers of all of them.
+
+    A missing one is no label: an empty text, or NaN.
+    """
     if labels:
-        return texts(table, targets[0], bad)
-    return np.stack([numbers(table, name, bad) for name in targets], axis=1)
+        return [label_text(cell) for cell in table.columns[targets[0]]]
+    return np.stack([numbers(table, name, bad, gaps=True) for name in targets], axis=1)
 
 
-def numbers(table: Table, column: str, bad: BadRows[int]) -> NDArray[np.float64]:
-    """A column as numbers; cells that are none are reported as bad."""
+def numbers(
+    table: Table, column: str, bad: BadRows[int], *, gaps: bool = False
+) -> NDArray[np.float64]:
+    """A column as numbers; cells that are none are reported as bad, but for missing ones."""
     cells = table.columns[column]
     values = np.array(each(_number, cells), dtype=np.float64)
     for i in np.flatnonzero(~usable(values)):
+        if gaps and is_missing(cells[i]):
+            continue
         _report(table, int(i), f"column {column!r} {_complaint(cells[i])}", bad)
     return values
-
-
-def texts(table: Table, column: str, bad: BadRows[int]) -> list[str]:
-    """A column as label texts; cells that are missing are reported as bad."""
-    cells = table.columns[column]
-    for i, cell in enumerate(cells):
-        if is_missing(cell):
-            _report(table, i, no_label(f"column {column!r}", cell), bad)
-    return [str(cell).strip() for cell in cells]
 
 
 def _number(cell: Any) -> float:

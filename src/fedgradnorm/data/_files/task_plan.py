@@ -8,16 +8,19 @@ from typing import Any
 
 from fedgradnorm._checks import bounded
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._label_map import LabelMap
-from fedgradnorm.tasks._making import binary, classification, multilabel, regression
-from fedgradnorm.tasks._task import Task, TaskKind
+from fedgradnorm.tasks._labels.label_map import LabelMap
+from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
+from fedgradnorm.tasks._task import Task
+
+COUNTED = ("classification", "binary", "ordinal")
+"""Kinds of tasks in which a row has one label."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
     """A client's task, as far as it is known before its files are read."""
 
-    kind: TaskKind
+    kind: str
     name: str | None
     classes: int | None
     positive: str | int | None
@@ -40,6 +43,16 @@ class TaskPlan:
         if self.above is not None:
             bounded(f"client {client!r}: above", self.above, low=float("-inf"))
         self.label_map(f"client {client!r}: ")
+
+    @property
+    def counted(self) -> bool:
+        """Whether a row has one label."""
+        return self.kind in COUNTED
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the target column holds labels, not numbers."""
+        return self.counted and self.above is None
 
     @property
     def class_count(self) -> int | None:
@@ -69,13 +82,14 @@ class TaskPlan:
 _MAKERS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "multilabel": multilabel,
+    "ordinal": ordinal,
     "regression": regression,
 }
 
 
 _FITTING: dict[str, tuple[str, ...]] = {
-    "classes": ("classification",),
-    "labels": ("classification", "binary"),
+    "classes": ("classification", "ordinal"),
+    "labels": ("classification", "binary", "ordinal"),
     "class_weights": ("classification",),
     "pos_weight": ("binary", "multilabel"),
     "positive": ("binary",),

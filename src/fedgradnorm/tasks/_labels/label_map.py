@@ -7,9 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError
 
@@ -75,6 +72,11 @@ class LabelMap:
         if classes is not None and not (whole and classes >= 2):
             raise ConfigError(f"classes must be at least 2, not {classes!r}")
         found = cls.seen(labels)
+        if task == "ordinal" and not found.numeric:
+            raise DataError(
+                f"{source}: labels of an ordinal task must be numbers, which have an order, not "
+                f"{found.names[0]!r}; or list them in their order: labels = [...]"
+            )
         if classes is not None and found._counts_below(classes):
             found = replace(found, names=tuple(map(str, range(classes))))
         names = found.names
@@ -120,22 +122,6 @@ class LabelMap:
         """How a label is written in ``names``."""
         value = _value(label) if self.numeric else None
         return label if value is None else _name(value)
-
-
-def texts_of(y: Any) -> list[str] | None:
-    """Targets that are texts, as a list of them; None if they are anything else."""
-    if isinstance(y, Tensor) or not hasattr(y, "__len__"):
-        return None
-    try:
-        array = np.asarray(y)
-    except ValueError:  # rows of several lengths
-        return None
-    if array.dtype.kind not in "UO":
-        return None
-    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    if array.ndim != 1 or not all(isinstance(label, str) for label in array):
-        return None
-    return [str(label).strip() for label in array] or None
 
 
 def _value(label: str) -> float | None:
