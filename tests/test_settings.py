@@ -51,6 +51,8 @@ OTHER: dict[str, Any] = {
     "key": "task",
     "share": "none",
     "participation": 0.5,
+    "shared": ["0", "!0.bias"],
+    "frozen": "0.bias",
     "gauge": "0",
     "engine": "loop",
     "device": "cpu",

@@ -24,6 +24,7 @@ from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.weighting import Needs
 
@@ -149,7 +150,12 @@ def unshared_obstacle(
 
 
 def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
-    """Rows must not see each other, nor chance: tried out, not guessed from layer names."""
+    """Networks must be alike; rows must not see each other, nor chance.
+
+    The last two are tried out, not guessed from layer names.
+    """
+    if private := private_names(network):
+        return f"{len(private)} parameters of the network are private to each client"
     shapes = {tuple(client.train[0].shape[1:]) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"

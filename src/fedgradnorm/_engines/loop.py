@@ -58,7 +58,10 @@ class LoopEngine(Engine):
         self.data = {c.name: place.splits(c) for c in clients}
         self.states = {
             name: ClientState(
-                copy.deepcopy(head).to(device), how.head_optimizer, self.network.buffers()
+                copy.deepcopy(head).to(device),
+                how.head_optimizer,
+                self.network.buffers(),
+                self.network.fresh_private(),
             )
             for name, head in heads.items()
         }
@@ -69,8 +72,8 @@ class LoopEngine(Engine):
         for name in active:
             before = self.states[name].state_dict()
             report = self._run_client(name, shared, round_number)
-            head_is_finite = all(p.isfinite().all() for p in self.states[name].head.parameters())
-            if report.finite and head_is_finite:
+            own_is_finite = all(p.isfinite().all() for p in self.states[name].parameters())
+            if report.finite and own_is_finite:
                 reports[name] = report
             else:
                 self.states[name].load_state_dict(before)
@@ -79,8 +82,7 @@ class LoopEngine(Engine):
     def _run_client(self, name: str, shared: Tensor, round_number: int) -> Report:
         state, (x, y) = self.states[name], self.data[name]["train"]
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
-        if self.network.has_buffers:
-            self.network.load_buffers(state.buffers)
+        self._enter(state)
         with self._chance("noise", name, round_number):
             report = local_round(
                 self.clients[name],
@@ -95,6 +97,14 @@ class LoopEngine(Engine):
         if self.network.has_buffers:
             state.buffers = self.network.buffers()
         return report
+
+    def _enter(self, state: ClientState) -> bool:
+        """Put a client's own parts of the network in place; whether it has any."""
+        if self.network.has_buffers:
+            self.network.load_buffers(state.buffers)
+        if state.private:
+            self.network.put_private(state.private)
+        return self.network.has_buffers or bool(state.private)
 
     @contextmanager
     def _chance(self, *counter: object) -> Iterator[None]:
@@ -141,8 +151,7 @@ class LoopEngine(Engine):
             if vector is not held:
                 self.network.vector.copy_(vector)
                 held, seen = vector, None
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            if self._enter(state):
                 seen = None
             x, y = self.data[name][split]
             if seen is None or seen[0] is not x:
@@ -158,8 +167,7 @@ class LoopEngine(Engine):
         first = round_number * self.how.steps
         for name, state in self.states.items():
             self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._enter(state)
             self.network.module.eval()
             state.head.train()
             with self._chance("final", name):
@@ -171,8 +179,7 @@ class LoopEngine(Engine):
         kept = {}
         for name, state in self.states.items():
             self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._enter(state)
             held_out = self.data[name].get("validation")
             with self._chance("personal", name):
                 batch = partial(self._batch, name, how.first)

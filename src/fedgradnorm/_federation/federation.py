@@ -17,12 +17,14 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.head_start import start_at_targets
+from fedgradnorm._round.client_round import as_state
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._round.tuning import Tuning
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
@@ -209,10 +211,13 @@ class Federation:
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:
-        """Start with these running statistics of clients, and these networks of clients alone."""
+        """Start with these own parts of clients, and these networks of clients alone."""
         states = self.engine.state_dict()  # all ranks take part in this
         mine = [name for name in self.names if name in statistics]
-        self.engine.load_state_dict({n: {**states[n], "buffers": statistics[n]} for n in mine})
+        network = self.network
+        self.engine.load_state_dict(
+            {n: {**states[n], **as_state(network, statistics[n])} for n in mine}
+        )
         for name in self.names:
             if name in networks:
                 self.server.shared.data.copy_(networks[name])
@@ -246,7 +251,8 @@ def tuned_parameters(network: nn.Module, settings: Settings) -> tuple[str, ...]:
     """The parameters of the network that clients tune at the end, beside their heads."""
     what = "head" if settings.personalize is None else settings.personalize["what"]
     if isinstance(what, list):
-        return parameters_of(network, what, "personalize.what")
+        named, private = parameters_of(network, what, "personalize.what"), private_names(network)
+        return tuple(name for name in named if name not in private)  # these move with the head
     return tuple(trainable_parameters(network)) if what == "network" else ()
 
 

@@ -19,12 +19,14 @@ from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused
+from fedgradnorm._round.client_round import parts_of
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
 from fedgradnorm._training.stopping import SPLIT, log_personal
+from fedgradnorm.models._dividing import divided, division_words
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -43,10 +45,12 @@ class Participant:
     ) -> None:
         settings = agreement.settings
         self.client, self.agreement, self.folder = client, agreement, folder
-        self.network = copy.deepcopy(network)
+        self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
         head = make_head(self.network, client, settings.seed, settings.head_start)
         probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
         gauge = find_gauge(self.network, probe, settings.gauge)
+        if words := division_words(self.network):
+            log.info("%s", words)
         log.info("gauge: %s", ", ".join(gauge))
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
@@ -164,7 +168,7 @@ class Participant:
         trained = TrainedClient(
             head,
             client.task.kind,
-            {key: value.cpu() for key, value in state.buffers.items()},
+            {key: part.cpu() for key, part in parts_of(state.state_dict()).items()},
             None if state.own is None else self._network(state.own),
             scaling=client.scaling,
             labels=client.labels,
@@ -172,7 +176,9 @@ class Participant:
         )
         about = {
             "format": FORMAT,
-            "settings": {"seed": self.agreement.settings.seed},
+            "settings": {
+                key: getattr(self.agreement.settings, key) for key in ("seed", "shared", "frozen")
+            },
             "weighting": {"name": "federation"},
             "clients": {name: self._info()},
             "blueprints": blueprints(self.network, {name: head}),

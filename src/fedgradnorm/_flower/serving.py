@@ -36,6 +36,7 @@ from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -61,7 +62,8 @@ def serve(
     ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
     """
     terms, agreement = read_federation(federation), agree(config)
-    network, _, weighting, _ = build(config, [])
+    network, _, weighting, settings = build(config, [])
+    network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
     weighting.bind(terms.clients)
     heads = _heads(network, config, terms, agreement)

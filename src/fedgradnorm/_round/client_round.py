@@ -16,6 +16,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.tasks._task import Task
 
@@ -56,19 +57,34 @@ class LocalSettings:
 
 
 class ClientState:
-    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics."""
+    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics.
 
-    def __init__(self, head: nn.Module, optimizer: Mapping[str, Any], buffers: dict[str, Tensor]):
-        self.head = head
-        self.optimizer = optimizers.build(head.parameters(), optimizer)
+    ``private`` are the parameters of the network that are its own; they are trained with the head.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        optimizer: Mapping[str, Any],
+        buffers: dict[str, Tensor],
+        private: dict[str, nn.Parameter] | None = None,
+    ) -> None:
+        self.head, self.private = head, private or {}
+        self.optimizer = optimizers.build(self.parameters(), optimizer)
         self.buffers = buffers
         self.first_loss: float | None = None
         self.rounds = 0
         self.own: Tensor | None = None  # a network of its own, if it has one, as a flat vector
 
+    def parameters(self) -> list[nn.Parameter]:
+        """All that the client trains for itself: the head's, then the private ones."""
+        return [*self.head.parameters(), *self.private.values()]
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as copies."""
-        own = {} if self.own is None else {"own": self.own.clone()}
+        own: dict[str, Any] = {} if self.own is None else {"own": self.own.clone()}
+        if self.private:
+            own["private"] = {name: p.detach().clone() for name, p in self.private.items()}
         return {
             # Cloned: a deep copy of a view holds all that it is a view of.
             "head": {key: _copied(value) for key, value in self.head.state_dict().items()},
@@ -88,16 +104,38 @@ class ClientState:
             k: b.shape for k, b in self.buffers.items()
         }:
             raise ValueError("running statistics have other names or shapes")
+        self._load_private(state.get("private", {}))
         self.head.load_state_dict(state["head"])
         optimizers.restore(self.optimizer, state["optimizer"])
         self.buffers, self.first_loss, self.rounds = buffers, first, rounds
         self.own = state.get("own")
 
+    def _load_private(self, values: Mapping[str, Tensor]) -> None:
+        """Fill the private parameters, which stay the ones that the optimiser knows."""
+        shapes = {name: p.shape for name, p in self.private.items()}
+        if {name: value.shape for name, value in values.items()} != shapes:
+            raise ValueError("private parameters have other names or shapes")
+        for name, value in values.items():
+            self.private[name].data.copy_(value)
+
     def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
         """The same state again, with a head and an ``optimizer`` of its own."""
-        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers)
+        private = {name: nn.Parameter(p.detach().clone()) for name, p in self.private.items()}
+        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers, private)
         twin.load_state_dict(self.state_dict())
         return twin
+
+
+def parts_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A client's own parts of the network, by name: running statistics and private parameters."""
+    return {**state["buffers"], **state.get("private", {})}
+
+
+def as_state(network: nn.Module, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The same as a part of a state, for a network that is divided in the same way."""
+    private = {name: parts[name] for name in private_names(network)}
+    buffers = {name: parts[name] for name, _ in network.named_buffers()}
+    return {"buffers": buffers, **({"private": private} if private else {})}
 
 
 def _copied(value: Any) -> Any:
@@ -176,10 +214,10 @@ def head_phase(
     batch: Callable[[int], tuple[Tensor, Tensor]],
     steps: int,
 ) -> None:
-    """``steps`` updates of the head, with the network as it is."""
+    """``steps`` updates of the head and what is private, with the shared network as it is."""
     for step in range(steps):
         x, y = batch(step)
-        with torch.no_grad():
+        with torch.set_grad_enabled(bool(state.private)):
             features = network.module(x)
         state.optimizer.zero_grad()
         task.loss(state.head(features), y).backward()

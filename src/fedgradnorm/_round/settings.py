@@ -57,6 +57,8 @@ class Settings:
     key: Key = "client"
     share: Share = "all"
     participation: Participation = 1.0
+    shared: str | list[str] = "*"
+    frozen: str | list[str] | None = None
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
@@ -229,7 +231,7 @@ def _participation(name: str, value: object) -> Participation:
     return names(name, value)
 
 
-def _gauge(name: str, value: object) -> str | list[str]:
+def _one_or_names(name: str, value: object) -> str | list[str]:
     return value if isinstance(value, str) else names(name, value)
 
 
@@ -249,7 +251,8 @@ _CHECKS: dict[str, Check] = {
     "lr": number,
     "epochs": _if_given(_epochs),
     "participation": _participation,
-    "gauge": _if_given(_gauge),
+    "shared": _one_or_names,
+    **dict.fromkeys(("frozen", "gauge"), _if_given(_one_or_names)),
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""

@@ -86,6 +86,7 @@ class _Chosen:
         self.step, self.loss = step, loss
         self.vector = self.network.vector.clone()
         self.head = copy.deepcopy(dict(self.state.head.state_dict()))
+        self.private = {name: p.detach().clone() for name, p in self.state.private.items()}
         self.buffers = self.network.buffers()
 
     def offer(self, step: int, loss: float) -> None:
@@ -96,6 +97,8 @@ class _Chosen:
     def put_back(self, own: bool) -> None:
         """Give the client what was chosen: head, statistics and, if any of it moved, network."""
         self.state.head.load_state_dict(self.head)
+        for name, value in self.private.items():
+            self.state.private[name].data.copy_(value)
         self.state.buffers = self.buffers
         self.state.own = self.vector if own and self.step else None
 
@@ -138,19 +141,21 @@ def _stepper(
 ) -> Callable[[int], None]:
     """A function that makes one step, on the batch of that number.
 
-    A network of which nothing moves is in evaluation mode, as for FedBABU's heads.
+    What is private to the client moves with the head. A network of which nothing else moves is in
+    evaluation mode, as for FedBABU's heads.
     """
     wanted = set(how.parameters)
     moved = [p for name, p in network.module.named_parameters() if name in wanted]
-    optimizer = optimizers.build([*state.head.parameters(), *moved], how.optimizer)
+    optimizer = optimizers.build([*state.parameters(), *moved], how.optimizer)
 
     def step(number: int) -> None:
         network.module.train(bool(moved))
         state.head.train()
         x, y = batch(number)
         network.gradient.zero_()  # of which parameters keep their views
-        state.head.zero_grad()
-        with torch.set_grad_enabled(bool(moved)):
+        for parameter in state.parameters():
+            parameter.grad = None
+        with torch.set_grad_enabled(bool(moved or state.private)):
             features = network.module(x)
         task.loss(state.head(features), y).backward()
         optimizer.step()
@@ -160,7 +165,8 @@ def _stepper(
 
 def _finite(state: ClientState, network: FlatNetwork) -> bool:
     """Whether all numbers that the client has now can be used."""
-    parts = (network.vector, *state.head.state_dict().values(), *network.buffers().values())
+    heads = (*state.head.state_dict().values(), *state.private.values())
+    parts = (network.vector, *heads, *network.buffers().values())
     return all(bool(torch.isfinite(part).all()) for part in parts)
 
 

@@ -136,7 +136,7 @@ def _misfit(what: str, reason: str) -> RunFolderError:
 def _check_buffers(network: nn.Module | None, buffers: Mapping[str, Tensor], name: str) -> None:
     if network is None:
         raise RunFolderError(f"the saved client {name!r} has lost its network")
-    shapes = {key: b.shape for key, b in network.named_buffers()}
+    shapes = {key: b.shape for key, b in [*network.named_buffers(), *network.named_parameters()]}
     for key, buffer in buffers.items():
         if shapes.get(key) != buffer.shape:
             raise _misfit(f"statistics of client {name!r}", f"{key} is {tuple(buffer.shape)}")

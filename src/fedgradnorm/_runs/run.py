@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
+from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainedClient:
-    """A client as it left training: its head and its own running statistics, no data."""
+    """A client as it left training: its head and its own parts of the network, no data.
+
+    These parts are running statistics and, where a part of the network is private, parameters.
+    """
 
     head: nn.Module
     kind: str
@@ -76,8 +81,24 @@ class Run:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """Each client's network: the shared one, or its own where nothing was shared."""
-        return {name: c.network or self.network for name, c in self.clients.items()}
+        """Each client's network: the shared one, or its own where nothing was shared.
+
+        Where a part of it is private, it is a copy with the client's own parts.
+        """
+        return {name: self._filled(name) for name in self.clients}
+
+    def network_of(self, client: str) -> nn.Module:
+        """The network that a client's own parts are put into."""
+        return self.clients[client].network or self.network
+
+    def _filled(self, name: str) -> nn.Module:
+        """A client's network, with its private parameters if it has any."""
+        network, parts = self.network_of(name), self.clients[name].buffers
+        if not any(key in parts for key, _ in network.named_parameters()):
+            return network
+        network = copy.deepcopy(network)
+        put_parts(network, parts)
+        return network
 
     @property
     def heads(self) -> dict[str, nn.Module]:
@@ -107,7 +128,7 @@ class Run:
         """
         choose(client, self.clients, "client")
         wanted = asked_for(client, self.clients[client], kind, outputs)
-        one, network = self.clients[client], self.networks[client]
+        one, network = self.clients[client], self.network_of(client)
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one.columns, one.scaling, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
@@ -117,16 +138,17 @@ class Run:
 
     def head_outputs(self, client: str, x: Tensor) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""
-        one, network = self.clients[client], self.networks[client]
+        one, network = self.clients[client], self.network_of(client)
         values = as_input(x, network, "cpu")
-        own = {name: b.clone() for name, b in network.named_buffers()}
-        set_buffers(network, one.buffers)
+        every = [*network.named_buffers(), *network.named_parameters()]
+        own = {name: part.detach().clone() for name, part in every if name in one.buffers}
+        put_parts(network, one.buffers)
         try:
             return predict(network, one.head, values)
         except (RuntimeError, IndexError, ValueError) as error:
             raise refused(client, values, error) from error
         finally:
-            set_buffers(network, own)
+            put_parts(network, own)
 
     def personalize(
         self,
@@ -231,13 +253,6 @@ def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, 
         "network": describe(network),
         "heads": {name: describe(head) for name, head in heads.items()},
     }
-
-
-def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Put a client's own running statistics in place, as far as it has any."""
-    for name, buffer in network.named_buffers():
-        if name in buffers:
-            buffer.copy_(buffers[name])
 
 
 def metric_names(table: History) -> set[str]:

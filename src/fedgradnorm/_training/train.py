@@ -60,6 +60,8 @@ def train(
     key: Key = "client",
     share: Share = "all",
     participation: Participation = 1.0,
+    shared: str | list[str] = "*",
+    frozen: str | list[str] | None = None,
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
@@ -122,7 +124,12 @@ def train(
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
-        gauge: layers or parameters whose gradient is measured; the last layer by default.
+        shared: which parameters are shared: patterns of names of parameters or layers, or of
+            classes of layers; all by default. One that begins with ``!`` takes out what it matches:
+            ``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained
+            with its head. Parameters without ``requires_grad`` are frozen.
+        frozen: which parameters are not trained at all, by such patterns.
+        gauge: layers or parameters whose gradient is measured; the last shared one by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
@@ -175,6 +182,8 @@ def train(
         key=key,
         share=share,
         participation=participation,
+        shared=shared,
+        frozen=frozen,
         gauge=gauge,
         engine=engine,
         device=device,

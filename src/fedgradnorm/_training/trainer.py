@@ -15,6 +15,7 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.client_round import parts_of
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
@@ -25,6 +26,7 @@ from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
+from fedgradnorm.models._dividing import division_words
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -193,7 +195,9 @@ class Trainer:
         return {"samples": taken * self._samples[name], "bytes": taken * traffic}
 
     def announce(self) -> None:
-        """Say where gradients are measured, and how their conflict is, where that costs more."""
+        """Say what is shared, where gradients are measured, and what recording costs more."""
+        if words := division_words(self.network):
+            log.info("%s", words)
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         self.stopping.announce(self.names)
         every, engine = self.settings.record_conflict, self.federations[0].engine
@@ -263,7 +267,7 @@ class Trainer:
                 trained[name] = TrainedClient(
                     heads[name].cpu(),
                     client.task.kind,
-                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
+                    {key: part.cpu() for key, part in parts_of(state[name]).items()},
                     None if with_others else owner.shared_network(own),
                     client.scaling,
                     client.labels,

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import trainable_parameters
+
+GAUGE = "gauge"
 
 
 def find_gauge(
@@ -22,7 +25,7 @@ def find_gauge(
     """
     if gauge is None:
         return _last_layer(network, x)
-    return parameters_of(network, [gauge] if isinstance(gauge, str) else gauge, "gauge")
+    return parameters_of(network, [gauge] if isinstance(gauge, str) else gauge, GAUGE)
 
 
 def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[str, ...]:
@@ -30,20 +33,28 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
 
     ``what`` is what the parts are named for, as a ModelError says it.
     """
-    trainable = list(trainable_parameters(network))
+    shared = list(trainable_parameters(network))
+    trainable = shared if what == GAUGE else [*shared, *private_names(network)]
     found: list[str] = []
     for part in parts:
-        names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
+        names = [n for n in trainable if _within(n, part)]
         if not names:
             layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
             near = difflib.get_close_matches(part, layers + trainable, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if what == GAUGE and any(_within(n, part) for n in dict(network.named_parameters())):
+                hint = ", but frozen or private: a gauge is measured on what is shared"
             raise ModelError(
                 f"{what} {part!r} is no trainable layer or parameter of the shared network{hint} "
                 f"(layers: {', '.join(layers)})"
             )
         found += [n for n in names if n not in found]
     return tuple(found)
+
+
+def _within(name: str, part: str) -> bool:
+    """Whether a parameter is this one, or in this layer."""
+    return name == part or name.startswith(f"{part}.")
 
 
 def _last_layer(network: nn.Module, x: Tensor) -> tuple[str, ...]:

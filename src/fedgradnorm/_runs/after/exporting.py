@@ -18,8 +18,9 @@ from fedgradnorm._client import Scaler, as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
+from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._runs.writing import writing
+from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 
 ROWS = 5
@@ -33,7 +34,7 @@ class Deployed(nn.Module):
         super().__init__()
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
         self.scaling: Scaler | None = client.scaling
-        set_buffers(self.network, client.buffers)
+        put_parts(self.network, client.buffers)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     choose(name, run.clients, "client")
     target = _target(name, path)
     rows = _made_up(run, name) if x is None else _given(run, name, x)
-    program = _program(name, Deployed(run.clients[name], run.networks[name]), rows)
+    program = _program(name, Deployed(run.clients[name], run.network_of(name)), rows)
     _check(run, name, program, rows)
     with writing(target, "choose another file"):
         checkpoint.write_atomically(target, program)
@@ -82,7 +83,7 @@ def _made_up(run: Run, name: str) -> Tensor:
     row = run.about.get("clients", {}).get(name, {}).get("inputs")
     if row is None:
         raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
-    network, scaling = run.networks[name], run.clients[name].scaling
+    network, scaling = run.network_of(name), run.clients[name].scaling
     if any(isinstance(module, nn.Embedding) for module in network.modules()):
         return torch.zeros(ROWS, *row, dtype=torch.int64)
     noise = torch.randn(ROWS, *row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -18,6 +18,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.client_round import parts_of
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.about import client_info
 from fedgradnorm._runs.after.starting import known_head, statistics_of
@@ -25,9 +26,10 @@ from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
 from fedgradnorm._runs.run import Run, TrainedClient, metric_names
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Equal
 
-KEPT = ("batch_size", "head_optimizer", "head_start", "seed")
+KEPT = ("batch_size", "head_optimizer", "head_start", "seed", "shared", "frozen")
 """Settings of the run that tuning goes by."""
 
 
@@ -66,7 +68,7 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
 def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     """Tune the client in a federation of its own."""
     name, before = client.name, run.clients.get(client.name)
-    network = _network(run, name)
+    network = divided(_network(run, name), settings.shared, settings.frozen)
     head = known_head(run, network, client, settings, _like(run, client, heads))
     with_head = client if head is None else replace(client, head=head)
     federation = Federation(network, [with_head], Equal(), settings, torch.device("cpu"))
@@ -81,7 +83,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     trained = TrainedClient(
         federation.engine.heads()[name],
         client.task.kind,
-        dict(state["buffers"]),
+        parts_of(state),
         own,
         client.scaling,
         client.labels,
@@ -115,16 +117,16 @@ def _like(run: Run, client: Client, heads: str) -> str:
 
 
 def _statistics(run: Run, name: str, network: nn.Module) -> dict[str, Tensor]:
-    """The client's running statistics; for one that was not there, the mean of all clients'.
+    """The client's own parts of the network; for one that was not there, the mean of all clients'.
 
     The run of a deployment's server has no clients, so there they are the network's own.
     """
     if name in run.clients:
         return statistics_of(name, run.clients[name], network)
     every = [statistics_of(other, one, network) for other, one in run.clients.items()]
-    found = {key: [one[key] for one in every] for key, _ in network.named_buffers()}
-    own = dict(network.named_buffers())
-    return {key: _mean(values or [own[key].clone()]) for key, values in found.items()}
+    own = statistics_of(name, TrainedClient(nn.Identity(), ""), network)
+    found = {key: [one[key] for one in every] or [value] for key, value in own.items()}
+    return {key: _mean(values) for key, values in found.items()}
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._round.client_round import as_state
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._flat import FlatNetwork
 
@@ -78,4 +79,4 @@ def _state(client: TrainedClient) -> dict[str, Any]:
     assert client.network is not None  # nothing is shared alone
     vector = FlatNetwork(client.network).vector
     head = dict(client.head.state_dict())
-    return {"own": vector, "head": head, "buffers": dict(client.buffers)}
+    return {"own": vector, "head": head, **as_state(client.network, client.buffers)}
