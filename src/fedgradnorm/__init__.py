@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedgradnorm import data, experiments, models, tasks, weighting
     from fedgradnorm._benefit.benefit import Benefit
     from fedgradnorm._client import Client
+    from fedgradnorm._inputs import sequences
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
@@ -60,6 +61,7 @@ __all__ = [
     "models",
     "multilabel",
     "regression",
+    "sequences",
     "tasks",
     "train",
     "weighting",
@@ -77,6 +79,7 @@ __getattr__ = on_demand(
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Client": f"{__name__}._client.Client",
+        "sequences": f"{__name__}._inputs.sequences",
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._inputs import Fields, Inputs, Sequences, leaves, row_form
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any] | Tensor
-    Split = tuple[Array, Array]
+    Split = tuple[Any, Array]
 
 
 class Scaler(Protocol):
@@ -43,11 +45,15 @@ class Client:
 
     Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
     ``0 .. classes - 1`` for classification (0 and 1 for binary), one row of ``outputs`` numbers
-    for regression, one row of zeros and ones for multilabel.
+    for regression, one row of zeros and ones for multilabel. ``x`` may also be a dict of arrays,
+    with which the network is called as keyword arguments, or :func:`fedgradnorm.sequences` of
+    different lengths, which it gets padded and with a mask.
     ``head`` is any module from the representation to the task's outputs; by default one linear
-    layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
-    ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
-    training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
+    layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
+    head, for a client whose inputs have another form. ``scaling`` is what was already done to the
+    data, so that predictions take raw values, ``labels`` are the classes' names and ``columns``
+    those of the inputs: by default those of the training data, where it comes as a DataFrame. Other
+    DataFrames are then read by these names.
     The data is checked here, once, so that training never meets a bad row.
 
     >>> import numpy as np
@@ -66,6 +72,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    stem: nn.Module | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -109,9 +116,11 @@ class Client:
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
             for part in getattr(self, split) or ():
-                tensor = torch.as_tensor(part).contiguous()
-                digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                for name, leaf in leaves(part).items():
+                    tensor = leaf.contiguous()
+                    where = f"{split} {name} " if name else f"{split} "
+                    digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -146,34 +155,77 @@ def _training_columns(client: Client) -> tuple[str, ...] | None:
 
 def _check_rows(client: Client) -> None:
     """A DataError unless the rows of all splits look alike, and ``columns`` names their parts."""
-    expected = tuple(client.train[0].shape[1:])
+    expected = row_form(client.train[0])
     if client.columns is not None:
-        names = check_names(client.columns, expected, f"client {client.name!r}")
+        shape = expected if isinstance(expected, list) else ()
+        names = check_names(client.columns, shape, f"client {client.name!r}")
         object.__setattr__(client, "columns", names)
     for split in SPLITS[1:]:
         pair = getattr(client, split)
-        if pair is not None and tuple(pair[0].shape[1:]) != expected:
+        if pair is not None and (form := row_form(pair[0])) != expected:
             raise DataError(
                 f"client {client.name!r}: a row of {split} x has shape "
-                f"{tuple(pair[0].shape[1:])}, a training row {expected}; they must be equal"
+                f"{form_words(form)}, a training row {form_words(expected)}; they must be equal"
             )
 
 
-def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
+def _checked(client: Client, split: str, pair: Any) -> tuple[Inputs, Tensor]:
     """The split as tensors, or a DataError that names the client, the split and the value."""
     where = f"client {client.name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
     x, y = picked(pair[0], client.columns, where), pair[1]
-    x, y = (as_tensor(where, part, name) for part, name in zip((x, y), "xy", strict=True))
-    if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{where}: x is empty; a client needs at least one row")
+    x, y = as_inputs(where, x), as_tensor(where, y, "y")
     if y.ndim == 0 or len(x) != len(y):
         rows = 0 if y.ndim == 0 else len(y)
         raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
-    _finite(where, x, "x")
+    for name, leaf in leaves(x).items():
+        _finite(where, leaf, f"x[{name!r}]" if name else "x")
     _finite(where, y, "y")
     return x, client.task.target(where, y)
+
+
+def as_inputs(where: str, x: Any, *, empty: bool = False) -> Inputs:
+    """``x`` as inputs on the CPU: a tensor, named ones, or sequences; else a DataError."""
+    if isinstance(x, Fields):
+        x = x.fields
+    if isinstance(x, Sequences):
+        values = _leaf(where, torch.cat(x.rows), "x")
+        return Sequences(values.split([len(row) for row in x.rows]))
+    if not isinstance(x, Mapping):
+        tensor = as_tensor(where, x, "x")
+        if not empty and (tensor.ndim == 0 or len(tensor) == 0):
+            raise DataError(f"{where}: x is empty; a client needs at least one row")
+        return tensor
+    if not x or not all(isinstance(name, str) and name.isidentifier() for name in x):
+        raise DataError(
+            f"{where}: the names of x must be those of keyword arguments, not {list(x)}"
+        )
+    fields = {
+        name: as_inputs(where, part) if isinstance(part, Sequences) else _leaf(where, part, name)
+        for name, part in x.items()
+    }
+    sizes = {name: _rows_in(part) for name, part in fields.items()}
+    if len(set(sizes.values())) > 1 or 0 in sizes.values():
+        raise DataError(f"{where}: the parts of x must have one number of rows each: {sizes}")
+    return Fields(fields)
+
+
+def _rows_in(part: Inputs) -> int:
+    return 0 if isinstance(part, Tensor) and not part.ndim else len(part)
+
+
+def _leaf(where: str, values: Any, name: str) -> Tensor:
+    """A named part of the inputs; true and false stay what they are, as masks want it."""
+    kind = getattr(values, "dtype", None)
+    if kind == torch.bool or kind == np.bool_:
+        return torch.as_tensor(values).detach().cpu()
+    return as_tensor(where, values, f"x[{name!r}]" if name != "x" else "x")
+
+
+def form_words(form: list[int] | dict[str, Any]) -> str:
+    """The form of a row, as messages show it."""
+    return str(tuple(form)) if isinstance(form, list) else str(form)
 
 
 def as_tensor(where: str, values: Any, name: str) -> Tensor:
@@ -198,7 +250,8 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise DataError(f"{where}: the rows of {name} differ in shape") from error
+        way = "; for rows of different lengths give fgn.sequences(x)" if name == "x" else ""
+        raise DataError(f"{where}: the rows of {name} differ in shape{way}") from error
     if array.dtype.kind not in "fiubc":
         raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:

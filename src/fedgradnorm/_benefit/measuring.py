@@ -13,6 +13,7 @@ from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._inputs import Inputs
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Trained(Protocol):
     about: dict[str, Any]
     finished: bool
 
-    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+    def head_outputs(self, client: str, x: Inputs) -> Tensor:
         """The outputs of a client's head for inputs as its network takes them."""
 
 
@@ -109,7 +110,7 @@ def metric_of(task: Task, by: By) -> str:
 def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
     assert client.test is not None
-    x, y = (torch.as_tensor(part) for part in client.test)
+    x, y = client.test[0], torch.as_tensor(client.test[1])
     output = run.head_outputs(client.name, x)
     found = client.task.right(output, y) if metric == "accuracy" else None
     if found is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Client
+from fedgradnorm._client import Client, form_words
 from fedgradnorm._engines.distributed import DistributedEngine
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
@@ -22,6 +22,7 @@ from fedgradnorm._engines.ranks import world
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._inputs import Inputs, call, concatenated, has_sequences, in_chunks, row_form
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._dividing import private_names
@@ -111,7 +112,7 @@ def stacked_obstacle(
     network: nn.Module, clients: Sequence[Client], how: LocalSettings
 ) -> str | None:
     """Why stacked networks would not be the same training, or None if they are."""
-    return _step_obstacle(how) or _mixing_obstacle(network, clients)
+    return _step_obstacle(how) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
 
 
 def _step_obstacle(how: LocalSettings) -> str | None:
@@ -146,7 +147,13 @@ def unshared_obstacle(
     if next(network.buffers(), None) is not None:
         return "the network has buffers, which each client keeps for itself"
     steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
-    return _step_obstacle(steps) or _mixing_obstacle(network, clients)
+    return _step_obstacle(steps) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
+
+
+def _fields_obstacle(clients: Sequence[Client]) -> str | None:
+    if all(isinstance(client.train[0], Tensor) for client in clients):
+        return None
+    return "its networks are called with one tensor"
 
 
 def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
@@ -156,9 +163,13 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
     """
     if private := private_names(network):
         return f"{len(private)} parameters of the network are private to each client"
-    shapes = {tuple(client.train[0].shape[1:]) for client in clients}
+    if first := next((client.name for client in clients if client.stem is not None), None):
+        return f"client {first!r} has a first part of its own"
+    shapes = {form_words(row_form(client.train[0])) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"
+    if any(has_sequences(client.train[0]) for client in clients):
+        return "sequences are padded to the longest of each batch"
     for client in clients:
         if client.head is not None and _random_or_mixing(client.head, None):
             return f"the head of client {client.name!r} has dropout or batch statistics"
@@ -167,14 +178,14 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
     return None
 
 
-def _probe(network: nn.Module, clients: Sequence[Client]) -> Tensor:
+def _probe(network: nn.Module, clients: Sequence[Client]) -> Inputs:
     """A few real rows, from the first clients."""
-    rows = [torch.as_tensor(client.train[0])[:PROBE_ROWS] for client in clients[:2]]
-    return as_input(torch.cat(rows), network, "cpu")
+    rows = [client.train[0][:PROBE_ROWS] for client in clients[:2]]
+    return as_input(concatenated(rows), network, "cpu")
 
 
 @torch.no_grad()
-def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
+def _random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
     """Whether a row's output depends on chance or on the other rows of its batch."""
     known = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     if any(isinstance(part, known) for part in module.modules()):
@@ -183,8 +194,8 @@ def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
         return False
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]):
-        whole, again = trial(x), trial(x)
-        halves = torch.cat([trial(half) for half in x.chunk(2)])
+        whole, again = call(trial, x), call(trial, x)
+        halves = torch.cat([call(trial, half) for half in in_chunks(x, -(-len(x) // 2))])
     loose = 1e-3 * float(whole.abs().max()) + 1e-6  # far above rounding, far below statistics
     return not (
         torch.allclose(whole, again, rtol=0, atol=loose)
@@ -199,7 +210,7 @@ def _tap_obstacle(
     tap = GaugeTap(trial, gauge)
     products = ProductTap(trial) if Needs.GRAM in needs else None
     with torch.enable_grad():
-        trial(_probe(network, clients))
+        call(trial, _probe(network, clients))
     if products is not None and (problem := products.problem()) is not None:
         return f"the weighting needs the products of all gradients, and {problem}"
     return tap.problem()

@@ -14,20 +14,23 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._inputs import Inputs
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.client_round import (
-    ClientState,
     LocalSettings,
     Report,
+    Rows,
     head_phase,
     local_round,
 )
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import answers, represented
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._stem import own_stem
 
 
 class LoopEngine(Engine):
@@ -62,6 +65,7 @@ class LoopEngine(Engine):
                 how.head_optimizer,
                 self.network.buffers(),
                 self.network.fresh_private(),
+                own_stem(self.clients[name].stem, name, self.network.vector),
             )
             for name, head in heads.items()
         }
@@ -104,7 +108,7 @@ class LoopEngine(Engine):
             self.network.load_buffers(state.buffers)
         if state.private:
             self.network.put_private(state.private)
-        return self.network.has_buffers or bool(state.private)
+        return self.network.has_buffers or bool(state.private) or state.stem is not None
 
     @contextmanager
     def _chance(self, *counter: object) -> Iterator[None]:
@@ -142,7 +146,7 @@ class LoopEngine(Engine):
         """
         results = {}
         held: Tensor | None = None
-        seen: tuple[Tensor, list[Tensor]] | None = None
+        seen: tuple[Inputs, list[Tensor]] | None = None
         for name, client in self.clients.items():
             if split not in self.data[name]:
                 continue
@@ -154,8 +158,9 @@ class LoopEngine(Engine):
             if self._enter(state):
                 seen = None
             x, y = self.data[name][split]
+            front = state.front(self.network.module)
             if seen is None or seen[0] is not x:
-                seen = x, list(represented(self.network.module, x))
+                seen = x, list(represented(front, x))
             try:
                 results[name] = client.task.measure(answers(state.head, seen[1]), y)
             except ConfigError as error:
@@ -168,7 +173,7 @@ class LoopEngine(Engine):
         for name, state in self.states.items():
             self.network.vector.copy_(shared)
             self._enter(state)
-            self.network.module.eval()
+            state.front(self.network.module).eval()
             state.head.train()
             with self._chance("final", name):
                 batch = partial(self._batch, name, first)
@@ -188,7 +193,7 @@ class LoopEngine(Engine):
                 )
         return kept
 
-    def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, name: str, first: int, step: int) -> Rows:
         """A client's batch number ``first + step``, counted from the run's start."""
         x, y = self.data[name]["train"]
         rows = torch.from_numpy(self.batches.rows(name, first + step)).to(x.device)
@@ -236,22 +241,23 @@ class Placed:
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._network, self._device = network, device
         self._dtype = next(network.parameters()).dtype
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
 
-    def splits(self, client: Client) -> dict[str, tuple[Tensor, Tensor]]:
+    def splits(self, client: Client) -> dict[str, Rows]:
         """The client's splits on the device, in the network's dtype."""
         splits = {"train": client.train, "validation": client.validation, "test": client.test}
         return {
-            split: (self._inputs(torch.as_tensor(pair[0])), self._targets(torch.as_tensor(pair[1])))
+            split: (self._inputs(pair[0], client.stem), self._targets(torch.as_tensor(pair[1])))
             for split, pair in splits.items()
             if pair is not None
         }
 
-    def _inputs(self, x: Tensor) -> Tensor:
+    def _inputs(self, x: Inputs, stem: nn.Module | None) -> Inputs:
         # The source is kept beside it, so that no other tensor can come to have its id.
-        found = self._kept.get(id(x))
+        key = id(x), id(stem)
+        found = self._kept.get(key)
         if found is None:
-            found = self._kept[id(x)] = x, as_input(x, self._network, self._device)
+            found = self._kept[key] = x, as_input(x, self._network, self._device, stem)
         return found[1]
 
     def _targets(self, y: Tensor) -> Tensor:

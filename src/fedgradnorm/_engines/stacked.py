@@ -92,7 +92,7 @@ class StackedEngine(BatchedEngine):
             chosen, mean, at = torch.tensor([member]), updates[position], shared
             for number in range(steps):
                 here = rows[number][mine]
-                z = dense.forward(at, self.data.inputs[here])
+                z = dense.forward(at, self.data.tensor[here])
                 values, signal, heads = part.group.signal(
                     z, self.targets(part, here), chosen, self.how.together
                 )
@@ -157,7 +157,7 @@ class StackedEngine(BatchedEngine):
 
         def step(local: dict[str, Tensor], number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             here = rows[number][mine]
-            x = self.data.inputs[here].unflatten(0, (len(members), batch))
+            x = self.data.tensor[here].unflatten(0, (len(members), batch))
             leaves = group.parameters(chosen)
             targets = self.targets(part, here)
             losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)

@@ -48,7 +48,7 @@ class Unshared(Assembly):
             self._stack = DenseStack(self.front)
         else:
             at_once = self.device.type == "cuda"
-            self._stack = ModuleStack(self.front, at_once, self.data.inputs[:2])
+            self._stack = ModuleStack(self.front, at_once, self.data.tensor[:2])
 
     def engine_of(self, name: str) -> Engine:
         """The engine of one client alone."""
@@ -120,7 +120,7 @@ class Unshared(Assembly):
         """
         assert self.how.local_optimizer is not None
         lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
-        stack, inputs, stretches = self._stack, self.data.inputs, plan.stretches
+        stack, inputs, stretches = self._stack, self.data.tensor, plan.stretches
         z = stack.forward(start, inputs[rows[0]], stretches)
         if not self.how.together:
             first = z

@@ -17,7 +17,8 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.head_start import start_at_targets
-from fedgradnorm._round.client_round import as_state
+from fedgradnorm._inputs import Fields, Inputs, call
+from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
@@ -29,6 +30,7 @@ from fedgradnorm.models._fitting import as_input, check_head, own_head, represen
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
 from fedgradnorm.models._networks import linear_head
+from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -234,8 +236,19 @@ class Federation:
 
 def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> tuple[str, ...]:
     """The parameters that gradients are measured on, tried on rows of the first client."""
-    probe = as_input(torch.as_tensor(clients[0].train[0][:2]), network, "cpu")
-    return find_gauge(network, probe, settings.gauge)
+    return find_gauge(network, probe_of(network, clients[0]), settings.gauge)
+
+
+def probe_of(network: nn.Module, client: Client) -> Inputs:
+    """The client's first rows as the shared network gets them."""
+    like, rows = next(network.parameters()).detach().cpu(), client.train[0][:2]
+    x = as_input(rows, network, "cpu", client.stem)
+    stem = own_stem(client.stem, client.name, like)
+    if stem is None:
+        return x
+    with torch.no_grad():
+        between: Any = call(stem.eval(), x)
+    return Fields(between) if isinstance(between, Mapping) else between
 
 
 def tuning(settings: Settings, tuned: tuple[str, ...], round_number: int) -> Tuning | None:
@@ -264,9 +277,10 @@ def make_head(
     network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
 ) -> nn.Module:
     """The client's own head, or a linear one whose weights depend on seed and name alone."""
-    x = as_input(torch.as_tensor(client.train[0][:2]), network, "cpu")
-    features = representation_size(network, x, client.name)
     like = next(network.parameters()).detach()
+    front = in_front(own_stem(client.stem, client.name, like), network)
+    x = as_input(client.train[0][:2], network, "cpu", client.stem)
+    features = representation_size(front, x, client.name)
     if client.head is not None:
         head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
@@ -275,7 +289,7 @@ def make_head(
             start_at_targets(head, client)
     check_head(head, features, client.task.outputs, client.name, like)
     if client.task.has_own_loss:
-        _try_loss(network, client, head)
+        _try_loss(front, client, head)
     return head
 
 
@@ -290,9 +304,9 @@ def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
     """A ConfigError unless the client's own loss can be used, found out on its first rows."""
     task = client.task
     rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
-    x, y = (torch.as_tensor(part[:rows]) for part in client.train)
+    x, y = client.train[0][:rows], torch.as_tensor(client.train[1][:rows])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        output = predict(network, head, as_input(x, network, "cpu"))
+        output = predict(network, head, as_input(x, network, "cpu", client.stem))
         try:
             task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
         except ConfigError as error:

@@ -12,24 +12,22 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
+from fedgradnorm._federation.federation import gauge_of, make_head, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused
-from fedgradnorm._round.client_round import parts_of
+from fedgradnorm._inputs import row_form
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import RESULT
-from fedgradnorm._runs.run import Run, TrainedClient, blueprints
+from fedgradnorm._runs.run import Run, blueprints, trained_client
 from fedgradnorm._training.stopping import SPLIT, log_personal
-from fedgradnorm.models._dividing import divided, division_words
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -47,11 +45,8 @@ class Participant:
         self.client, self.agreement, self.folder = client, agreement, folder
         self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
         head = make_head(self.network, client, settings.seed, settings.head_start)
-        probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
-        gauge = find_gauge(self.network, probe, settings.gauge)
-        if words := division_words(self.network):
-            log.info("%s", words)
-        log.info("gauge: %s", ", ".join(gauge))
+        gauge = gauge_of(self.network, [client], settings)
+        log_division(self.network, gauge)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
@@ -165,15 +160,8 @@ class Participant:
     def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         name, client = self.client.name, self.client
         state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
-        trained = TrainedClient(
-            head,
-            client.task.kind,
-            {key: part.cpu() for key, part in parts_of(state.state_dict()).items()},
-            None if state.own is None else self._network(state.own),
-            scaling=client.scaling,
-            labels=client.labels,
-            columns=client.columns,
-        )
+        own = None if state.own is None else self._network(state.own)
+        trained = trained_client(client, state.state_dict(), head, own)
         about = {
             "format": FORMAT,
             "settings": {
@@ -181,7 +169,7 @@ class Participant:
             },
             "weighting": {"name": "federation"},
             "clients": {name: self._info()},
-            "blueprints": blueprints(self.network, {name: head}),
+            "blueprints": blueprints(self.network, {name: head}, [client]),
             **more,
         }
         shared = self._network(self.present.shared)
@@ -208,5 +196,5 @@ class Participant:
             **({"class_weights": weights} if weights else {}),
             "labels": client.labels,
             "columns": client.columns,
-            "inputs": list(client.train[0].shape[1:]),
+            "inputs": row_form(client.train[0]),
         }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -15,8 +13,9 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._inputs import Inputs, call
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
-from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.tasks._task import Task
 
@@ -24,6 +23,10 @@ FirstLoss = Literal["dataset", "first_round", "log_classes"]
 Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
+Rows = tuple[Inputs, Tensor]
+"""Some rows of a client: inputs and targets."""
+Batch = Callable[[int], Rows]
+"""The rows of a step."""
 
 
 @dataclass(frozen=True)
@@ -56,93 +59,6 @@ class LocalSettings:
         return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
 
 
-class ClientState:
-    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics.
-
-    ``private`` are the parameters of the network that are its own; they are trained with the head.
-    """
-
-    def __init__(
-        self,
-        head: nn.Module,
-        optimizer: Mapping[str, Any],
-        buffers: dict[str, Tensor],
-        private: dict[str, nn.Parameter] | None = None,
-    ) -> None:
-        self.head, self.private = head, private or {}
-        self.optimizer = optimizers.build(self.parameters(), optimizer)
-        self.buffers = buffers
-        self.first_loss: float | None = None
-        self.rounds = 0
-        self.own: Tensor | None = None  # a network of its own, if it has one, as a flat vector
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that the client trains for itself: the head's, then the private ones."""
-        return [*self.head.parameters(), *self.private.values()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as copies."""
-        own: dict[str, Any] = {} if self.own is None else {"own": self.own.clone()}
-        if self.private:
-            own["private"] = {name: p.detach().clone() for name, p in self.private.items()}
-        return {
-            # Cloned: a deep copy of a view holds all that it is a view of.
-            "head": {key: _copied(value) for key, value in self.head.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "buffers": copy.deepcopy(self.buffers),
-            "first_loss": self.first_loss,
-            "rounds": self.rounds,
-            **own,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-        first, rounds, buffers = state["first_loss"], state["rounds"], dict(state["buffers"])
-        if not isinstance(first, (float, int, NoneType)) or not isinstance(rounds, int):
-            raise ValueError(f"first loss {first!r:.40} after {rounds!r:.40} rounds")
-        if {k: b.shape for k, b in buffers.items()} != {
-            k: b.shape for k, b in self.buffers.items()
-        }:
-            raise ValueError("running statistics have other names or shapes")
-        self._load_private(state.get("private", {}))
-        self.head.load_state_dict(state["head"])
-        optimizers.restore(self.optimizer, state["optimizer"])
-        self.buffers, self.first_loss, self.rounds = buffers, first, rounds
-        self.own = state.get("own")
-
-    def _load_private(self, values: Mapping[str, Tensor]) -> None:
-        """Fill the private parameters, which stay the ones that the optimiser knows."""
-        shapes = {name: p.shape for name, p in self.private.items()}
-        if {name: value.shape for name, value in values.items()} != shapes:
-            raise ValueError("private parameters have other names or shapes")
-        for name, value in values.items():
-            self.private[name].data.copy_(value)
-
-    def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
-        """The same state again, with a head and an ``optimizer`` of its own."""
-        private = {name: nn.Parameter(p.detach().clone()) for name, p in self.private.items()}
-        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers, private)
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-def parts_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A client's own parts of the network, by name: running statistics and private parameters."""
-    return {**state["buffers"], **state.get("private", {})}
-
-
-def as_state(network: nn.Module, parts: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The same as a part of a state, for a network that is divided in the same way."""
-    private = {name: parts[name] for name in private_names(network)}
-    buffers = {name: parts[name] for name, _ in network.named_buffers()}
-    return {"buffers": buffers, **({"private": private} if private else {})}
-
-
-def _copied(value: Any) -> Any:
-    """A part of a module's state; what its class adds to it may be no tensor."""
-    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-
-
 @dataclass(frozen=True)
 class Report:
     """What a client sends: about ``shared``, its pace, and its loudness."""
@@ -165,8 +81,8 @@ def local_round(
     network: FlatNetwork,
     shared: Tensor,
     gauge: Tensor,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
-    data: tuple[Tensor, Tensor],
+    batch: Batch,
+    data: Rows,
     how: LocalSettings,
 ) -> Report:
     """One client's round (Algorithm 2, client part).
@@ -185,6 +101,8 @@ def local_round(
     network.vector.copy_(shared)
     network.module.train()
     state.head.train()
+    if state.stem is not None:
+        state.stem.train()
     if state.first_loss is None and how.first_loss != "first_round":
         state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
     if not how.together:
@@ -211,14 +129,15 @@ def head_phase(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
+    batch: Batch,
     steps: int,
 ) -> None:
     """``steps`` updates of the head and what is private, with the shared network as it is."""
+    front = state.front(network.module)
     for step in range(steps):
         x, y = batch(step)
-        with torch.set_grad_enabled(bool(state.private)):
-            features = network.module(x)
+        with torch.set_grad_enabled(state.reaches_in):
+            features = call(front, x)
         state.optimizer.zero_grad()
         task.loss(state.head(features), y).backward()
         state.optimizer.step()
@@ -229,7 +148,7 @@ def _shared_phase(
     state: ClientState,
     network: FlatNetwork,
     shared: Tensor,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
+    batch: Batch,
     how: LocalSettings,
 ) -> tuple[Tensor, Tensor, float]:
     """Mean gradient, mean proximal pull and mean loss over the steps on the shared network."""
@@ -239,11 +158,12 @@ def _shared_phase(
     optimizer = optimizers.build([local], how.local_optimizer)
     gradient, loss = torch.zeros_like(network.vector), 0.0
     pull = torch.zeros_like(network.vector) if how.proximal else gradient
+    front = state.front(network.module)
     for step in range(how.shared_steps):
         x, y = batch(step)
         network.gradient.zero_()
         state.optimizer.zero_grad()
-        here = task.loss(state.head(network.module(x)), y)
+        here = task.loss(state.head(call(front, x)), y)
         here.backward()
         gradient += network.gradient / how.shared_steps
         if how.proximal:
@@ -256,7 +176,7 @@ def _shared_phase(
             state.optimizer.step()
         if how.report_loss == "after":
             with torch.no_grad():
-                here = task.loss(state.head(network.module(x)), y)
+                here = task.loss(state.head(call(front, x)), y)
         loss += float(here.detach()) / how.shared_steps
     return gradient, pull, loss
 
@@ -265,12 +185,12 @@ def first_loss(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
-    data: tuple[Tensor, Tensor],
+    data: Rows,
     kind: FirstLoss,
 ) -> float:
     """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
     if kind == "dataset":
-        return evaluate(task, network.module, state.head, *data)["loss"]
+        return evaluate(task, state.front(network.module), state.head, *data)["loss"]
     if task.classes is None:
         raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
     return task.loss_scale * math.log(task.classes)

@@ -22,11 +22,17 @@ from fedgradnorm._runs.run import Run, TrainedClient
 Heads = Mapping[str, nn.Module]
 
 
-def load(path: str | Path, network: nn.Module | None = None, heads: Heads | None = None) -> Run:
+def load(
+    path: str | Path,
+    network: nn.Module | None = None,
+    heads: Heads | None = None,
+    stems: Heads | None = None,
+) -> Run:
     """A saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
-    an instance of it as ``network`` (and ``heads`` by client), whose parameters are then filled.
+    an instance of it as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are
+    then filled.
     """
     folder = Path(path)
     about = read_about(folder)
@@ -36,7 +42,7 @@ def load(path: str | Path, network: nn.Module | None = None, heads: Heads | None
     if network is None and plans["network"] is None:
         raise _own_class("network")
     clients = {
-        name: _client(folder, name, info, plans, network, heads or {})
+        name: _client(folder, name, info, plans, network, heads or {}, stems or {})
         for name, info in about["clients"].items()
     }
     shared = _shared(folder, plans["network"], network, clients)
@@ -55,7 +61,7 @@ def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     lost += [] if "network" in plans else ["network"]
     if lost:
         raise RunFolderError(f"{folder / ABOUT} is damaged: it has no blueprints.{lost[0]}")
-    return {"network": plans["network"], "heads": heads}
+    return {"network": plans["network"], "heads": heads, "stems": plans.get("stems", {})}
 
 
 def _client(
@@ -65,6 +71,7 @@ def _client(
     plans: Mapping[str, Any],
     network: nn.Module | None,
     heads: Heads,
+    stems: Heads,
 ) -> TrainedClient:
     tensors = checkpoint.read_tensors(client_file(folder, name))[0]
     what, saved = f"head of client {name!r}", _part(tensors, "head")
@@ -72,9 +79,14 @@ def _client(
     own = None
     if saved := _part(tensors, "network"):
         own = _filled(network, plans["network"], saved, f"network of client {name!r}")
+    stem = None
+    if name in plans["stems"]:
+        saved = _part(tensors, "stem")
+        stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
     named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
-    return TrainedClient(head, info["kind"], _part(tensors, "buffers"), own, scaling, **named)
+    parts = _part(tensors, "buffers")
+    return TrainedClient(head, info["kind"], parts, own, scaling, **named, stem=stem)
 
 
 def _shared(
@@ -117,7 +129,8 @@ def _filled(
 
 
 def _own_class(what: str) -> ModelError:
-    key = "heads={...}" if what.startswith("head") else "network=..."
+    kinds = {"head": "heads={...}", "stem": "stems={...}"}
+    key = kinds.get(what.partition(" ")[0], "network=...")
     return ModelError(f"the {what} is a class of its own: give an instance, load(path, {key})")
 
 

@@ -15,6 +15,8 @@ from fedgradnorm._benefit.measuring import By, benefit_of
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._inputs import Inputs
+from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import write_about
@@ -22,9 +24,10 @@ from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
-from fedgradnorm._runs.prediction_inputs import network_inputs, refused
+from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 
 if TYPE_CHECKING:
@@ -45,6 +48,23 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    stem: nn.Module | None = None
+
+
+def trained_client(
+    client: Client, state: Mapping[str, Any], head: nn.Module, network: nn.Module | None
+) -> TrainedClient:
+    """The client as its state has it, on the CPU; ``network`` is its own, if it has one."""
+    return TrainedClient(
+        head.cpu(),
+        client.task.kind,
+        {key: part.cpu() for key, part in parts_of(state).items()},
+        network,
+        client.scaling,
+        client.labels,
+        client.columns,
+        trained_stem(client, state),
+    )
 
 
 @dataclass
@@ -124,28 +144,27 @@ class Run:
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
         out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
-        array. A value that is not finite is a DataError.
+        array. Named inputs are a dict, sequences a list of arrays, as in training. A value that is
+        not finite is a DataError.
         """
         choose(client, self.clients, "client")
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.network_of(client)
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
-        values = network_inputs(client, x, network, one.columns, one.scaling, row)
+        values = network_inputs(client, x, network, one, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
-        return (
-            answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer
-        )
+        return answer.numpy() if isinstance(answer, Tensor) and not holds_tensors(x) else answer
 
-    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+    def head_outputs(self, client: str, x: Inputs) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""
         one, network = self.clients[client], self.network_of(client)
-        values = as_input(x, network, "cpu")
+        values = as_input(x, network, "cpu", one.stem)
         every = [*network.named_buffers(), *network.named_parameters()]
         own = {name: part.detach().clone() for name, part in every if name in one.buffers}
         put_parts(network, one.buffers)
         try:
-            return predict(network, one.head, values)
-        except (RuntimeError, IndexError, ValueError) as error:
+            return predict(in_front(one.stem, network), one.head, values)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise refused(client, values, error) from error
         finally:
             put_parts(network, own)
@@ -242,16 +261,21 @@ def write_models(run: Run, folder: Path) -> None:
             "buffers": client.buffers,
             "network": client.network.state_dict() if client.network else {},
             "scaling": client.scaling.state_dict() if client.scaling else {},
+            "stem": client.stem.state_dict() if client.stem is not None else {},
         }
         tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
         checkpoint.write_tensors(client_file(folder, name), tensors)
 
 
-def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """What is needed to rebuild network and heads, where that can be written down."""
+def blueprints(
+    network: nn.Module, heads: Mapping[str, nn.Module], clients: Iterable[Client] = ()
+) -> dict[str, Any]:
+    """What is needed to rebuild network, heads and stems, where that can be written down."""
+    stems = {client.name: describe(client.stem) for client in clients if client.stem is not None}
     return {
         "network": describe(network),
         "heads": {name: describe(head) for name, head in heads.items()},
+        **({"stems": stems} if stems else {}),
     }
 
 

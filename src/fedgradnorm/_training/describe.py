@@ -34,7 +34,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "network": describe_network(network),
-        "blueprints": blueprints(network, heads),
+        "blueprints": blueprints(network, heads, trainer.clients.values()),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
         "started": now(),
         "versions": {

@@ -15,18 +15,17 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.client_round import parts_of
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._runs.run import Run, trained_client
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
-from fedgradnorm.models._dividing import division_words
+from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -196,9 +195,7 @@ class Trainer:
 
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
-        if words := division_words(self.network):
-            log.info("%s", words)
-        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        log_division(self.network, self.federations[0].gauge)
         self.stopping.announce(self.names)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
@@ -264,15 +261,8 @@ class Trainer:
                 client = self.clients[name]
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
-                trained[name] = TrainedClient(
-                    heads[name].cpu(),
-                    client.task.kind,
-                    {key: part.cpu() for key, part in parts_of(state[name]).items()},
-                    None if with_others else owner.shared_network(own),
-                    client.scaling,
-                    client.labels,
-                    client.columns,
-                )
+                network = None if with_others else owner.shared_network(own)
+                trained[name] = trained_client(client, state[name], heads[name], network)
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
         return Run(trained, about, self.history, shared, self.over, self.conflict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError
+
+log = logging.getLogger("fedgradnorm")
 
 EVERYTHING = "*"
 _MARK = "_fedgradnorm_private"
@@ -90,6 +93,13 @@ def division_words(network: nn.Module) -> str:
         if own
     ]
     return "; ".join(words).replace(" (", " numbers (", 1)
+
+
+def log_division(network: nn.Module, gauge: Sequence[str]) -> None:
+    """Say whose the parameters are, where not all are shared, and where gradients are measured."""
+    if words := division_words(network):
+        log.info("%s", words)
+    log.info("gauge: %s", ", ".join(gauge))
 
 
 def put_parameters(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -9,26 +9,37 @@ from torch import Tensor, nn
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
+from fedgradnorm._inputs import Inputs, call
 
 
-def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tensor:
-    """``x`` as the network takes it: its dtype, unless integers feed an embedding."""
-    if not x.is_floating_point() and any(isinstance(m, nn.Embedding) for m in network.modules()):
+def as_input(
+    x: Inputs, network: nn.Module, device: torch.device | str, stem: nn.Module | None = None
+) -> Inputs:
+    """``x`` as the network takes it: its dtype, unless integers feed an embedding.
+
+    Whole numbers in named inputs and in sequences stay whole numbers. With a ``stem`` in front it
+    is that which takes them.
+    """
+    if not isinstance(x, Tensor):
+        return x.to(device, next(network.parameters()).dtype)
+    if not x.is_floating_point() and any(
+        isinstance(m, nn.Embedding) for m in (stem or network).modules()
+    ):
         return x.to(device)
     return x.to(device, dtype=next(network.parameters()).dtype)
 
 
 @torch.no_grad()
-def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
+def representation_size(network: nn.Module, x: Inputs, client: str) -> int:
     """Features per row that the network makes of ``x``; a ModelError if no head can take them."""
     was_training = network.training
     network.eval()
     try:
-        output = network(x[:2])
+        output = call(network, x[:2])
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network cannot take inputs of shape "
-            f"{tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
+            f"{_shape(x)}: {str(error).splitlines()[0]}"
         ) from error
     finally:
         network.train(was_training)
@@ -39,6 +50,10 @@ def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
             "needs (rows, features): end the network with nn.Flatten()"
         )
     return output.shape[1]
+
+
+def _shape(x: Inputs) -> str:
+    return str(tuple(x.shape[1:]) if isinstance(x, Tensor) else x.form())
 
 
 def own_head(head: object, client: str) -> nn.Module:

@@ -116,14 +116,14 @@ def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False
     return flat
 
 
-def _forward_in_bf16(module: nn.Module, *inputs: Tensor) -> Tensor:
+def _forward_in_bf16(module: nn.Module, *inputs: Tensor, **named: Tensor) -> Tensor:
     """A network's forward pass with its products in bfloat16, and nothing around it.
 
     Cast weights are not kept: the next step has others.
     """
     kind = next(module.parameters()).device.type
     with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
-        output: Tensor = type(module).forward(module, *inputs)
+        output: Tensor = type(module).forward(module, *inputs, **named)
     return output.float()
 
 

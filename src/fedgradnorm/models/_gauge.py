@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgradnorm._errors import ModelError
+from fedgradnorm._inputs import Inputs, call
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import trainable_parameters
 
@@ -16,7 +17,7 @@ GAUGE = "gauge"
 
 
 def find_gauge(
-    network: nn.Module, x: Tensor, gauge: str | Sequence[str] | None = None
+    network: nn.Module, x: Inputs, gauge: str | Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Names of the parameters whose gradient is measured.
 
@@ -57,7 +58,7 @@ def _within(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}.")
 
 
-def _last_layer(network: nn.Module, x: Tensor) -> tuple[str, ...]:
+def _last_layer(network: nn.Module, x: Inputs) -> tuple[str, ...]:
     """The trainable parameters of the layer that finishes last in a forward pass.
 
     A layer has a matrix (where none has, vectors will do: norm layers, scales) that the output's
@@ -88,7 +89,7 @@ def _inside(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
-def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]]:
+def _traced(network: nn.Module, x: Inputs) -> tuple[list[str], set[nn.Parameter]]:
     """Modules in the order in which they finish, and parameters that the output depends on."""
     order: list[str] = []
     hooks = [
@@ -100,7 +101,7 @@ def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]
     network.eval()
     try:
         with torch.enable_grad():
-            output = network(x[:2])
+            output = call(network, x[:2])
         if not output.requires_grad:
             return order, set()
         gradients = torch.autograd.grad(output.sum(), trainable, allow_unused=True)

@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
 
+import torch
+from torch import Tensor, nn
+
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
@@ -45,4 +48,51 @@ def test_the_same_run_as_in_one_process_and_only_the_shared_part_on_the_wire(
     assert size < 4 * len(shared) + 1000
     for name, result in together.results().items():
         one, other = (run.predict(name, X, kind="output") for run in (result, alone))
+        np.testing.assert_array_equal(one, other)
+
+
+class Halves(nn.Module):
+    """Two named inputs; a client of one tensor has a first part that makes two of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.last = nn.Linear(3, 4), nn.Linear(3, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.tanh(self.left(left)) + self.last(right)
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.scale(x)
+        return {"left": x[:, :3], "right": x[:, 3:]}
+
+
+def test_named_inputs_and_first_parts_give_the_run_of_one_process(tmp_path) -> None:
+    def make() -> nn.Module:
+        return toys.seeded(Halves)
+
+    def clients() -> list[fgn.Client]:
+        one, (x, y) = toys.client("side", 30), toys.rows("corner", 30)
+        cut = fgn.Client("side", one.task, one.train, stem=toys.seeded(Cut))
+        return [cut, fgn.Client("corner", fgn.classification(3), (halves(x), y))]
+
+    def halves(x: np.ndarray) -> dict[str, np.ndarray]:
+        return {"left": x[:, :3], "right": x[:, 3:]}
+
+    together = Together(tmp_path, fgn.GradNorm(), make=make, clients=clients)
+    together.run(2)
+    together.restart("side")
+    shared = together.run()
+    alone = fgn.train(make(), clients(), engine="loop", **OPTIONS)
+    assert torch.equal(shared, toys.parameters(alone.network))
+    together.server.finish()
+    given = {"network": Halves(), "stems": {"side": Cut()}}
+    for name, x in {"side": X, "corner": halves(X)}.items():
+        result = fgn.load(tmp_path / name / together.server.run / "result", **given)
+        one, other = (run.predict(name, x, kind="output") for run in (result, alone))
         np.testing.assert_array_equal(one, other)

@@ -9,7 +9,7 @@ import torch
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines.passes.streams import Streams
-from fedgradnorm._round.client_round import ClientState
+from fedgradnorm._round.client_state import ClientState
 
 TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._engines.batched.head_group import HeadGroup
+from fedgradnorm._inputs import Inputs, concatenated
 
 
 class JoinedData:
@@ -17,10 +18,10 @@ class JoinedData:
     """
 
     def __init__(
-        self, groups: Sequence[HeadGroup], train: Mapping[str, tuple[Tensor, Tensor]]
+        self, groups: Sequence[HeadGroup], train: Mapping[str, tuple[Inputs, Tensor]]
     ) -> None:
         order = [name for group in groups for name in group.names]
-        self.inputs = torch.cat([train[name][0] for name in order])
+        self.inputs = concatenated([train[name][0] for name in order])
         self.sizes = {name: len(train[name][0]) for name in order}
         self.begin, start = dict[str, int](), 0
         for name, size in self.sizes.items():
@@ -30,7 +31,13 @@ class JoinedData:
             group.names[0]: torch.cat([train[name][1] for name in group.names]) for group in groups
         }
 
-    def inputs_of(self, name: str) -> Tensor:
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs, for those who are only asked where they are one tensor."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
+
+    def inputs_of(self, name: str) -> Inputs:
         """A client's rows, as a view."""
         start = self.begin[name]
         return self.inputs[start : start + self.sizes[name]]

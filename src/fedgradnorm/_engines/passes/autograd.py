@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.shared_pass import scaled
+from fedgradnorm._inputs import Inputs, call
 from fedgradnorm.models._flat import FlatNetwork
 
 
@@ -20,12 +21,12 @@ class AutogradPass:
         self.tap = GaugeTap(network.module, gauge)
         self._output = self._signal = torch.empty(0)
 
-    def forward(self, shared: Tensor, x: Tensor) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs) -> Tensor:
         """Run the network and keep the graph."""
         # The last round's graph must be gone: what it shares with a new one is tied to its stream.
         self._output = self._signal = torch.empty(0)
         self.network.use(shared)
-        self._output = self.network.module(x)
+        self._output = call(self.network.module, x)
         return self._output.detach()
 
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:

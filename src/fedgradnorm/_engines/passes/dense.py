@@ -18,6 +18,7 @@ from fedgradnorm._engines.passes.gauge_tap import linear_squared
 from fedgradnorm._engines.passes.shared_pass import scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._fusing import Fused
+from fedgradnorm._inputs import Inputs
 from fedgradnorm.models._flat import FlatNetwork
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ class DensePass:
         return descent
 
     @torch.no_grad()
-    def forward(self, shared: Tensor, x: Tensor) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs) -> Tensor:
         """The network's outputs; the layers' inputs are kept."""
+        assert isinstance(x, Tensor)
         self.network.use(shared)
         if self._turned is not None and self._turned.fits(len(x)):
             self._turned.prepare(len(x))

@@ -11,11 +11,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fedgradnorm._inputs import Inputs
+
 
 class Pass(Protocol):
     """How a network is run for all clients at once."""
 
-    def forward(self, shared: Tensor, x: Tensor) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs) -> Tensor:
         """The network's outputs for ``x``, without a graph."""
 
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:

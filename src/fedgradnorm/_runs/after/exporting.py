@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from fedgradnorm._client import Scaler, as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
+from fedgradnorm._inputs import call
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._runs.writing import writing
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._stem import in_front
 
 ROWS = 5
 """Rows that a program is tried on, where none are given."""
@@ -33,6 +35,7 @@ class Deployed(nn.Module):
     def __init__(self, client: TrainedClient, network: nn.Module) -> None:
         super().__init__()
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
+        self.stem = copy.deepcopy(client.stem)
         self.scaling: Scaler | None = client.scaling
         put_parts(self.network, client.buffers)
         self.requires_grad_(False).eval()
@@ -40,7 +43,8 @@ class Deployed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """What ``run.predict(..., outputs=True)`` gives."""
         scaled = x if self.scaling is None else self.scaling.scale_inputs(x)
-        output: Tensor = self.head(self.network(as_input(scaled, self.network, x.device)))
+        values = as_input(scaled, self.network, x.device, self.stem)
+        output: Tensor = self.head(call(in_front(self.stem, self.network), values))
         return output if self.scaling is None else self.scaling.restore_targets(output)
 
 
@@ -48,6 +52,11 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     """Write the program of one client; nothing is written unless it answers as the run does."""
     choose(name, run.clients, "client")
     target = _target(name, path)
+    if isinstance(run.about.get("clients", {}).get(name, {}).get("inputs"), dict):
+        raise ConfigError(
+            f"client {name!r} cannot be exported: a program takes one tensor, its rows are named "
+            "inputs or sequences; use run.predict, or torch.export with run.networks and run.heads"
+        )
     rows = _made_up(run, name) if x is None else _given(run, name, x)
     program = _program(name, Deployed(run.clients[name], run.network_of(name)), rows)
     _check(run, name, program, rows)

@@ -18,14 +18,13 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._round.client_round import parts_of
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.about import client_info
-from fedgradnorm._runs.after.starting import known_head, statistics_of
+from fedgradnorm._runs.after.starting import known_head, known_stem, statistics_of
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
-from fedgradnorm._runs.run import Run, TrainedClient, metric_names
+from fedgradnorm._runs.run import Run, TrainedClient, metric_names, trained_client
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Equal
 
@@ -70,6 +69,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     name, before = client.name, run.clients.get(client.name)
     network = divided(_network(run, name), settings.shared, settings.frozen)
     head = known_head(run, network, client, settings, _like(run, client, heads))
+    client = replace(client, stem=known_stem(run, client))
     with_head = client if head is None else replace(client, head=head)
     federation = Federation(network, [with_head], Equal(), settings, torch.device("cpu"))
     federation.begin({name: _statistics(run, name, network)}, {})
@@ -80,15 +80,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     own = before.network if before is not None else None
     if state.get("own") is not None:
         own = federation.shared_network(state["own"])
-    trained = TrainedClient(
-        federation.engine.heads()[name],
-        client.task.kind,
-        parts_of(state),
-        own,
-        client.scaling,
-        client.labels,
-        client.columns,
-    )
+    trained = trained_client(client, state, federation.engine.heads()[name], own)
     return Tuned(trained, kept, rows)
 
 
@@ -163,6 +155,8 @@ def _about(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[s
     about = copy.deepcopy(run.about)
     about["clients"][client.name] = client_info(client)
     about["blueprints"]["heads"][client.name] = describe(tuned.client.head)
+    if client.stem is not None:
+        about["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
     about.setdefault("personal", {})[client.name] = tuned.kept
     about.setdefault("personalized", {})[client.name] = settings.personalize
     return about

@@ -49,7 +49,9 @@ class Start:
         self.network = network if run.shared is None else taken_over(run.shared, network)
         heads = _heads(run, self.network, clients, settings)
         self.known = list(heads)
-        self.clients = [replace(c, head=heads[c.name]) if c.name in heads else c for c in clients]
+        self.clients = [
+            replace(c, stem=known_stem(run, c), head=heads.get(c.name, c.head)) for c in clients
+        ]
         there = {c.name: run.clients[c.name] for c in clients if c.name in run.clients}
         self.statistics = {
             name: statistics_of(name, one, self.network) for name, one in there.items()
@@ -176,6 +178,17 @@ def known_head(
         return None
     head.load_state_dict(saved)
     return head
+
+
+def known_stem(run: Run, client: Client) -> nn.Module | None:
+    """The client's first part as the run left it, where it has one of this shape; else as given."""
+    before = run.clients.get(client.name)
+    if client.stem is None or before is None or before.stem is None:
+        return client.stem
+    saved, stem = before.stem.state_dict(), copy.deepcopy(client.stem)
+    if _shapes(saved) == _shapes(stem.state_dict()):
+        stem.load_state_dict(saved)
+    return stem
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:
