@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._inputs import Sequences
+from fedgradnorm.models._input_rows import Sequences
 
 HOW: dict[str, Any] = {"rounds": 4, "batch_size": 8, "lr": 0.02, "device": "cpu", "seed": 3}
 WORDS = 12

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from fedgradnorm import data, experiments, models, tasks, weighting
     from fedgradnorm._benefit.benefit import Benefit
     from fedgradnorm._client import Client
-    from fedgradnorm._inputs import sequences
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
+    from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
@@ -79,7 +79,7 @@ __getattr__ = on_demand(
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Client": f"{__name__}._client.Client",
-        "sequences": f"{__name__}._inputs.sequences",
+        "sequences": f"{__name__}.models._input_rows.sequences",
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",

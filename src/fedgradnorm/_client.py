@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._inputs import Fields, Inputs, Sequences, leaves, row_form
+from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._inputs import Inputs
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

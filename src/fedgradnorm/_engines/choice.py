@@ -22,11 +22,18 @@ from fedgradnorm._engines.ranks import world
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._inputs import Inputs, call, concatenated, has_sequences, in_chunks, row_form
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import (
+    Inputs,
+    call,
+    concatenated,
+    has_sequences,
+    in_chunks,
+    row_form,
+)
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")

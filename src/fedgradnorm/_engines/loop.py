@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._inputs import Inputs
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.client_round import (
     LocalSettings,
@@ -30,6 +29,7 @@ from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import own_stem
 
 

@@ -17,7 +17,6 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.head_start import start_at_targets
-from fedgradnorm._inputs import Fields, Inputs, call
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
@@ -29,6 +28,7 @@ from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
+from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.weighting import ByTask, Needs, Weighting

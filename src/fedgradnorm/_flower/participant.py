@@ -19,7 +19,6 @@ from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused
-from fedgradnorm._inputs import row_form
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
@@ -28,6 +27,7 @@ from fedgradnorm._runs.run import Run, blueprints, trained_client
 from fedgradnorm._training.stopping import SPLIT, log_personal
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import row_form
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._inputs import Inputs, call
 from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]

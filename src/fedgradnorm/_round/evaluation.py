@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._inputs import Inputs, call, in_chunks, leaves
+from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
 from fedgradnorm.tasks._task import Task
 
 ROWS_AT_ONCE = 4096  # in a forward pass over a whole split

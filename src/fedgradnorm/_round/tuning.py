@@ -18,11 +18,11 @@ import torch
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._inputs import call
 from fedgradnorm._round.client_round import Batch, Rows
 from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import call
 from fedgradnorm.tasks._task import Task
 
 MEASURED = 20

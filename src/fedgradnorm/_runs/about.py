@@ -12,10 +12,10 @@ from typing import Any
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._inputs import row_form
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._kinds import KINDS
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedgradnorm._client import Scaler, as_inputs, form_words
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
-from fedgradnorm._inputs import Fields, Inputs, Sequences, leaves, row_form, sequences
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
 
 
 class Trained(Protocol):

@@ -15,7 +15,6 @@ from fedgradnorm._benefit.measuring import By, benefit_of
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._inputs import Inputs
 from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
@@ -27,6 +26,7 @@ from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client
 from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
-from fedgradnorm._inputs import Inputs, call
+from fedgradnorm.models._input_rows import Inputs, call
 
 
 def as_input(

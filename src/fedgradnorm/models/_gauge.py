@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedgradnorm._errors import ModelError
-from fedgradnorm._inputs import Inputs, call
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import trainable_parameters
+from fedgradnorm.models._input_rows import Inputs, call
 
 GAUGE = "gauge"
 

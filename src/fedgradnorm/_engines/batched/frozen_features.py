@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fedgradnorm._engines.batched.joined_data import JoinedData
 from fedgradnorm._engines.batched.plan import Plan
-from fedgradnorm._inputs import Inputs, call
 from fedgradnorm._round.evaluation import in_parts
+from fedgradnorm.models._input_rows import Inputs, call
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._engines.batched.head_group import HeadGroup
-from fedgradnorm._inputs import Inputs, concatenated
+from fedgradnorm.models._input_rows import Inputs, concatenated
 
 
 class JoinedData:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.shared_pass import scaled
-from fedgradnorm._inputs import Inputs, call
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs, call
 
 
 class AutogradPass:

@@ -18,8 +18,8 @@ from fedgradnorm._engines.passes.gauge_tap import linear_squared
 from fedgradnorm._engines.passes.shared_pass import scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._fusing import Fused
-from fedgradnorm._inputs import Inputs
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs
 
 if TYPE_CHECKING:
     from fedgradnorm._engines.passes.triton_backward import TurnedDescent

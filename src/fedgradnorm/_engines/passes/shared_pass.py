@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedgradnorm._inputs import Inputs
+from fedgradnorm.models._input_rows import Inputs
 
 
 class Pass(Protocol):

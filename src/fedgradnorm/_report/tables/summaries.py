@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._inputs import row_form
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
+from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from fedgradnorm._client import Scaler, as_tensor
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
-from fedgradnorm._inputs import call
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._runs.writing import writing
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._stem import in_front
 
 ROWS = 5
