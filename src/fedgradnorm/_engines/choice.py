@@ -112,6 +112,8 @@ def joint_obstacle(
         return "it sends raw gradients and losses before the step only"
     if Needs.GRADIENT in needs:
         return "the weighting needs every client's gradient"
+    if how.clip is not None:
+        return "clip needs the length of every client's gradient"
     return _mixing_obstacle(network, clients) or _tap_obstacle(network, clients, gauge, needs)
 
 
@@ -131,6 +133,8 @@ def _step_obstacle(how: LocalSettings) -> str | None:
         return "its local steps are plain SGD"
     if how.proximal and how.shared_steps > 1:
         return "its local steps have no proximal term"
+    if how.clip is not None and how.shared_steps > 1:
+        return "it does not clip every local step"
     return None
 
 

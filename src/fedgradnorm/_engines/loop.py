@@ -54,6 +54,7 @@ class LoopEngine(Engine):
         assert how.head_optimizer is not None
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
+        self.rates = how.head_rates()
         self.network = working_copy(network, device, bf16=bf16)
         self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
@@ -87,6 +88,7 @@ class LoopEngine(Engine):
         state, (x, y) = self.states[name], self.data[name]["train"]
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
         self._enter(state)
+        self.rates.follow(state.optimizer, round_number)
         with self._chance("noise", name, round_number):
             report = local_round(
                 self.clients[name],
@@ -174,10 +176,12 @@ class LoopEngine(Engine):
             self.network.vector.copy_(shared)
             self._enter(state)
             state.front(self.network.module).eval()
+            self.rates.follow(state.optimizer, None)
             state.head.train()
             with self._chance("final", name):
                 batch = partial(self._batch, name, first)
-                head_phase(self.clients[name].task, state, self.network, batch, steps)
+                task, clip = self.clients[name].task, self.how.head_clip
+                head_phase(task, state, self.network, batch, steps, clip)
 
     def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
         """One client after another, each on the scratch copy."""

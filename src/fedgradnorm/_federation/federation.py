@@ -93,6 +93,7 @@ class Federation:
             optimizers.resolve(settings.server_optimizer, settings.lr),
             aggregate=settings.aggregate,
             order=settings.order,
+            rates=settings.server_rates(),
         )
         if self.shared_heads:
             self.server.afterwards = self._average_heads
@@ -169,6 +170,7 @@ class Federation:
         reports = self.engine.run_clients(shared, round_number, active)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
+        self.server.begin_round(round_number)
         return reports, server_round(self.server, reports)
 
     def _average_heads(self, reports: Reports, weights: Tensor) -> None:

@@ -203,6 +203,7 @@ class Coordinator:
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
         reports = self._reports(good)
+        self.server.begin_round(self.round)
         after = server_round(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])

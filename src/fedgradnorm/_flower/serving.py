@@ -164,6 +164,7 @@ def _coordinator(
         aggregate=settings.aggregate,
         order=settings.order,
         bounds=terms.bounds,
+        rates=settings.server_rates(),
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm._round.rates import Rates, ScheduleSpec
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.tasks._task import Task
@@ -42,6 +43,15 @@ class LocalSettings:
     head_optimizer: Mapping[str, Any] | None = None
     local_optimizer: Mapping[str, Any] | None = None
     proximal: float = 0.0
+    head_schedule: ScheduleSpec | None = None
+    clip: float | None = None
+    head_clip: float | None = None
+    rounds: int | None = None
+
+    def head_rates(self) -> Rates:
+        """The rate of the heads' optimisers in each round."""
+        assert self.head_optimizer is not None
+        return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
     @property
     def steps(self) -> int:
@@ -94,7 +104,9 @@ def local_round(
         loss_ratio = mean_s F(omega_s) / F_0
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
-    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F.
+    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F. With ``clip`` = c
+    each of these gradients g is first scaled by min(1, c / |g|), and with ``head_clip`` so is each
+    gradient of the head and what is private, taken together.
 
     ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
     """
@@ -106,7 +118,7 @@ def local_round(
     if state.first_loss is None and how.first_loss != "first_round":
         state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
     if not how.together:
-        head_phase(client.task, state, network, batch, how.head_steps)
+        head_phase(client.task, state, network, batch, how.head_steps, how.head_clip)
     gradient, pull, loss = _shared_phase(client.task, state, network, shared, batch, how)
     if state.first_loss is None:
         state.first_loss = loss
@@ -131,6 +143,7 @@ def head_phase(
     network: FlatNetwork,
     batch: Batch,
     steps: int,
+    clip: float | None = None,
 ) -> None:
     """``steps`` updates of the head and what is private, with the shared network as it is."""
     front = state.front(network.module)
@@ -140,6 +153,7 @@ def head_phase(
             features = call(front, x)
         state.optimizer.zero_grad()
         task.loss(state.head(features), y).backward()
+        clip_gradients(state.parameters(), clip)
         state.optimizer.step()
 
 
@@ -165,6 +179,7 @@ def _shared_phase(
         state.optimizer.zero_grad()
         here = task.loss(state.head(call(front, x)), y)
         here.backward()
+        clip_gradients([local], how.clip)
         gradient += network.gradient / how.shared_steps
         if how.proximal:
             back = how.proximal * (network.vector - shared)
@@ -173,12 +188,24 @@ def _shared_phase(
         if how.steps_locally:
             optimizer.step()
         if how.together:
+            clip_gradients(state.parameters(), how.head_clip)
             state.optimizer.step()
         if how.report_loss == "after":
             with torch.no_grad():
                 here = task.loss(state.head(call(front, x)), y)
         loss += float(here.detach()) / how.shared_steps
     return gradient, pull, loss
+
+
+def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> None:
+    """Scale the gradients, as one vector, to a length of ``most`` at most; None: leave them."""
+    if most is not None:
+        nn.utils.clip_grad_norm_(parameters, most)
+
+
+def clip_factors(lengths: Tensor, most: float) -> Tensor:
+    """What gradients of these lengths are scaled by: the formula of ``clip_grad_norm_``."""
+    return (most / (lengths + 1e-6)).clamp(max=1.0)
 
 
 def first_loss(

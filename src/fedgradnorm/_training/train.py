@@ -45,6 +45,10 @@ def train(
     head_optimizer: str | dict[str, Any] = "adam",
     server_optimizer: str | dict[str, Any] = "adam",
     local_optimizer: str | dict[str, Any] = "sgd",
+    server_schedule: str | dict[str, Any] | list[Any] | None = None,
+    head_schedule: str | dict[str, Any] | list[Any] | None = None,
+    clip: float | None = None,
+    head_clip: float | None = None,
     first_loss: FirstLoss = "dataset",
     update: Update = "gradient",
     report_loss: ReportLoss = "before",
@@ -93,7 +97,15 @@ def train(
         lr: learning rate of every network optimiser that does not name its own.
         head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
             such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
-            rounds, the server's steps ``shared``, the local one steps a client's copy of it.
+            rounds, the server's steps ``shared``, the local one steps a client's copy of it. Weight
+            decay is an option of theirs: ``{"name": "adamw", "weight_decay": 0.01}``.
+        server_schedule, head_schedule: how the rate of the server's optimiser, or of the heads',
+            goes from round to round: a class of torch.optim.lr_scheduler by name ("cosine",
+            "StepLR"), a table with its options, or a list of these, which act one after the other.
+        clip: the largest length of a client's gradient on the shared network; at every local step,
+            before anything is weighed, a longer one is scaled to it. Gauge norms are those of what
+            is left.
+        head_clip: the same for the gradient of a client's head and all that is private to it.
         first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
             or ``log_classes``.
         update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
@@ -167,6 +179,10 @@ def train(
         head_optimizer=head_optimizer,
         server_optimizer=server_optimizer,
         local_optimizer=local_optimizer,
+        server_schedule=server_schedule,
+        head_schedule=head_schedule,
+        clip=clip,
+        head_clip=head_clip,
         first_loss=first_loss,
         update=update,
         report_loss=report_loss,

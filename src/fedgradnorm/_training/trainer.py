@@ -63,14 +63,15 @@ class Trainer:
         device: torch.device,
     ) -> None:
         self.clients = {client.name: client for client in clients}
+        sizes = [client.size for client in clients]
+        self.rounds = settings.total_rounds(sizes)
+        settings = settings.for_rounds(self.rounds)
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
         self.ending = False
-        sizes = [client.size for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
-        self.rounds = settings.total_rounds(sizes)
         self.round = 0
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
@@ -196,6 +197,8 @@ class Trainer:
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
         log_division(self.network, self.federations[0].gauge)
+        if self.device.type == "cuda" and any(f.server.rates for f in self.federations):
+            log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.stopping.announce(self.names)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle

@@ -22,6 +22,8 @@ X = toys.rows("side", 9)[0].astype(np.float32)
 SETTINGS: dict[str, dict[str, Any]] = {
     "private norms": {"shared": ["!*Norm*"]},
     "frozen": {"frozen": "0"},
+    "schedules": {"server_schedule": "cosine", "head_schedule": {"name": "step", "step_size": 2}},
+    "clipped": {"clip": 0.1, "head_clip": 0.2, "participation": 0.67},
 }
 
 

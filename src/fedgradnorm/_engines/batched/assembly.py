@@ -63,7 +63,9 @@ class Assembly:
         self.groups = group_heads(clients, own_heads, loop.batches.batch)
         self.data = self._joined()
         self.sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
-        self.optimizers = HeadOptimizers(loop.states, how.head_optimizer, device, self.streams)
+        self.optimizers = HeadOptimizers(
+            loop.states, how.head_optimizer, device, self.streams, how.head_clip
+        )
         self.first_losses = FirstLosses(loop)
         self.planner = Planner(self.groups, device)
         self.windows = RowWindows(loop.batches, self.data.begin, device)
