@@ -18,7 +18,7 @@ from fedgradnorm.tasks._named_metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "docs/your-data.md", "docs/worth.md"]
+PAGES = ["README.md", "docs/your-data.md", "docs/worth.md", "docs/networks.md"]
 REAL = "docs/data-clients.md"  # its blocks need the files that it describes
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 NOT_HERE = {

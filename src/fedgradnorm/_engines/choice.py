@@ -198,9 +198,11 @@ def _probe(network: nn.Module, clients: Sequence[Client]) -> Inputs:
 @torch.no_grad()
 def _random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
     """Whether a row's output depends on chance or on the other rows of its batch."""
-    known = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    if any(isinstance(part, known) for part in module.modules()):
-        return True
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            return True
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            return True
     if x is None:
         return False
     trial = copy.deepcopy(module).train()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._federation.sharing import federations, warn_of_order
+from fedgradnorm._federation.sharing import federations, warn_of_order, warn_of_scale
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
@@ -197,6 +197,7 @@ class Trainer:
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
         log_division(self.network, self.federations[0].gauge)
+        warn_of_scale(list(self.clients.values()))
         if self.device.type == "cuda" and any(f.server.rates for f in self.federations):
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.stopping.announce(self.names)

@@ -173,11 +173,11 @@ def _nothing(what: str, pattern: str, labels: Mapping[str, Sequence[str]]) -> st
     )
 
 
-def _some(names: Sequence[str], most: int = 6) -> str:
+def _some(names: Sequence[str], letters: int = 120) -> str:
     """The names; of many the first and the last."""
-    if len(names) <= most:
+    if len(names) < 3 or len(", ".join(names)) <= letters:
         return ", ".join(names)
-    return f"{', '.join(names[: most - 1])}, ... {names[-1]}, {len(names)} in all"
+    return f"{names[0]} to {names[-1]}, {len(names)} parameters"
 
 
 def _list(patterns: str | Sequence[str]) -> list[str]:
