@@ -94,6 +94,6 @@ def warn_of_scale(clients: Sequence[Client]) -> None:
         log.warning(
             "targets of %d client%s are far from the size of 1 (%s%s); standardize = true in "
             "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
-            "deviation 1 and predicts in the old units; head_start = 'targets' begins at their mean",
+            "deviation 1 and predicts in the old units; head_start='targets' begins at the mean",
             len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
         )  # fmt: skip
