@@ -15,7 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
-from fedgradnorm._round.rates import Rates, ScheduleSpec
+from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.tasks._task import Task

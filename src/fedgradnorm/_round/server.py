@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._fusing import Fused
 from fedgradnorm._round.bounds import Bounds, Cut
-from fedgradnorm._round.rates import Rates
+from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm._round.reports import Reports
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import only

@@ -14,8 +14,8 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
-from fedgradnorm._round.rates import Rates, check_schedule, filled
 from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.tuning import checked_tuning
 

@@ -11,7 +11,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._round.client_round import clip_gradients
 from fedgradnorm._round.client_state import ClientState
-from fedgradnorm._round.rates import Rates
+from fedgradnorm._round.lr_schedules import Rates
 
 TENSORS_ABREAST = 64  # heads' parameters that are worth an optimiser of their own on a GPU
 

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
-from fedgradnorm._round.rates import Rates
+from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm.experiments import load_config, run
 
 HOW: dict[str, Any] = {"rounds": 6, "batch_size": 8, "lr": 0.05, "device": "cpu", "seed": 3}
