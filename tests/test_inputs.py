@@ -202,3 +202,18 @@ def test_what_does_not_fit_the_network_is_our_error() -> None:
     assert isinstance(client.train[0], Sequences)
     with pytest.raises(fgn.ConfigError, match="cannot run this: sequences are padded"):
         fgn.train(toys.seeded(Bag), [client], engine="joint", **HOW)
+
+
+def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
+    x, y = toys.rows("place", 30)
+    parts = {"left": x[:, :2], "right": x[:, 2:]}
+    loaded = fgn.data.client_from_arrays(
+        "a", fgn.regression(2), (parts, 100 * y), test_share=0.2, standardize="targets"
+    )
+    assert (loaded.client.size, len(loaded.client.test[0])) == (24, 6)
+    run = fgn.train(toys.seeded(Columns), [loaded.client], **HOW)
+    assert np.abs(run.predict("a", parts)).mean() > 100  # in the targets' own units
+    with pytest.raises(fgn.ConfigError, match="named inputs and sequences are not standardised"):
+        fgn.data.client_from_arrays("a", fgn.regression(2), (parts, y), standardize=True)
+    some = fgn.data.partition_client(texts("words", [1, 3, 2] * 8), fgn.data.Iid(2), seed=0)
+    assert [client.size for client in some] == [12, 12]
