@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Client, form_words
+from fedgradnorm._client import Client
 from fedgradnorm._engines.distributed import DistributedEngine
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
@@ -26,6 +26,7 @@ from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import (
     Inputs,
     call,

@@ -13,24 +13,17 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine, make_engine
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.head_start import start_at_targets
+from fedgradnorm._federation.making_heads import make_head, probe_of
 from fedgradnorm._round.client_state import as_state
-from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, columns, server_round
-from fedgradnorm._round.settings import HeadStart, Settings
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._dividing import private_names
-from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
-from fedgradnorm.models._input_rows import Fields, Inputs, call
-from fedgradnorm.models._networks import linear_head
-from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -74,6 +67,7 @@ class Federation:
         trainable_parameters(network)
         self.clients = list(clients)
         self.names = [client.name for client in clients]
+        self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
@@ -199,18 +193,28 @@ class Federation:
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.
 
-        A head that is averaged goes both ways too.
+        A head that is averaged goes both ways too. To several tasks of one client ``shared`` comes
+        once: it is counted with the first of them.
         """
         shared = self.server.shared
         scalars = sum(need in self.server.weighting.needs for need in SCALARS)
-        numbers = shared.numel() + self._head_numbers.get(name, 0)
-        return 2 * numbers * shared.element_size() + 8 * scalars
+        down = shared.numel() if name in self._receivers else 0
+        numbers = shared.numel() + down + 2 * self._head_numbers.get(name, 0)
+        return numbers * shared.element_size() + 8 * scalars
 
     def shared_network(self, own: Tensor | None = None) -> nn.Module:
         """The shared network, or a client's ``own``, as a module of its own, on the CPU."""
         flat = FlatNetwork(self.network)
         flat.vector.copy_(self.server.shared.data if own is None else own)
         return flat.module
+
+    def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A client's part of a whole state: its private one, with the network as its own."""
+        return {**state["clients"][name], "own": state["server"]["shared"]}
+
+    def give(self, name: str, part: Mapping[str, Any]) -> None:
+        """Let a client have what ``part`` returned; the shared network stays as it is."""
+        self.engine.load_state_dict({name: part})
 
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
@@ -241,18 +245,6 @@ def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) 
     return find_gauge(network, probe_of(network, clients[0]), settings.gauge)
 
 
-def probe_of(network: nn.Module, client: Client) -> Inputs:
-    """The client's first rows as the shared network gets them."""
-    like, rows = next(network.parameters()).detach().cpu(), client.train[0][:2]
-    x = as_input(rows, network, "cpu", client.stem)
-    stem = own_stem(client.stem, client.name, like)
-    if stem is None:
-        return x
-    with torch.no_grad():
-        between: Any = call(stem.eval(), x)
-    return Fields(between) if isinstance(between, Mapping) else between
-
-
 def tuning(settings: Settings, tuned: tuple[str, ...], round_number: int) -> Tuning | None:
     """How clients tune after so many rounds, ``tuned`` of the network's parameters; None: not."""
     if (table := settings.personalize) is None:
@@ -273,44 +265,3 @@ def tuned_parameters(network: nn.Module, settings: Settings) -> tuple[str, ...]:
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
-
-
-def make_head(
-    network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
-) -> nn.Module:
-    """The client's own head, or a linear one whose weights depend on seed and name alone."""
-    like = next(network.parameters()).detach()
-    front = in_front(own_stem(client.stem, client.name, like), network)
-    x = as_input(client.train[0][:2], network, "cpu", client.stem)
-    features = representation_size(front, x, client.name)
-    if client.head is not None:
-        head = own_head(client.head, client.name).to(dtype=like.dtype)
-    else:
-        head = start_head(client.name, features, client.task.outputs, seed, like.dtype)
-        if start == "targets":
-            start_at_targets(head, client)
-    check_head(head, features, client.task.outputs, client.name, like)
-    if client.task.has_own_loss:
-        _try_loss(front, client, head)
-    return head
-
-
-def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
-    """The linear head that the client of this name starts with."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number(seed, "head", name) % 2**63)
-        return linear_head(features, outputs).to(dtype=dtype)
-
-
-def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
-    """A ConfigError unless the client's own loss can be used, found out on its first rows."""
-    task = client.task
-    rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
-    x, y = client.train[0][:rows], torch.as_tensor(client.train[1][:rows])
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        output = predict(network, head, as_input(x, network, "cpu", client.stem))
-        try:
-            task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
-        except ConfigError as error:
-            where = f"client {client.name!r}, task {client.task_name!r}"
-            raise ConfigError(f"{where}: {error}") from error

@@ -19,7 +19,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
-from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -27,10 +27,11 @@ from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.about import FORMAT, now, read_about
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
 from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
-from fedgradnorm._runs.run import Run, blueprints
+from fedgradnorm._runs.run import Run
 from fedgradnorm._training.describe import describe_weighting
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
@@ -65,10 +66,16 @@ def serve(
     network, _, weighting, settings = build(config, [])
     network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
-    weighting.bind(terms.clients)
+    weighting.bind(list(rows_of(terms.clients, terms.several)))
+    if terms.several and agreement.settings.heads != "own":
+        raise ConfigError(
+            f"heads = {agreement.settings.heads!r} cannot be run over the network with clients of "
+            "several tasks; leave it at 'own'"
+        )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    sizes = (FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
+    most = max(map(len, terms.several.values()), default=1)  # updates in one message
+    sizes = (most * FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
     link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
@@ -169,7 +176,8 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
-    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    return Coordinator(*given, tasks=terms.several)
 
 
 def _heads(

@@ -77,7 +77,7 @@ class _Chosen:
     """The step that a client likes best so far, and what it had then."""
 
     def __init__(self, state: ClientState, network: FlatNetwork, loss: float) -> None:
-        self.state, self.network = state, network
+        self.state, self.network, self.before = state, network, state.own
         self.take(0, loss)
 
     def take(self, step: int, loss: float) -> None:
@@ -96,14 +96,17 @@ class _Chosen:
             self.take(step, loss)
 
     def put_back(self, own: bool) -> None:
-        """Give the client what was chosen: head, statistics and, if any of it moved, network."""
+        """Give the client what was chosen: head, statistics and, if any of it moved, network.
+
+        A client that had a network of its own already keeps it where nothing moved.
+        """
         self.state.head.load_state_dict(self.head)
         for parameter, value in zip(self.state.parameters(), self.own, strict=True):
             parameter.data.copy_(value)
         if self.state.stem is not None:
             self.state.stem.load_state_dict(self.stem)
         self.state.buffers = self.buffers
-        self.state.own = self.vector if own and self.step else None
+        self.state.own = self.vector if own and self.step else self.before
 
 
 def tune(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedgradnorm._runs.history import conflict_table, read_history
 from fedgradnorm._runs.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm.tasks._kind import OWN, Kind
 
 Heads = Mapping[str, nn.Module]
 
@@ -27,12 +28,13 @@ def load(
     network: nn.Module | None = None,
     heads: Heads | None = None,
     stems: Heads | None = None,
+    kinds: Iterable[Kind] = (),
 ) -> Run:
     """A saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
     an instance of it as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are
-    then filled.
+    then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
     """
     folder = Path(path)
     about = read_about(folder)
@@ -41,8 +43,9 @@ def load(
     plans = _plans(folder, about)
     if network is None and plans["network"] is None:
         raise _own_class("network")
+    own = {f"{OWN}{kind.name}": kind for kind in kinds}
     clients = {
-        name: _client(folder, name, info, plans, network, heads or {}, stems or {})
+        name: _client(folder, name, info, plans, network, heads or {}, stems or {}, own)
         for name, info in about["clients"].items()
     }
     shared = _shared(folder, plans["network"], network, clients)
@@ -72,6 +75,7 @@ def _client(
     network: nn.Module | None,
     heads: Heads,
     stems: Heads,
+    kinds: Mapping[str, Kind],
 ) -> TrainedClient:
     tensors = checkpoint.read_tensors(client_file(folder, name))[0]
     what, saved = f"head of client {name!r}", _part(tensors, "head")
@@ -85,8 +89,31 @@ def _client(
         stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
     named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
-    parts = _part(tensors, "buffers")
-    return TrainedClient(head, info["kind"], parts, own, scaling, **named, stem=stem)
+    return TrainedClient(
+        head,
+        info["kind"],
+        _part(tensors, "buffers"),
+        own,
+        scaling,
+        **named,
+        of=info.get("of"),
+        shape=tuple(info.get("shape", ())),
+        own_kind=_own_kind(name, info["kind"], kinds),
+        stem=stem,
+    )
+
+
+def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
+    """The kind of a client's task, where it is not ours; it must be given."""
+    if not kind.startswith(OWN):
+        return None
+    if kind not in kinds:
+        name = kind.removeprefix(OWN)
+        raise ModelError(
+            f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
+            f"load(path, kinds=[...])"
+        )
+    return kinds[kind]
 
 
 def _shared(

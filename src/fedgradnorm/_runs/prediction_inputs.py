@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Scaler, as_inputs, form_words
+from fedgradnorm._client import Scaler
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
 
 

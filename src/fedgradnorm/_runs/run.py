@@ -18,8 +18,7 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import write_about
-from fedgradnorm._runs.blueprint import describe
+from fedgradnorm._runs.about import kept_round, write_about
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
@@ -29,6 +28,10 @@ from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
+from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS
+from fedgradnorm.tasks._positions import Shape
+from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,23 +51,38 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    of: str | None = None
+    shape: Shape = ()
+    own_kind: Kind | None = None
     stem: nn.Module | None = None
 
+    @classmethod
+    def from_client(
+        cls,
+        client: Client,
+        head: nn.Module,
+        state: Mapping[str, Any],
+        network: nn.Module | None = None,
+    ) -> TrainedClient:
+        """What is kept of a client, with what its state says that it has learned; on the CPU."""
+        return cls(
+            head.cpu(),
+            client.task.kind,
+            {key: part.cpu() for key, part in parts_of(state).items()},
+            network,
+            client.scaling,
+            client.labels,
+            client.columns,
+            client.of,
+            client.task.shape,
+            client.task.own_kind,
+            trained_stem(client, state),
+        )
 
-def trained_client(
-    client: Client, state: Mapping[str, Any], head: nn.Module, network: nn.Module | None
-) -> TrainedClient:
-    """The client as its state has it, on the CPU; ``network`` is its own, if it has one."""
-    return TrainedClient(
-        head.cpu(),
-        client.task.kind,
-        {key: part.cpu() for key, part in parts_of(state).items()},
-        network,
-        client.scaling,
-        client.labels,
-        client.columns,
-        trained_stem(client, state),
-    )
+    @property
+    def form(self) -> Kind:
+        """What answers for the kind of its task."""
+        return self.own_kind or KINDS[self.kind]
 
 
 @dataclass
@@ -145,15 +163,30 @@ class Run:
         A DataFrame's columns are picked by the names the client was trained with; others are left
         out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
         array. Named inputs are a dict, sequences a list of arrays, as in training. A value that is
-        not finite is a DataError.
+        not finite is a DataError. Of a client with several tasks, give the row
+        (``"client/task"``), or the client: then the answers are in a table by task.
         """
-        choose(client, self.clients, "client")
+        rows = self.rows_of(client)
+        if rows != [client]:
+            start = f"{client}/"
+            return {
+                row.removeprefix(start): self.predict(row, x, kind=kind, outputs=outputs)
+                for row in rows
+            }
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.network_of(client)
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
         return answer.numpy() if isinstance(answer, Tensor) and not holds_tensors(x) else answer
+
+    def rows_of(self, client: str) -> list[str]:
+        """The rows of a client, one for each of its tasks; a plain client is its own row."""
+        if client in self.clients:
+            return [client]
+        rows = [name for name, one in self.clients.items() if one.of == client]
+        owners = [one.of for one in self.clients.values() if one.of]
+        return rows or [choose(client, [*self.clients, *owners], "client")]
 
     def head_outputs(self, client: str, x: Inputs) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""
@@ -219,6 +252,9 @@ class Run:
         """A row per client: training loss first and last, weight, and the metrics of its ``split``.
 
         That is the test split; a client without one is shown on its validation or training rows.
+        ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
+        ``trivial`` is what the most frequent class, or the mean, scores there by the client's
+        metric: the first that its task named, or else accuracy or mae.
         """
         import pandas as pd
 
@@ -229,12 +265,17 @@ class Run:
             train = full[full.split == "train"]
             shown = full[full.split == full.split.iloc[-1]] if len(full) else full
             row: dict[str, Any] = {"client": name, "weight": self.weights[name]}
+            info = self.about.get("clients", {}).get(name, {})
             if len(train):
                 row["first_loss"] = train.loss.iloc[0]
                 row["last_loss"] = train.loss.iloc[-1]
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
+                known = {k: v for k, v in metrics.items() if k in metric_names(self.table)}
+                row.update(known)
+                row["trivial"] = _trivial(info, known)
+            if (kept := kept_round(self.about, name)) is not None:
+                row["kept_round"] = kept
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 
@@ -267,16 +308,12 @@ def write_models(run: Run, folder: Path) -> None:
         checkpoint.write_tensors(client_file(folder, name), tensors)
 
 
-def blueprints(
-    network: nn.Module, heads: Mapping[str, nn.Module], clients: Iterable[Client] = ()
-) -> dict[str, Any]:
-    """What is needed to rebuild network, heads and stems, where that can be written down."""
-    stems = {client.name: describe(client.stem) for client in clients if client.stem is not None}
-    return {
-        "network": describe(network),
-        "heads": {name: describe(head) for name, head in heads.items()},
-        **({"stems": stems} if stems else {}),
-    }
+def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
+    """What the trivial answer scores by the metric that a client is shown by."""
+    order = (info.get("metric"), *MAIN_METRICS)
+    shown = next((name for name in order if name in known), None)
+    found = info.get("trivial", {}).get(shown)
+    return found if isinstance(found, float) else None
 
 
 def metric_names(table: History) -> set[str]:

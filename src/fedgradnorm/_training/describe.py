@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, now
-from fedgradnorm._runs.run import blueprints
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting

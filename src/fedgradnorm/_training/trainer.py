@@ -14,16 +14,15 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order, warn_of_scale
-from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.participation import participants
+from fedgradnorm._round.presence import Presence, batches_of
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
-from fedgradnorm._runs.run import Run, trained_client
+from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
-from fedgradnorm._training.stopping import Stopping, log_personal
+from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
@@ -63,7 +62,7 @@ class Trainer:
         device: torch.device,
     ) -> None:
         self.clients = {client.name: client for client in clients}
-        sizes = [client.size for client in clients]
+        sizes = [client.drawn for client in clients]
         self.rounds = settings.total_rounds(sizes)
         settings = settings.for_rounds(self.rounds)
         self.federations = federations(network, clients, weighting, settings, device)
@@ -77,8 +76,9 @@ class Trainer:
         self.watch = Watch(self.names, settings)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
-        batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
+        batch = batches_of(clients, settings.batch_size, settings.seed).batch
         steps = settings.local().steps
+        self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
         self._samples = {name: steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
         self.history = History(sorted(metrics))
@@ -148,8 +148,7 @@ class Trainer:
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round."""
-        share, seed = self.settings.participation, self.settings.seed
-        return participants(share, seed, self.names, round_number)
+        return self.presence.active(self.settings.participation, round_number)
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""
@@ -201,6 +200,7 @@ class Trainer:
         if self.device.type == "cuda" and any(f.server.rates for f in self.federations):
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.stopping.announce(self.names)
+        self.presence.announce(self.rounds)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
         if every and reason and len(self.federations[0].names) > 1:
@@ -266,7 +266,7 @@ class Trainer:
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
                 network = None if with_others else owner.shared_network(own)
-                trained[name] = trained_client(client, state[name], heads[name], network)
+                trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
         return Run(trained, about, self.history, shared, self.over, self.conflict)

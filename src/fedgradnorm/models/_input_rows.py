@@ -27,7 +27,7 @@ class Composite(ABC):
 
     @abstractmethod
     def __getitem__(self, rows: Any) -> Inputs:
-        """Some rows, by a slice or a tensor of row numbers."""
+        """Some rows, by a slice, a tensor of row numbers, or of true and false."""
 
     @abstractmethod
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Composite:
@@ -106,7 +106,10 @@ class Sequences(Composite):
     def __getitem__(self, rows: Any) -> Sequences:
         if isinstance(rows, slice):
             return Sequences(self.rows[rows])
-        return Sequences([self.rows[row] for row in torch.as_tensor(rows).tolist()])
+        numbers = torch.as_tensor(rows)
+        if numbers.dtype == torch.bool:
+            numbers = numbers.nonzero().flatten()
+        return Sequences([self.rows[row] for row in numbers.tolist()])
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> Sequences:
         """All rows there, in one piece of memory."""
@@ -166,7 +169,12 @@ def sequences(rows: Any, lengths: Any = None) -> Sequences:
     if len(steps) > 1:
         raise DataError(f"sequences: steps have different shapes {sorted(steps)}; give them one")
     kind = reduce(torch.promote_types, [row.dtype for row in found])
-    return Sequences([row.to(kind) for row in found])
+    if kind.is_complex:
+        raise DataError("sequences: complex numbers; give real and imaginary part as two columns")
+    if kind in (torch.uint8, torch.float16):
+        kind = torch.float32
+    kind = kind if kind.is_floating_point or kind == torch.bool else torch.int64
+    return Sequences([row.detach().cpu().to(kind) for row in found])
 
 
 def call(network: nn.Module, x: Inputs) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import Scaler, as_tensor
+from fedgradnorm._client import Scaler
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
@@ -22,8 +22,10 @@ from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._runs.writing import writing
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._given_inputs import as_tensor
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._stem import in_front
+from fedgradnorm.tasks._answers import told
 
 ROWS = 5
 """Rows that a program is tried on, where none are given."""
@@ -37,6 +39,7 @@ class Deployed(nn.Module):
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
         self.stem = copy.deepcopy(client.stem)
         self.scaling: Scaler | None = client.scaling
+        self.client = client
         put_parts(self.network, client.buffers)
         self.requires_grad_(False).eval()
 
@@ -45,7 +48,7 @@ class Deployed(nn.Module):
         scaled = x if self.scaling is None else self.scaling.scale_inputs(x)
         values = as_input(scaled, self.network, x.device, self.stem)
         output: Tensor = self.head(call(in_front(self.stem, self.network), values))
-        return output if self.scaling is None else self.scaling.restore_targets(output)
+        return told(self.client, output)
 
 
 def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:

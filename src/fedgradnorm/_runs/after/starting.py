@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError
-from fedgradnorm._federation.federation import make_head
 from fedgradnorm._federation.head_averaging import SharedHeads
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm.models._dividing import private_names
@@ -170,7 +170,7 @@ def known_head(
     ``like`` is the client whose head it is, where that is another one.
     """
     before = run.clients.get(like or client.name)
-    if before is None or before.kind != client.task.kind:
+    if before is None or (before.kind, before.shape) != (client.task.kind, client.task.shape):
         return None
     head = make_head(network, client, settings.seed)
     saved = before.head.state_dict()

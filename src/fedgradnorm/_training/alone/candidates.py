@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._flat import FlatNetwork
