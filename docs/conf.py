@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
+
+from page_lists import unlinked_tables  # noqa: E402
 
 from fedgradnorm import __version__  # noqa: E402
 
@@ -20,10 +23,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "formulas",  # the rest is ours, in _ext
     "generated",
-    "notebooks",
 ]
 source_suffix = {".md": "myst-nb"}
-exclude_patterns = ["_ext", "_static", "conf.py"]
+exclude_patterns = ["_ext", "_static", *unlinked_tables(HERE)]
 
 # Links: headings have the anchors that code hosts give them, and what leads nowhere is an error.
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
@@ -35,9 +37,11 @@ nitpick_ignore_regex = [
 ]
 suppress_warnings = ["toc.empty_glob"]  # a page that is planned may be in a list of pages
 
-nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE.parent / "build" / "notebooks")
-nb_execution_timeout = 120
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+os.environ["COLUMNS"] = "100"
+nb_execution_mode = "force"  # when a page is read; what was kept could be of an older program
+nb_execution_in_temp = True
+nb_execution_timeout = 600  # seconds for a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
