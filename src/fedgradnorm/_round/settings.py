@@ -258,3 +258,21 @@ _CHECKS: dict[str, Check] = {
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
+
+
+def allowed(name: str) -> str:
+    """Which values a setting takes, in words, beside what its type says.
+
+    >>> allowed("batch_size"), allowed("engine")
+    ('1 or more', '')
+    """
+    least = {**_LEAST, **_LEAST_IF_GIVEN}.get(name)
+    return _RANGES.get(name, "") if least is None else f"{least} or more"
+
+
+_RANGES = {
+    **dict.fromkeys(("proximal", "ditto"), "0 or more"),
+    "lr": "above 0",
+    "epochs": f"above 0, at most {MOST_EPOCHS:g}",
+    "participation": "a share above 0 and at most 1, or names",
+}

@@ -151,7 +151,7 @@ def train(
         average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
-        A :class:`fedgradnorm._runs.run.Run`.
+        A :class:`fedgradnorm.Run`.
     """
     settings = Settings(
         rounds=rounds,
