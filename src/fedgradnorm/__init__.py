@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
+    from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
@@ -61,6 +62,7 @@ __all__ = [
     "multilabel",
     "ordinal",
     "regression",
+    "sequences",
     "tasks",
     "train",
     "weighting",
@@ -78,6 +80,7 @@ __getattr__ = on_demand(
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Client": f"{__name__}._client.Client",
+        "sequences": f"{__name__}.models._input_rows.sequences",
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",

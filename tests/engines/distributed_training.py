@@ -27,6 +27,14 @@ CASES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": SINGLE},
     "stacked": {"shared_steps": 3, "head_steps": 2},
     "loop": STILL,
+    "private parts": {
+        **STILL,
+        "shared": "!*Norm*",
+        "clip": 1.0,
+        "head_clip": 0.5,
+        "server_schedule": "cosine",
+        "head_schedule": "cosine",
+    },
     "idle bias": {**LOOP, "network": toys.noisy_network},
     "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
     "gram": {"weighting": MGDA},
@@ -44,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
     "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
+    "each its best": {"keep": "own_best", "patience": 2, "eval_every": 1, "lr": 0.3},
     "best of three": {
         "personalize": {"steps": 9, "lr": 0.02, "what": "network", "alone": True},
         "keep": "best",

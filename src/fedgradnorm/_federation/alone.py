@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Unshared, make_unshared
-from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of, make_head
+from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.reports import StackedReports
 from fedgradnorm._round.server import columns, server_round
 from fedgradnorm._round.settings import Settings
@@ -79,10 +80,18 @@ class SideBySide(Federations):
         if not active:
             return {}
         names, reports = self._run.run(round_number, active)
+        self._begin_round(round_number)
         found = (self._step if self._plain else self._weigh)(names, reports)
         for name in reports.failed:
             (found[name],) = self._named[name].rounds(round_number, [[name]])
         return found
+
+    def _begin_round(self, round_number: int) -> None:
+        """All servers step with the rate of this round from now on."""
+        for federation in self:
+            federation.server.begin_round(round_number)
+        if rates := self[0].server.rates:
+            self._optimizer.set(rates.at(round_number))
 
     def _step(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
         """Servers whose only client has weight 1, all in one step."""
@@ -125,6 +134,7 @@ class SideBySide(Federations):
     def pulled(self, round_number: int, active: Sequence[str], to: Tensor, by: float) -> None:
         """A round in which networks are also pulled."""
         names, reports = self._run.run(round_number, active)
+        self._begin_round(round_number)
         away = torch.stack([self._named[name].server.shared.data for name in names]) - to
         self._descend(names, reports, reports.updates + by * away)
         for name in reports.failed:
@@ -140,33 +150,21 @@ def alone(
 ) -> Federations:
     """A federation for each client, side by side unless an engine is asked for or one is needed."""
     plain = not (settings.compile and device.type == "cuda")  # only an engine of one compiles
+    run, bases = None, dict[str, Basis]()
     if settings.engine == "auto" and len(clients) > 1 and plain:
-        return _together(network, clients, weighting, settings, device)
-    return _in_turn(network, clients, weighting, settings, device)
+        run, bases = _one_pass(network, clients, settings, device)
+    found = [
+        Federation(network, [c], copy.deepcopy(weighting), settings, device, bases.get(c.name))
+        for c in clients
+    ]
+    return Federations(found) if run is None else SideBySide(found, run)
 
 
-def _in_turn(
-    network: nn.Module,
-    clients: Sequence[Client],
-    weighting: Weighting,
-    settings: Settings,
-    device: torch.device,
-) -> Federations:
-    """Federations that have nothing in common."""
-    return Federations(
-        Federation(network, [client], copy.deepcopy(weighting), settings, device)
-        for client in clients
-    )
-
-
-def _together(
-    network: nn.Module,
-    clients: Sequence[Client],
-    weighting: Weighting,
-    settings: Settings,
-    device: torch.device,
-) -> Federations:
-    """Federations side by side, or in turn where that would be another training."""
+def _one_pass(
+    network: nn.Module, clients: Sequence[Client], settings: Settings, device: torch.device
+) -> tuple[Unshared | None, dict[str, Basis]]:
+    """A pass for all, and what each client's federation has of it; none where that would be another
+    training."""
     trainable_parameters(network)
     network = copy.deepcopy(network)
     seed, start = settings.seed, settings.head_start
@@ -184,13 +182,10 @@ def _together(
         bf16=settings.precision == "bf16",
     )
     if run is None:
-        return _in_turn(network, clients, weighting, settings, device)
-    found = []
-    for client in clients:
-        vector, engine = run.vector_of(client.name), run.engine_of(client.name)
-        basis, own = Basis(network, vector, gauge, engine), copy.deepcopy(weighting)
-        found.append(Federation(network, [client], own, settings, device, basis))
-    return SideBySide(found, run)
+        return None, {}
+    names = [client.name for client in clients]
+    bases = {n: Basis(network, run.vector_of(n), gauge, run.engine_of(n)) for n in names}
+    return run, bases
 
 
 def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) -> None:
@@ -200,6 +195,7 @@ def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) ->
     reports = federation.engine.run_clients(shared, round_number, federation.names)
     if reports.failed:
         return
+    server.begin_round(round_number)
     one = torch.ones(1, dtype=torch.float64, device=shared.device)
     server.shared.grad = reports.aggregate(one) + by * (shared - to)
     server.optimizer.step()

@@ -215,6 +215,7 @@ class Coordinator:
         }
         reports = self._reports(told)
         idle = good and not told  # nobody's batches have a label of any task
+        self.server.begin_round(self.round)
         after = self.server.weighting.weight if idle else server_round(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])

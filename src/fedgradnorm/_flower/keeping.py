@@ -9,7 +9,6 @@ network, so it is not judged again.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._errors import RunFolderError, TrainingError
+from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
-from fedgradnorm._training.stopping import SPLIT, Best
+from fedgradnorm._training.ending.best import SPLIT, OwnBest
 
 log = logging.getLogger("fedgradnorm")
 
@@ -75,7 +74,7 @@ class Keeping:
 
     def __init__(self, folder: Path, present: Present, patience: int | None) -> None:
         self.path, self.present = folder / BEST, present
-        self.best, self.values = Best(present, patience), dict[int, Evaluation]()
+        self.best, self.values = OwnBest(present, patience), dict[int, Evaluation]()
         if self.path.exists():
             self._read(patience)
 
@@ -86,7 +85,7 @@ class Keeping:
             self.values = {k: self._by_task(v) for k, v in state["values"].items()}
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the best is looked for anew", self.path, error)
-            self.best, self.values = Best(self.present, patience), {}
+            self.best, self.values = OwnBest(self.present, patience), {}
 
     def _by_task(self, found: dict[str, Any]) -> Evaluation:
         """An evaluation; one of an older version is of the only task that there was."""
@@ -104,15 +103,12 @@ class Keeping:
             return
         self.values[round_number] = self.present.validate()
         loss = {name: found["loss"] for name, found in self.values[round_number].items()}
-        try:
-            self.best.note(round_number, loss)
-        except TrainingError as error:  # nothing to compare with yet: a later one may be the first
-            log.warning("round %d: %s", round_number, error)
+        self.best.note(round_number, loss)
         checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
         self.path.chmod(0o600)
 
     def about(self) -> dict[str, Any]:
         """What is kept, for run.json; nothing where no evaluation could be used."""
-        if not math.isfinite(self.best.gain):
+        if not self.best.found:
             return {}
         return {"stopped_early": False, "kept": self.best.about()}

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
+from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
@@ -24,13 +25,15 @@ from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.presence import Presence
 from fedgradnorm._runs.about import FORMAT, of_task
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import RESULT
-from fedgradnorm._runs.run import Run, TrainedClient, blueprints
-from fedgradnorm._training.stopping import SPLIT, log_personal
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.ending.best import SPLIT
+from fedgradnorm._training.ending.stopping import log_personal
+from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._input_rows import row_form
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -52,7 +55,8 @@ class Participant:
         self.rows = client.rows if isinstance(client, Client) else tuple(client)
         self.agreement, self.folder = agreement, folder
         self.tasks = [r.name.removeprefix(f"{r.of}/") for r in self.rows if r.of is not None]
-        self.network, client = copy.deepcopy(network), self.rows[0]
+        self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
+        client = self.rows[0]
         if self.tasks and settings.heads != "own":
             raise ConfigError(
                 f"heads = {settings.heads!r} cannot be run over the network by client "
@@ -60,9 +64,8 @@ class Participant:
             )
         start = settings.seed, settings.head_start
         heads = {row.name: make_head(self.network, row, *start) for row in self.rows}
-        probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
-        gauge = find_gauge(self.network, probe, settings.gauge)
-        log.info("gauge: %s", ", ".join(gauge))
+        gauge = gauge_of(self.network, [client], settings)
+        log_division(self.network, gauge)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
@@ -86,8 +89,9 @@ class Participant:
         self._keeping: dict[str, Keeping] = {}  # by run
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
-        if settings.keep == "best" and not self._judges:
-            log.warning("keep = 'best': no validation rows, so the last state is kept")
+        if settings.keeps_best and not self._judges:
+            words = "keep = %r: no validation rows, so the last state is kept"
+            log.warning(words, settings.keep)
 
     @property
     def _judges(self) -> bool:
@@ -127,7 +131,7 @@ class Participant:
     def _kept_of(self, run: str) -> Keeping | None:
         """What is kept of this run so far; None where the last state will do."""
         settings = self.agreement.settings
-        if settings.keep == "last" or not self._judges:
+        if not settings.keeps_best or not self._judges:
             return None
         if run not in self._keeping:
             self._keeping = {run: Keeping(self.folder / run, self.present, settings.patience)}
@@ -195,14 +199,16 @@ class Participant:
             state = self.engine.states[row.name]
             own = None if state.own is None else self._network(state.own)
             head = copy.deepcopy(self.engine.heads()[row.name])
-            trained[row.name] = TrainedClient.from_client(row, head, state.buffers, own)
+            trained[row.name] = TrainedClient.from_client(row, head, state.state_dict(), own)
         heads = {name: one.head for name, one in trained.items()}
         about = {
             "format": FORMAT,
-            "settings": {"seed": self.agreement.settings.seed},
+            "settings": {
+                key: getattr(self.agreement.settings, key) for key in ("seed", "shared", "frozen")
+            },
             "weighting": {"name": "federation"},
             "clients": {row.name: _info(row) for row in self.rows},
-            "blueprints": blueprints(self.network, heads),
+            "blueprints": blueprints(self.network, heads, self.rows),
             **more,
         }
         shared = self._network(self.present.shared)
@@ -231,7 +237,7 @@ def _info(client: Client) -> dict[str, Any]:
         **of_task(client),
         "labels": client.labels,
         "columns": client.columns,
-        "inputs": list(client.train[0].shape[1:]),
+        "inputs": row_form(client.train[0]),
     }
 
 

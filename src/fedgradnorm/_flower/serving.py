@@ -27,15 +27,17 @@ from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.about import FORMAT, now, read_about
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
 from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
-from fedgradnorm._runs.run import Run, blueprints
+from fedgradnorm._runs.run import Run
 from fedgradnorm._training.describe import describe_weighting
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -61,7 +63,8 @@ def serve(
     ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
     """
     terms, agreement = read_federation(federation), agree(config)
-    network, _, weighting, _ = build(config, [])
+    network, _, weighting, settings = build(config, [])
+    network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
     weighting.bind(list(rows_of(terms.clients, terms.several)))
     if terms.several and agreement.settings.heads != "own":
@@ -168,6 +171,7 @@ def _coordinator(
         aggregate=settings.aggregate,
         order=settings.order,
         bounds=terms.bounds,
+        rates=settings.server_rates(),
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)

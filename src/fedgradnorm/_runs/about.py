@@ -17,6 +17,7 @@ from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._kind import OWN
 from fedgradnorm.tasks._registry import KINDS
 
@@ -73,7 +74,7 @@ def client_info(client: Client) -> dict[str, Any]:
         "columns": list(client.columns) if client.columns else None,
         **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
-        "inputs": list(client.train[0].shape[1:]),
+        "inputs": row_form(client.train[0]),
         "fingerprint": client.fingerprint(),
     }
 
@@ -105,8 +106,27 @@ def kept_words(about: Mapping[str, Any]) -> str:
 
     >>> kept_words({"stopped_early": True, "kept": {"round": 40, "last_round": 60}})
     'stopped early at round 60, kept round 40'
+    >>> kept_words({"kept": {"round": 40, "clients": {"a": {"round": 20}, "b": {"round": 40}}}})
+    "kept round 40, and each client's best round: a 20, b 40"
     """
     return "; ".join(filter(None, (_state_words(about), chosen_words(about.get("personal")))))
+
+
+def kept_round(about: Mapping[str, Any], name: str) -> int | None:
+    """The round whose state a client ended with, where that was a choice.
+
+    >>> own = {"b": {"round": 20}}
+    >>> kept = {"kept": {"round": 40, "clients": own}}
+    >>> [kept_round(kept, name) for name in "ab"], kept_round({"kept": {"clients": own}}, "a")
+    ([40, 20], None)
+    """
+    kept = about.get("kept")
+    if not isinstance(kept, Mapping):
+        return None
+    clients = kept.get("clients")
+    own = clients.get(name) if isinstance(clients, Mapping) else None
+    found = (own if isinstance(own, Mapping) else kept).get("round")
+    return found if isinstance(found, int) else None
 
 
 def chosen_words(personal: Any) -> str:
@@ -132,16 +152,15 @@ _NAMED = 20
 
 
 def _state_words(about: Mapping[str, Any]) -> str:
-    """The round whose state was kept, or each client's."""
+    """The round whose state was kept, each client's, or both."""
     kept = about.get("kept")
     if not isinstance(kept, Mapping):
         return ""
-    clients = kept.get("clients")
-    if isinstance(clients, Mapping):
+    parts = [f"round {kept['round']}"] if "round" in kept else []
+    if isinstance(clients := kept.get("clients"), Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        what = "each client's best round: " + _each(rounds)
-    else:
-        what = f"round {kept.get('round')}"
+        parts.append("each client's best round: " + _each(rounds))
+    what = ", and ".join(parts) or "nothing"
     at = f" at round {kept['last_round']}" if "last_round" in kept else ""
     early = f"stopped early{at}, " if about.get("stopped_early") is True else ""
     return f"{early}kept {what}"
@@ -189,6 +208,13 @@ def _names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
 
 
+def _form(value: Any) -> bool:
+    """The form of a row of one tensor, or of sequences."""
+    if isinstance(value, dict):
+        return set(value) == {"step"} and isinstance(value["step"], list) and _form(value["step"])
+    return isinstance(value, list) and all(map(_whole, value))
+
+
 _TEXT: Rule = ("a text", lambda value: isinstance(value, str))
 _TEXTS: Rule = ("a list of texts", _texts)
 _FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
@@ -224,6 +250,7 @@ _NEEDED = {"finished", "settings", "weighting", "clients"}
 _PLANS: dict[str, Rule] = {
     "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
     "heads": _TABLE,
+    "stems": _TABLE,
 }
 _CLIENT: dict[str, Rule] = {
     "kind": (
@@ -245,7 +272,7 @@ _CLIENT: dict[str, Rule] = {
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,
     "inputs": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(map(_whole, value)),
+        "a list of whole numbers, or a table of such",
+        lambda value: _form(value) or (isinstance(value, dict) and all(map(_form, value.values()))),
     ),
 }

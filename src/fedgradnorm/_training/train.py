@@ -45,6 +45,10 @@ def train(
     head_optimizer: str | dict[str, Any] = "adam",
     server_optimizer: str | dict[str, Any] = "adam",
     local_optimizer: str | dict[str, Any] = "sgd",
+    server_schedule: str | dict[str, Any] | list[Any] | None = None,
+    head_schedule: str | dict[str, Any] | list[Any] | None = None,
+    clip: float | None = None,
+    head_clip: float | None = None,
     first_loss: FirstLoss = "dataset",
     update: Update = "gradient",
     report_loss: ReportLoss = "before",
@@ -60,6 +64,8 @@ def train(
     key: Key = "client",
     share: Share = "all",
     participation: Participation = 1.0,
+    shared: str | list[str] = "*",
+    frozen: str | list[str] | None = None,
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
@@ -91,7 +97,15 @@ def train(
         lr: learning rate of every network optimiser that does not name its own.
         head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
             such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
-            rounds, the server's steps ``shared``, the local one steps a client's copy of it.
+            rounds, the server's steps ``shared``, the local one steps a client's copy of it. Weight
+            decay is an option of theirs: ``{"name": "adamw", "weight_decay": 0.01}``.
+        server_schedule, head_schedule: how the rate of the server's optimiser, or of the heads',
+            goes from round to round: a class of torch.optim.lr_scheduler by name ("cosine",
+            "StepLR"), a table with its options, or a list of these, which act one after the other.
+        clip: the largest length of a client's gradient on the shared network; at every local step,
+            before anything is weighed, a longer one is scaled to it. Gauge norms are those of what
+            is left.
+        head_clip: the same for the gradient of a client's head and all that is private to it.
         first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
             or ``log_classes``.
         update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
@@ -122,7 +136,12 @@ def train(
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
-        gauge: layers or parameters whose gradient is measured; the last layer by default.
+        shared: which parameters are shared: patterns of names of parameters or layers, or of
+            classes of layers; all by default. One that begins with ``!`` takes out what it matches:
+            ``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained
+            with its head. Parameters without ``requires_grad`` are frozen.
+        frozen: which parameters are not trained at all, by such patterns.
+        gauge: layers or parameters whose gradient is measured; the last shared one by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
@@ -135,7 +154,10 @@ def train(
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
         keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
             over clients of (first - loss) / max(first, loss), with losses of the validation rows.
-        patience: with keep="best", end the run after so many evaluations without a better one.
+            With ``own_best`` the shared network is that of ``best``, and each client whose own loss
+            was lowest in another round has network and head of that round for itself.
+        patience: end a run that keeps its best after so many evaluations without a better one; with
+            "own_best" each client looks so long, and the run ends when nobody looks any more.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -148,7 +170,7 @@ def train(
         average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
-        A :class:`fedgradnorm._runs.run.Run`.
+        A :class:`fedgradnorm.Run`.
     """
     settings = Settings(
         rounds=rounds,
@@ -160,6 +182,10 @@ def train(
         head_optimizer=head_optimizer,
         server_optimizer=server_optimizer,
         local_optimizer=local_optimizer,
+        server_schedule=server_schedule,
+        head_schedule=head_schedule,
+        clip=clip,
+        head_clip=head_clip,
         first_loss=first_loss,
         update=update,
         report_loss=report_loss,
@@ -175,6 +201,8 @@ def train(
         key=key,
         share=share,
         participation=participation,
+        shared=shared,
+        frozen=frozen,
         gauge=gauge,
         engine=engine,
         device=device,

@@ -95,6 +95,7 @@ class Together:
             aggregate=self.settings.aggregate,
             order=self.settings.order,
             bounds=bounds,
+            rates=self.settings.server_rates(),
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
         self.server = Coordinator(*given, heads=self._heads(bounds), tasks=several)
