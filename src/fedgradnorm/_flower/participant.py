@@ -67,6 +67,7 @@ class Participant:
         self.tuned = tuned_parameters(self.network, settings)
         self.present = Present(client, self.engine)
         self._keeping: dict[str, Keeping] = {}  # by run
+        self.reported: dict[str, float] = {}  # of its last round
         every = max(1, round(settings.rounds_per_epoch([client.size])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keep == "best" and client.validation is None:
@@ -123,6 +124,7 @@ class Participant:
             "loss_ratio": float(reports.loss_ratio[0]),
             "gauge_norm": float(reports.gauge_norm[0]),
         }
+        self.reported = every
         log.info("round %d: loss %.6g", order.round + 1, every["loss"])
         return Answer(
             order.run,
@@ -147,7 +149,7 @@ class Participant:
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order.round, keeping, more | (keeping.about() if keeping else {}))
+        run = self._run(order, keeping, more | (keeping.about() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
@@ -158,7 +160,7 @@ class Participant:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         name, client = self.client.name, self.client
         state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
         trained = TrainedClient(
@@ -179,9 +181,10 @@ class Participant:
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run({name: trained}, about, self._history(round_number, keeping), shared)
+        history = self._history(order.run, order.round, keeping)
+        return Run({name: trained}, about, history, shared)
 
-    def _history(self, round_number: int, keeping: Keeping | None) -> History:
+    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:  # noqa: ARG002
         """The evaluations on the way, where there were any, and that of what is kept."""
         history = History(sorted(self.client.task.metrics))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]

@@ -30,14 +30,14 @@ def try_federation(
     *,
     show: Show = None,
     waiting: Callable[[list[str]], None] | None = None,
+    private: bool = False,
 ) -> Coordinator:
     """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""
     config = with_inputs(config, clients)
     federation = folder / "federation"
     names = [client.name for client in clients]
-    homes = init_federation(
-        federation, names, HERE, free_port(), listen="127.0.0.1", **tasks_of(config, clients)
-    )
+    options = {"listen": "127.0.0.1", "private": private, **tasks_of(config, clients)}
+    homes = init_federation(federation, names, HERE, free_port(), **options)
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
     with joined(homes, config.allowed):

@@ -1,7 +1,7 @@
 """A client's side of a sum: keys, letters, the masked input, the list of survivors, its shares.
 
-Each is given once an attempt, and in this order. What a client has said is kept before it is said
-(``save``), so that a client that was killed says nothing twice. Of one round a client lets
+Each is given once an attempt, and in this order. ``state`` is to be kept before anything is sent,
+so that a client that was killed says nothing twice. Of one round a client lets
 only one sum be seen: two sums over different clients would show their difference.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -47,13 +47,12 @@ class Member:
         roster: Roster,
         run: str,
         state: Mapping[str, Any] | None = None,
-        save: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         if len(roster.keys) < FEWEST:
             raise Unsafe(f"a roster of {len(roster.keys)}: a sum of so few shows the others' parts")
         if signer.name not in roster.keys:
             raise Unsafe(f"{signer.name!r} is not on its own roster")
-        self.signer, self.roster, self.run, self._save = signer, roster, run, save
+        self.signer, self.roster, self.run = signer, roster, run
         new: dict[str, Any] = {"last": 0, "attempts": {}, "seen": {}, "round": 0}
         self.state = copy.deepcopy(dict(state)) if state else new
 
@@ -68,7 +67,6 @@ class Member:
         self.state["attempts"][str(number)] = {"step": "keys", "secret": secret, "said": message}
         for old in sorted(self.state["attempts"], key=int)[:-KEPT]:
             del self.state["attempts"][old]
-        self._save(self.state)
         return message
 
     def letters(self, number: int, keys: Sequence[Table]) -> dict[str, str]:
@@ -87,7 +85,6 @@ class Member:
                 about = self._about(number, self.signer.name, name, public)
                 dealt[name] = secret.seal(public[name], about, shares)
         one.update(step="letters", public=public, shares=mine)
-        self._save(self.state)
         return dealt
 
     def mask(
@@ -129,7 +126,6 @@ class Member:
             "about": about,
         }
         one.update(step="input", givers=givers, label=list(label), about=about)
-        self._save(self.state)
         return self.signer.sign(attempt, "input", body), rest
 
     def agree(self, number: int, survivors: Sequence[str]) -> dict[str, Any]:
@@ -137,7 +133,6 @@ class Member:
         one = self._at(number, "input")
         self._check_survivors(one, survivors)
         one["agreed"] = sorted(survivors)
-        self._save(self.state)
         return self.signer.sign(Attempt(self.run, number), "survivors", _list(survivors, one))
 
     def reveal(
@@ -164,7 +159,6 @@ class Member:
         kept = {k: v for k, v in self.state["seen"].items() if int(k.split("/")[0]) >= round_number}
         self.state["seen"] = {**kept, key: _seen(survivors, one)}
         self.state["attempts"][str(number)] = {"step": "over"}  # its secrets are gone
-        self._save(self.state)
         return self.signer.sign(Attempt(self.run, number), "reveal", body)
 
     def _at(self, number: int, step: str) -> dict[str, Any]:

@@ -202,9 +202,8 @@ class Summed(Weighting):
         """What a settled level would have to be multiplied with to be a coefficient."""
         return 1.0
 
-    @property
-    def ahead(self) -> bool:
-        """Whether a row that was seen before may move by the sums of an earlier round."""
+    def ahead(self, rounds: int) -> bool:  # noqa: ARG002
+        """Whether a row with so many rounds behind it may move by the sums of an earlier round."""
         return True
 
     def weigh(self, signals: Signals) -> Tensor:

@@ -101,10 +101,9 @@ class GradNorm(Summed):
         """Little by the direct rule, whose weights even the lengths out from the first round on."""
         return 20.0 if self.rule == "direct" and not self.warmup else super().spread
 
-    @property
-    def ahead(self) -> bool:
-        """By the direct rule: the sums of a round move all rows that were seen before alike."""
-        return self.rule == "direct"
+    def ahead(self, rounds: int) -> bool:
+        """By the direct rule: the sums of a round move all rows that have moved before alike."""
+        return self.rule == "direct" and rounds > self.warmup
 
     def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
         """Of the rows that move: their number, and what their common target is made of."""
