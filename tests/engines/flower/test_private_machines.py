@@ -22,7 +22,7 @@ from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 
 pytestmark = pytest.mark.slow
-PATIENT = {"deadline": 6.0, "minimum": 3, "attempts": 9, "misses": 0, "private": True}
+PATIENT = {"deadline": 15.0, "minimum": 3, "attempts": 30, "misses": 0, "private": True}
 
 
 def in_this_process(kind, machines: Machines, folder: Path) -> torch.Tensor:
@@ -44,23 +44,24 @@ def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
     tmp_path, record_testsuite_property
 ):
     """Clients are killed with keys shown, letters written, an input sent; the server in a round."""
-    machines = Machines(tmp_path, rounds=4, **PATIENT)
+    machines = Machines(tmp_path, rounds=3, **PATIENT)
     with joined(list(machines.homes.values())) as clients:
+
+        def kill_client(number: int, step: str) -> None:
+            until(lambda: step in steps(machines, NAMES[number])[-2:])
+            until(lambda: children(clients[number]))
+            kill(children(clients[number])[0])
+
         with machines.serve() as server:
-            for client, step in enumerate(("keys", "letters", "input")):
-                before = machines.rounds()
-                until(lambda i=client, s=step: s in steps(machines, NAMES[i])[-2:])
-                kill(children(clients[client])[0])
-                if step == "letters":  # then the server, which has seen less than a round
-                    kill(server.pid)
-                    server.wait()
-                    break
-                until(lambda b=before: machines.rounds() > b)
+            kill_client(0, "keys")
+            until(lambda: machines.rounds() >= 1)
+            kill_client(1, "input")
+            kill(server.pid)
+            server.wait()
         with machines.serve("--resume") as server:
-            until(lambda: "input" in steps(machines, NAMES[2])[-2:])
-            kill(children(clients[2])[0])
+            kill_client(2, "letters")
             out = finished(server, 0)
-    assert "4/4" in out
+    assert "3/3" in out
     found = toys.parameters(fgn.load(machines.run).network)
     assert torch.equal(found, in_this_process(Secret, machines, tmp_path / "undisturbed"))
     plain = in_this_process(Together, machines, tmp_path / "plain")
@@ -71,6 +72,6 @@ def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
     for name in NAMES:
         (result,) = machines.homes[name].glob("state/*/result")
         rows = [row for row in fgn.load(result).table.rows if row["split"] == "batch"]
-        assert [row["round"] for row in rows] == [1, 2, 3, 4]
+        assert [row["round"] for row in rows] == [1, 2, 3]
         assert all(row["weight"] > 0 for row in rows)
         assert oct((machines.homes[name] / "signing.key").stat().st_mode)[-3:] == "600"
