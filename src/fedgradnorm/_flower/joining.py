@@ -84,14 +84,15 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config, private_terms(given))
-    network, clients, weighting, _ = build(config, [given.load(config)])
+    network, clients, weighting, _ = build(config, given.load(config))
     for name in ("ca", "key", *(("signing",) if given.private else ())):
         if not given.path(name).is_file():
             raise ConfigError(f"{given.path(name)}: no such file")
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    participant = _participant(given, network, clients[0], agreement, weighting)
+    participant = _participant(given, network, clients, agreement, weighting)
     sent = ", ".join(agreement.sent)
+    sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     _until_trusted(given)
 
@@ -128,11 +129,15 @@ def private_terms(given: ClientFile) -> PrivateTerms | None:
 
 
 def _participant(
-    given: ClientFile, network: nn.Module, client: Client, agreement: Agreement, weighting: Any
+    given: ClientFile,
+    network: nn.Module,
+    clients: Sequence[Client],
+    agreement: Agreement,
+    weighting: Any,
 ) -> Participant:
     from fedgradnorm._flower.participant import Participant
 
-    about = (network, client, agreement, given.path("state"))
+    about = (network, clients, agreement, given.path("state"))
     if agreement.private is None:
         return Participant(*about)
     from fedgradnorm._flower.private.private_terms import read_signer

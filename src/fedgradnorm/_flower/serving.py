@@ -19,7 +19,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
-from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
@@ -75,10 +75,15 @@ def serve(
     agreement = agree(config, _private(federation, terms))
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
-    weighting.bind(terms.clients)
+    weighting.bind(list(rows_of(terms.clients, terms.several)))
+    if terms.several and agreement.settings.heads != "own":
+        raise ConfigError(
+            f"heads = {agreement.settings.heads!r} cannot be run over the network with clients of "
+            "several tasks; leave it at 'own'"
+        )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement)
+    sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement, terms)
     link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
@@ -116,11 +121,12 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
 
 
 def _answer_sizes(
-    vector: Tensor, heads: GroupHeads | None, agreement: Agreement
+    vector: Tensor, heads: GroupHeads | None, agreement: Agreement, terms: FederationFile
 ) -> tuple[int, int]:
     """Bytes of the two vectors that an answer may have."""
     if agreement.private is None:
-        return vector.nbytes, heads.largest if heads else 0
+        most = max(map(len, terms.several.values()), default=1)  # updates in one message
+        return most * vector.nbytes, heads.largest if heads else 0
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
@@ -199,7 +205,9 @@ def _coordinator(
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
     given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
-    return Coordinator(*given) if agreement.private is None else PrivateCoordinator(*given)
+    if agreement.private is not None:
+        return PrivateCoordinator(*given)
+    return Coordinator(*given, tasks=terms.several)
 
 
 def _heads(

@@ -56,7 +56,8 @@ class GradNorm(Summed):
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["quiet", "loud"])
     >>> ones = torch.ones(2)
-    >>> weighting.update(Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))).tolist()
+    >>> signals = Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))
+    >>> weighting.update(signals).round(decimals=12).tolist()
     [1.5, 0.5]
     """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._errors import RunFolderError
+from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.keeping import Keeping
 from fedgradnorm._flower.participant import Participant
@@ -59,17 +59,23 @@ class Silo(Participant):
     def __init__(
         self,
         network: nn.Module,
-        client: Client,
+        client: Client | Sequence[Client],
         agreement: Agreement,
         folder: Path,
         signer: Signer,
         weighting: Summed,
     ) -> None:
         super().__init__(network, client, agreement, folder)
+        if self.tasks:
+            raise ConfigError(
+                f"client {self.rows[0].owner!r} has several tasks; a private federation has one "
+                "task a client: give each task to a client of its own"
+            )
         assert agreement.private is not None
+        self.name = self.rows[0].name
         self.terms, self.signer = agreement.private, signer
         weighting.run_seed = agreement.settings.seed
-        self.level = OwnLevel(weighting, client.name, self.terms.largest_ratio)
+        self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
     def respond(self, content: RecordDict) -> RecordDict:
         """The answer to a message, both as Flower's records."""
@@ -151,7 +157,7 @@ class Silo(Participant):
         if pending is None:
             return state
         sums = self._told(order.run, ask, pending["round"])
-        if sums.about != pending["about"] or self.client.name not in sums.names:
+        if sums.about != pending["about"] or self.name not in sums.names:
             raise Unsafe("the server tells the sums of another round than this client's last")
         after, row = self.level.settled(state, sums.numbers)
         self._note(order.run, {**pending["reported"], **row}, pending["round"])
@@ -221,7 +227,7 @@ class Silo(Participant):
             return
         row = {"round": round_number + 1, "epoch": float(round_number + 1), "split": "batch"}
         shown = {k: v for k, v in numbers.items() if k != "size"}
-        history.append([{**row, "client": self.client.name, "active": 1, **shown}])
+        history.append([{**row, "client": self.name, "active": 1, **shown}])
         checkpoint.write_atomically(self.folder / run / METRICS, history.text().encode())
 
     def _own_history(self, run: str) -> History:

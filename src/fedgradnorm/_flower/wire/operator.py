@@ -27,10 +27,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedgradnorm._errors import TrainingError
-from fedgradnorm._flower.wire.collecting import POLL, Incoming, collect
+from fedgradnorm._flower.wire.collecting import POLL, Asking, Incoming, collect
 from fedgradnorm._flower.wire.door import HEADER
 from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Asking, Refused
+from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Refused
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.store import Store
 
