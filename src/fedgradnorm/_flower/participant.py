@@ -87,6 +87,7 @@ class Participant:
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
+        self.reported: dict[str, float] = {}  # of its last round, where it has one task
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and not self._judges:
@@ -147,6 +148,7 @@ class Participant:
         slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         columns = {key: getattr(reports, key).tolist() for key in SCALARS}
         told = dict(zip(names, zip(*columns.values(), strict=True), strict=True))
+        self.reported = dict(zip(columns, told[names[0]], strict=True))
         for name in active:
             log.info("round %d: %sloss %.6g", order.round + 1, self._who(name), told[name][1])
         scalars = dict[str, float]()
@@ -182,7 +184,7 @@ class Participant:
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order.round, keeping, more | (keeping.about() if keeping else {}))
+        run = self._run(order, keeping, more | (keeping.about() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
@@ -193,7 +195,7 @@ class Participant:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         trained = {}
         for row in self.rows:
             state = self.engine.states[row.name]
@@ -212,9 +214,9 @@ class Participant:
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run(trained, about, self._history(round_number, keeping), shared)
+        return Run(trained, about, self._history(order.run, order.round, keeping), shared)
 
-    def _history(self, round_number: int, keeping: Keeping | None) -> History:
+    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:  # noqa: ARG002
         """The evaluations on the way, where there were any, and that of what is kept."""
         history = History(sorted({key for row in self.rows for key in row.task.metrics}))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
