@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Client:
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
     ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
     training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
+    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`.
     The data is checked here, once, so that training never meets a bad row.
 
     >>> import numpy as np
@@ -66,6 +68,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -89,6 +92,7 @@ class Client:
             )
         _check_labels(self)
         object.__setattr__(self, "task", _learned(self))
+        object.__setattr__(self, "privacy", _privacy(self))
 
     @property
     def size(self) -> int:
@@ -135,6 +139,15 @@ def _learned(client: Client) -> Task:
         return client.task.learned(torch.as_tensor(client.train[1]))
     except ConfigError as error:
         raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
+
+
+def _privacy(client: Client) -> Privacy | None:
+    """What it promises; a table is read."""
+    try:
+        found: Privacy | None = privacy_of(client.privacy)
+        return found
+    except ConfigError as error:
+        raise ConfigError(f"client {client.name!r}: {error}") from None
 
 
 def _training_columns(client: Client) -> tuple[str, ...] | None:

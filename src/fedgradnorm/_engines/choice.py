@@ -150,6 +150,9 @@ def unshared_obstacle(
 
 def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
     """Rows must not see each other, nor chance: tried out, not guessed from layer names."""
+    private = [client.name for client in clients if client.privacy is not None]
+    if private:
+        return f"client {private[0]!r} has privacy, and clips the gradient of each of its rows"
     shapes = {tuple(client.train[0].shape[1:]) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"

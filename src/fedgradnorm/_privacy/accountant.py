@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedgradnorm._errors import ConfigError
 
@@ -22,55 +22,64 @@ EXACT = 8  # steps up to which epsilon is never interpolated
 FINE, COARSE, USUAL = 1e-4, 1e-3, 2000  # discretisation of the privacy loss; steps of a usual run
 
 
-@lru_cache(maxsize=4096)
-def epsilon_of(noise: float, rate: float, steps: int, delta: float, first: float = 0.0) -> float:
-    """Epsilon at ``delta`` of ``steps`` noisy sums with noise multiplier ``noise`` (sigma).
+class Steps(NamedTuple):
+    """Equal noisy sums: the noise multiplier sigma, the sampling rate q, and how many of them."""
 
-    ``rate`` is q, the chance of a record to be in a batch. ``first`` is the noise multiplier of one
-    more sum, over all records; 0: there is none. Nothing was released in no steps.
+    noise: float
+    rate: float
+    times: int
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(steps: tuple[Steps, ...], delta: float) -> float:
+    """Epsilon at ``delta`` of all these steps together; nothing costs nothing.
+
+    >>> epsilon_of((), 1e-5)
+    0.0
     """
-    if steps == 0:
+    taken = _merged(steps)
+    if not taken:
         return 0.0
-    loss = _loss(noise, rate, steps, _interval(steps))
-    if first:
-        loss = loss.compose(_loss(first, 1.0, 1, _interval(steps)))
+    interval = _interval(sum(part.times for part in taken))
+    loss, *others = (_loss(*part, interval) for part in taken)
+    for other in others:
+        loss = loss.compose(other)
     return float(loss.get_epsilon_for_delta(delta))
 
 
-def spent(noise: float, rate: float, steps: int, delta: float, first: float = 0.0) -> float:
-    """Epsilon after so many steps, quick enough to be asked for in every round.
+def spent(steps: Steps, delta: float, before: tuple[Steps, ...] = ()) -> float:
+    """Epsilon after ``before`` and these steps, quick enough to be asked for in every round.
 
     Between powers of 2 it is interpolated, log epsilon over log steps: within 1% of the exact one.
     """
-    low = 1 << max(0, steps.bit_length() - 1)
-    if steps <= EXACT or low == steps:
-        return epsilon_of(noise, rate, steps, delta, first)
-    below = epsilon_of(noise, rate, low, delta, first)
-    above = epsilon_of(noise, rate, 2 * low, delta, first)
+    low = 1 << max(0, steps.times.bit_length() - 1)
+    if steps.times <= EXACT or low == steps.times:
+        return epsilon_of((*before, steps), delta)
+    below, above = (
+        epsilon_of((*before, steps._replace(times=count)), delta) for count in (low, 2 * low)
+    )
     if below <= 0:  # too little to be told from nothing at this delta
         return above
-    return float(below * (above / below) ** math.log2(steps / low))
+    return float(below * (above / below) ** math.log2(steps.times / low))
 
 
-def noise_for(
-    epsilon: float, delta: float, rate: float, steps: int, first_factor: float = 0.0
-) -> float:
-    """The least noise multiplier with which ``steps`` steps cost at most ``epsilon`` at ``delta``.
+def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps, ...]]) -> float:
+    """The least noise multiplier with which the steps of ``plan(noise)`` cost at most ``epsilon``.
 
-    With ``first_factor`` there is one more sum over all records, with so many times the noise.
+    With twice the noise everything in the plan must cost less.
     """
 
     def cost(noise: float) -> float:
-        return epsilon_of(noise, rate, steps, delta, first_factor * noise)
+        return epsilon_of(plan(noise), delta)
 
+    if cost(MOST_NOISE) > epsilon:
+        raise ConfigError(
+            f"no noise keeps epsilon = {epsilon:g} at delta = {delta:g}: it is spent already, or "
+            "too little for a single step; allow more, or take fewer rounds"
+        )
     high = 1.0
     while cost(high) > epsilon:
         high *= 2
-        if high > MOST_NOISE:
-            raise ConfigError(
-                f"no noise makes {steps} steps cost epsilon = {epsilon:g} at delta = {delta:g}; "
-                "allow more, or take fewer rounds"
-            )
     low = high / 2
     while low > LEAST_NOISE and cost(low) <= epsilon:
         low, high = low / 2, low
@@ -81,7 +90,7 @@ def _between(cost: Callable[[float], float], epsilon: float, low: float, high: f
     """The least noise from ``low`` to ``high`` that costs at most ``epsilon``, or a little more.
 
     log epsilon over log noise is nearly a line, so the next try is on the line between both ends,
-    a little toward the end that moves less.
+    a little toward the safe one.
     """
     at_low, at_high = cost(low), cost(high)
     while high > CLOSE * low and at_low > epsilon:
@@ -101,25 +110,40 @@ def _between(cost: Callable[[float], float], epsilon: float, low: float, high: f
 
 
 def most_steps(
-    epsilon: float, delta: float, noise: float, rate: float, most: int, first: float = 0.0
+    epsilon: float,
+    delta: float,
+    steps: Steps,
+    before: tuple[Steps, ...] = (),
 ) -> int:
-    """How many steps cost at most ``epsilon``, counted up to ``most``."""
-    low, high = 0, most
+    """How many of ``steps`` cost at most ``epsilon`` after ``before``; no more than there are."""
+    low, high = 0, steps.times
     while low < high:
         middle = (low + high + 1) // 2
-        if epsilon_of(noise, rate, middle, delta, first) <= epsilon:
+        if epsilon_of((*before, steps._replace(times=middle)), delta) <= epsilon:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def _interval(steps: int) -> float:
+def _merged(steps: tuple[Steps, ...]) -> list[Steps]:
+    """The same with equal steps counted together; sums over all records are one normal noise."""
+    counts, information = dict[tuple[float, float], int](), 0.0
+    for noise, rate, times in steps:
+        if rate >= 1:
+            information += times / noise**2
+        elif times:
+            counts[noise, rate] = counts.get((noise, rate), 0) + times
+    whole = [Steps(information**-0.5, 1.0, 1)] if information else []
+    return [*whole, *(Steps(*kind, count) for kind, count in counts.items())]
+
+
+def _interval(count: int) -> float:
     """The width of a cell of the privacy loss: finer for many steps, whose roundings add up."""
-    return max(FINE, min(COARSE, COARSE * USUAL / steps))
+    return max(FINE, min(COARSE, COARSE * USUAL / count))
 
 
-def _loss(noise: float, rate: float, steps: int, interval: float) -> Any:
+def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
     """The privacy loss distribution of so many equal steps."""
     try:
         from dp_accounting.pld import privacy_loss_distribution
@@ -130,4 +154,4 @@ def _loss(noise: float, rate: float, steps: int, interval: float) -> Any:
     one = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
     )
-    return one.self_compose(steps)
+    return one.self_compose(count)

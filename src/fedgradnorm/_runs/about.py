@@ -12,6 +12,7 @@ from typing import Any
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._privacy.terms import privacy_table
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
@@ -65,6 +66,7 @@ def client_info(client: Client) -> dict[str, Any]:
         "task": client.task_name,
         "loss_scale": client.task.loss_scale,
         **({"class_weights": weights} if weights else {}),
+        **({"privacy": privacy_table(client.privacy)} if client.privacy else {}),
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
@@ -208,6 +210,7 @@ _CLIENT: dict[str, Rule] = {
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "privacy": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

@@ -242,6 +242,6 @@ def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 def metric_names(table: History) -> set[str]:
     """The columns of a history that are clients' metrics."""
-    from fedgradnorm._runs.history import KEYS, SIGNALS
+    from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
 
-    return set(table.columns) - set(KEYS) - set(SIGNALS)
+    return set(table.columns) - {*KEYS, *SIGNALS, SPENT}

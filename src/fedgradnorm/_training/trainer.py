@@ -16,12 +16,14 @@ from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.participation import participants
+from fedgradnorm._round.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
@@ -61,6 +63,7 @@ class Trainer:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        clients = planned(clients, settings)
         self.clients = {client.name: client for client in clients}
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
@@ -73,13 +76,13 @@ class Trainer:
         self.round = 0
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
+        self.accounts = Accounts(clients, settings)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
-        steps = settings.local().steps
-        self._samples = {name: steps * batch[name] for name in self.names}
-        metrics = {key for client in clients for key in client.task.metrics}
-        self.history = History(sorted(metrics))
+        self._samples = {name: settings.local().steps * batch[name] for name in self.names}
+        metrics = sorted({key for client in clients for key in client.task.metrics})
+        self.history = History(metrics, private=bool(self.accounts))
         self.conflict = conflict_table()
         if settings.share == "all":
             warn_of_order(clients)
@@ -145,9 +148,9 @@ class Trainer:
         return found
 
     def _active(self, round_number: int) -> list[str]:
-        """Who takes part in a round."""
+        """Who takes part in a round; whose privacy budget is spent does so no more."""
         share, seed = self.settings.participation, self.settings.seed
-        return participants(share, seed, self.names, round_number)
+        return self.accounts.able(participants(share, seed, self.names, round_number))
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""
@@ -161,6 +164,7 @@ class Trainer:
                 f"lower {self.watch.divergence.rates} or look at the data"
             )
         self.round += 1
+        self.accounts.note(self.round, active)
         rows: list[Row] = []
         for federation, outcome in zip(self.federations, outcomes, strict=True):
             rows += self._rows(federation, outcome)
@@ -187,14 +191,16 @@ class Trainer:
         return rows
 
     def _meters(self, federation: Federation, name: str) -> Row:
-        """Samples a client has seen and bytes it has exchanged so far."""
+        """Samples a client has seen, bytes exchanged and privacy spent so far."""
         traffic = federation.bytes_per_round(name) if self.settings.share == "all" else 0
         taken = self.taken[name]
-        return {"samples": taken * self._samples[name], "bytes": taken * traffic}
+        spent = self.accounts.columns(name)
+        return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
 
     def announce(self) -> None:
         """Say where gradients are measured, and how their conflict is, where that costs more."""
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        self.accounts.announce()
         self.stopping.announce(self.names)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
@@ -291,6 +297,7 @@ class Trainer:
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
         if self.stopping.best:
             more["stopping"] = self.stopping.state_dict()
+        more |= {"accounts": self.accounts.state_dict()} if self.accounts else {}
         if self.start and not self.over:
             more |= {"start": self.start, "ending": self.ending}
         return {
@@ -305,14 +312,13 @@ class Trainer:
         """Take over what ``state_dict`` returned."""
         self.round = _whole(state["round"], "round", self.rounds)
         self.taken = {name: _whole(state["taken"][name], f"taken.{name}") for name in self.names}
-        if "watch" in state:
-            self.watch.load_state_dict(state["watch"])
-        else:
-            self.watch.load_old(state)
+        load = self.watch.load_state_dict if "watch" in state else self.watch.load_old
+        load(state.get("watch", state))
         self.personal = dict(state.get("personal", {}))
         self.start = state.get("start", self.start)
         self.ending = bool(state.get("ending"))
         self.stopping.load_state_dict(state.get("stopping", []))
+        self.accounts.load_state_dict(state.get("accounts", {}))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
 
