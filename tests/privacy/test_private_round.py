@@ -19,8 +19,8 @@ from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._privacy.per_example import RowGradients, check_rows, named, row_loss
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._round.client_round import Report
-from fedgradnorm._round.private_plan import expected_rounds, planned
-from fedgradnorm._round.private_round import private_round
+from fedgradnorm._round.private.private_plan import expected_rounds, planned
+from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
 from privacy.private_clients import INPUTS, ROWS, network, plain, private, rows, train

@@ -23,8 +23,8 @@ from fedgradnorm._round.client_round import (
     local_round,
 )
 from fedgradnorm._round.evaluation import answers, represented
-from fedgradnorm._round.private_client import PrivateClient
-from fedgradnorm._round.private_round import private_round
+from fedgradnorm._round.private.private_client import PrivateClient
+from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune

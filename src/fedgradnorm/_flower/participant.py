@@ -17,12 +17,15 @@ from fedgradnorm._federation.head_averaging import fill_head, flat_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
+from fedgradnorm._flower.ledger import Ledger, at_home
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
+from fedgradnorm._round.private.private_client import question
+from fedgradnorm._round.private.private_plan import check_private, expected_rounds
 from fedgradnorm._runs.about import FORMAT
 from fedgradnorm._runs.history import History
-from fedgradnorm._runs.layout import RESULT
+from fedgradnorm._runs.layout import LEDGER, RESULT
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
 from fedgradnorm._training.stopping import SPLIT, log_personal
 from fedgradnorm.models._fitting import as_input
@@ -42,6 +45,9 @@ class Participant:
         self, network: nn.Module, client: Client, agreement: Agreement, folder: Path
     ) -> None:
         settings = agreement.settings
+        if client.privacy is not None:
+            check_private([client], settings, told=agreement.scalars)
+            client = at_home(client, expected_rounds(settings, agreement.rounds), folder)
         self.client, self.agreement, self.folder = client, agreement, folder
         self.network = copy.deepcopy(network)
         head = make_head(self.network, client, settings.seed, settings.head_start)
@@ -60,6 +66,10 @@ class Participant:
             device=torch.device("cuda" if gpu else "cpu"),
             bf16=settings.precision == "bf16",
         )
+        self.ledger: Ledger | None = None
+        if client.privacy is not None:
+            how, batch = settings.local(), settings.batch_size
+            self.ledger = Ledger(folder / LEDGER, client, how, batch)
         self.like = self.engine.network.vector.detach().cpu().clone()
         self._initial = self.engine.state_dict()[client.name]
         self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
@@ -113,6 +123,7 @@ class Participant:
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         name = self.client.name
+        spent = "" if self.ledger is None else self._charge(order, self.ledger)
         reports = self.engine.run_clients(self.present.shared, order.round, [name])
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
@@ -123,7 +134,7 @@ class Participant:
             "loss_ratio": float(reports.loss_ratio[0]),
             "gauge_norm": float(reports.gauge_norm[0]),
         }
-        log.info("round %d: loss %.6g", order.round + 1, every["loss"])
+        log.info("round %d: loss %.6g%s", order.round + 1, every["loss"], spent)
         return Answer(
             order.run,
             order.round,
@@ -133,6 +144,15 @@ class Participant:
             order.group,
             None if order.head is None else flat_head(self.engine.heads()[name]).cpu(),
         )
+
+    def _charge(self, order: Order, ledger: Ledger) -> str:
+        """Let the budget pay for the answer, before there is one; what is spent, for the log."""
+        private = self.engine.private[self.client.name]
+        private.budget = ledger.budget(order.run)
+        state = self.engine.states[self.client.name]
+        asked = question(state, self.present.shared, order.round)
+        ledger.charge(order.run, order.round, asked)
+        return f", epsilon {ledger.epsilon(order.run):.3g} of {private.budget.epsilon:g}"
 
     def _finish(self, order: Order, keeping: Keeping | None) -> Answer:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
@@ -147,7 +167,7 @@ class Participant:
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order.round, keeping, more | (keeping.about() if keeping else {}))
+        run = self._run(order, keeping, more | (keeping.about() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
@@ -158,7 +178,7 @@ class Participant:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         name, client = self.client.name, self.client
         state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
         trained = TrainedClient(
@@ -179,11 +199,16 @@ class Participant:
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run({name: trained}, about, self._history(round_number, keeping), shared)
+        return Run({name: trained}, about, self._history(order, keeping), shared)
 
-    def _history(self, round_number: int, keeping: Keeping | None) -> History:
-        """The evaluations on the way, where there were any, and that of what is kept."""
-        history = History(sorted(self.client.task.metrics))
+    def _history(self, order: Order, keeping: Keeping | None) -> History:
+        """The evaluations on the way, where there were any, and that of what is kept.
+
+        Of a private client also what it had spent after each of its rounds.
+        """
+        round_number, ledger = order.round, self.ledger
+        history = History(sorted(self.client.task.metrics), private=ledger is not None)
+        history.append([] if ledger is None else ledger.rows(order.run))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
         rows = [row for row in found if row[0] < round_number]
         for split in SPLITS:

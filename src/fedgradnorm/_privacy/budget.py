@@ -12,6 +12,10 @@ FIRST = 10.0
 """How many times the noise of a step the first loss has: it then costs about a hundredth."""
 
 
+ALL = 0.99
+"""The part of a budget after which nothing worth while is left: noise is found to within 0.2%."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What rounds of ``steps`` steps cost, each with rows taken at ``rate``.
@@ -34,6 +38,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         noise = self.given
+        if noise is None and self.spent(0) > ALL * self.epsilon:
+            raise ConfigError(
+                f"privacy: epsilon {self.spent(0):.4g} of {self.epsilon:g} is spent already; allow "
+                "more, or take data that was never used"
+            )
         if noise is None:
             noise = noise_for(self.epsilon, self.delta, self._planned)
             most = self.rounds

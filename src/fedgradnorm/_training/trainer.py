@@ -16,14 +16,14 @@ from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.private_plan import planned
+from fedgradnorm._round.private.accounts import Accounts
+from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch

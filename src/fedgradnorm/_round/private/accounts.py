@@ -9,7 +9,7 @@ from typing import Any
 from fedgradnorm._client import Client
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.terms import SEED
-from fedgradnorm._round.private_plan import budget_of
+from fedgradnorm._round.private.private_plan import budget_of
 from fedgradnorm._round.settings import Settings
 
 log = logging.getLogger("fedgradnorm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedgradnorm._client import Client
@@ -55,7 +55,7 @@ def budget_of(
     """The account of a private client, whose rounds are planned.
 
     Everything that is taken from one batch costs as much as one sum with the noise of a step: its
-    noises are larger by so much, see :mod:`fedgradnorm._round.private_round`.
+    noises are larger by so much, see :mod:`fedgradnorm._round.private.private_round`.
     """
     terms = client.privacy
     assert terms is not None
@@ -77,14 +77,22 @@ def loss_bound(task: Task, terms: Privacy) -> float:
     return task.loss_scale * usual
 
 
-def check_private(clients: Sequence[Client], settings: Settings, weighting: Weighting) -> None:
-    """A ConfigError if a private client would tell something outside its account."""
+def check_private(clients: Sequence[Client], settings: Settings, told: Collection[str]) -> None:
+    """A ConfigError if a private client would tell something outside its account.
+
+    ``told`` is what the method needs to know of each client: see :func:`told_to`.
+    """
     for client in clients:
         if client.privacy is not None:
-            _check_one(client, client.privacy, settings, weighting)
+            _check_one(client, client.privacy, settings, told)
 
 
-def _check_one(client: Client, terms: Privacy, settings: Settings, weighting: Weighting) -> None:
+def told_to(weighting: Weighting) -> tuple[str, ...]:
+    """Which of a client's losses the method reads."""
+    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
+
+
+def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
     where = f"client {client.name!r} has privacy"
     for name, (allowed, why) in REFUSED.items():
         value = getattr(settings, name)
@@ -95,8 +103,7 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, weighting: We
             f"{where}, and class weights are learned on its rows without noise; give a loss of "
             "your own with fixed weights"
         )
-    reads_losses = Needs.LOSS in weighting.needs and "loss" in weighting.losses
-    if terms.loss_share == 0 and reads_losses:
+    if terms.loss_share == 0 and "loss" in told:
         raise ConfigError(
             f"{where} with loss_share = 0, so it tells no loss, but the method weighs by losses; "
             "give it a loss_share such as 0.1"

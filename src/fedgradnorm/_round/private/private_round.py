@@ -27,7 +27,7 @@ from fedgradnorm._privacy.budget import FIRST
 from fedgradnorm._privacy.per_example import Clipped, Parameters, RowGradients, named, row_loss
 from fedgradnorm._round.client_round import ClientState, Report, first_loss
 from fedgradnorm._round.evaluation import predict
-from fedgradnorm._round.private_client import PrivateClient
+from fedgradnorm._round.private.private_client import PrivateClient
 
 FLOOR = 0.05  # of the largest loss that counts: no first loss is less, so that no ratio is absurd
 

@@ -14,7 +14,7 @@ from fedgradnorm._privacy.per_example import check_rows
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED
 from fedgradnorm._round.client_round import ClientState, LocalSettings
-from fedgradnorm._round.private_plan import budget_of, loss_bound
+from fedgradnorm._round.private.private_plan import budget_of, loss_bound
 from fedgradnorm.models._flat import FlatNetwork
 
 
@@ -88,9 +88,14 @@ class PrivateClient:
         """
         label: list[object] = [self.client.name, round_number]
         if self._secret:
-            digest = hashlib.blake2b(digest_size=16)
-            for part in (shared, *state.head.state_dict().values()):
-                if isinstance(part, Tensor):
-                    digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
-            label += [state.rounds, digest.hexdigest()]
+            label.append(question(state, shared, round_number))
         return self._chance.of(*label)
+
+
+def question(state: ClientState, shared: Tensor, round_number: int) -> str:
+    """A name for all that a client's answer depends on, beside its rows and its noise."""
+    digest = hashlib.blake2b(f"{round_number} {state.rounds} ".encode(), digest_size=16)
+    for part in (shared, *state.head.state_dict().values()):
+        if isinstance(part, Tensor):
+            digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
+    return digest.hexdigest()
