@@ -40,11 +40,44 @@ def epsilon_of(steps: tuple[Steps, ...], delta: float) -> float:
     taken = _merged(steps)
     if not taken:
         return 0.0
+    if len(taken) == 1 and taken[0].rate >= 1:
+        return gaussian_epsilon(taken[0].noise, delta)
     interval = _interval(sum(part.times for part in taken))
     loss, *others = (_loss(*part, interval) for part in taken)
     for other in others:
         loss = loss.compose(other)
     return float(loss.get_epsilon_for_delta(delta))
+
+
+def gaussian_epsilon(noise: float, delta: float) -> float:
+    """Epsilon of one sum over all records, in closed form (Balle and Wang 2018): the root of
+
+    delta = Phi(m/2 - e/m) - exp(e) Phi(-m/2 - e/m),    m = 1 / noise.
+    """
+    m = 1 / noise
+
+    def excess(epsilon: float) -> float:
+        log_tail = _log_normal_tail(m / 2 + epsilon / m)
+        return _normal(m / 2 - epsilon / m) - math.exp(min(epsilon + log_tail, 0.0)) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    low, high = 0.0, m * m + 40 * m
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _log_normal_tail(x: float) -> float:
+    """log of the chance that a standard normal number is above ``x``, also far out."""
+    if x < 30:
+        return math.log(_normal(-x))
+    return -x * x / 2 - math.log(x * math.sqrt(2 * math.pi)) - 1 / (x * x)
 
 
 def spent(steps: Steps, delta: float, before: tuple[Steps, ...] = ()) -> float:
@@ -116,13 +149,17 @@ def most_steps(
     before: tuple[Steps, ...] = (),
 ) -> int:
     """How many of ``steps`` cost at most ``epsilon`` after ``before``; no more than there are."""
-    low, high = 0, steps.times
-    while low < high:
-        middle = (low + high + 1) // 2
-        if epsilon_of((*before, steps._replace(times=middle)), delta) <= epsilon:
-            low = middle
-        else:
-            high = middle - 1
+
+    def fits(times: int) -> bool:
+        return epsilon_of((*before, steps._replace(times=times)), delta) <= epsilon
+
+    low, high = 0, 1
+    while high <= steps.times and fits(high):  # upward: what costs far too much is slow to find
+        low, high = high, 2 * high
+    high = min(high, steps.times + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

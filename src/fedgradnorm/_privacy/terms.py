@@ -75,6 +75,8 @@ class ClientPrivacy:
         delta: much less than 1 / clients.
         clip: the longest part of one client in a round's sum that counts in full.
         noise: the noise multiplier; by default the least with which the run's rounds cost epsilon.
+        total: c > 0 tells the noisy sum of the clients' multipliers too, and the step is a mean
+            weighted by them; by default the sum is divided by the expected number of clients.
         secret: as for :class:`Privacy`.
 
     >>> ClientPrivacy(epsilon=8, delta=1e-5).noise is None
@@ -85,10 +87,12 @@ class ClientPrivacy:
     delta: float
     clip: float = 1.0
     noise: float | None = None
+    total: float = 0.0
     secret: str | None = None
 
     def __post_init__(self) -> None:
         _check_budget(self)
+        bounded("privacy.total", self.total)
 
 
 def _check_budget(terms: Privacy | ClientPrivacy) -> None:

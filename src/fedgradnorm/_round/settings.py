@@ -13,6 +13,7 @@ import torch
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -57,6 +58,7 @@ class Settings:
     key: Key = "client"
     share: Share = "all"
     participation: Participation = 1.0
+    privacy: dict[str, Any] | None = None
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
@@ -104,7 +106,14 @@ class Settings:
             key="client",
             aggregate="mean",
             record_conflict=0,
+            privacy=None,
         )
+
+    @property
+    def client_privacy(self) -> ClientPrivacy | None:
+        """What is promised to clients."""
+        terms: ClientPrivacy | None = privacy_of(self.privacy, ClientPrivacy)
+        return terms
 
     def local(self) -> LocalSettings:
         """What concerns a client, with optimisers resolved."""
@@ -229,6 +238,10 @@ def _participation(name: str, value: object) -> Participation:
     return names(name, value)
 
 
+def _client_privacy(_: str, value: object) -> dict[str, Any]:
+    return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
+
+
 def _gauge(name: str, value: object) -> str | list[str]:
     return value if isinstance(value, str) else names(name, value)
 
@@ -249,6 +262,7 @@ _CHECKS: dict[str, Check] = {
     "lr": number,
     "epochs": _if_given(_epochs),
     "participation": _participation,
+    "privacy": _if_given(_client_privacy),
     "gauge": _if_given(_gauge),
     "device": _device,
 }

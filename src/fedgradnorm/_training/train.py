@@ -12,6 +12,7 @@ from torch import nn
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -60,6 +61,7 @@ def train(
     key: Key = "client",
     share: Share = "all",
     participation: Participation = 1.0,
+    privacy: ClientPrivacy | dict[str, Any] | None = None,
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
@@ -122,6 +124,8 @@ def train(
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
+        privacy: client-level differential privacy of the shared network, for hundreds of clients:
+            see :class:`fedgradnorm.ClientPrivacy`. The privacy of records is a client's own.
         gauge: layers or parameters whose gradient is measured; the last layer by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
@@ -175,6 +179,7 @@ def train(
         key=key,
         share=share,
         participation=participation,
+        privacy=None if privacy is None else vars(privacy_of(privacy, ClientPrivacy)),
         gauge=gauge,
         engine=engine,
         device=device,

@@ -15,8 +15,8 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
 from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.participation import participants
 from fedgradnorm._round.private.accounts import Accounts
+from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
@@ -76,7 +76,8 @@ class Trainer:
         self.round = 0
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
-        self.accounts = Accounts(clients, settings)
+        self.accounts = Accounts(clients, settings, self.rounds)
+        self.rounds = self.accounts.govern(self.federations, self.rounds)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
         batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
@@ -149,8 +150,7 @@ class Trainer:
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round; whose privacy budget is spent does so no more."""
-        share, seed = self.settings.participation, self.settings.seed
-        return self.accounts.able(participants(share, seed, self.names, round_number))
+        return self.accounts.able(drawn(self.settings, self.names, round_number))
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""

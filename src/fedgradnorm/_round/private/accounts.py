@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fedgradnorm._client import Client
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.terms import SEED
+from fedgradnorm._round.private.client_sums import ClientSums, account
 from fedgradnorm._round.private.private_plan import budget_of
 from fedgradnorm._round.settings import Settings
 
 log = logging.getLogger("fedgradnorm")
+
+
+class Summed(Protocol):
+    """Whoever sums its clients' updates, with noise where that is promised."""
+
+    sums: ClientSums | None
 
 
 class Accounts:
@@ -21,19 +28,33 @@ class Accounts:
     A round counts when it is asked for, also where the client then fails: its answer may be known.
     """
 
-    def __init__(self, clients: Sequence[Client], settings: Settings) -> None:
+    def __init__(self, clients: Sequence[Client], settings: Settings, rounds: int) -> None:
         how, batch = settings.local(), settings.batch_size
         self.terms = {c.name: c.privacy for c in clients if c.privacy is not None}
         self.budgets: dict[str, Budget] = {
             client.name: budget_of(client, how, batch) for client in clients if client.privacy
         }
         self.rounds = dict.fromkeys(self.budgets, 0)
+        self.all = account(settings, rounds)  # of client-level privacy: the run's own
+        self.taken = 0
 
     def __bool__(self) -> bool:
-        return bool(self.budgets)
+        return bool(self.budgets) or self.all is not None
+
+    def govern(self, federations: Iterable[Summed], rounds: int) -> int:
+        """Tell who sums how much noise it takes; the rounds that the run's own budget holds."""
+        if self.all is None:
+            return rounds
+        for federation in federations:
+            assert federation.sums is not None
+            federation.sums.noise = self.all.noise
+        return min(rounds, self.all.most)
 
     def announce(self) -> None:
         """Say what each promises, and whether its noise is one that others could take away."""
+        if self.all is not None:
+            words = "clients: epsilon %g at delta %g holds %d rounds with noise %.3g"
+            log.info(words, self.all.epsilon, self.all.delta, self.all.most, self.all.noise)
         for name, budget in self.budgets.items():
             terms = self.terms[name]
             seeded = terms.secret in (None, SEED)
@@ -49,6 +70,7 @@ class Accounts:
 
     def note(self, round_number: int, asked: Iterable[str]) -> None:
         """Count a round, and say whose budget is spent with it."""
+        self.taken += 1
         for name in asked:
             if name not in self.budgets:
                 continue
@@ -67,15 +89,21 @@ class Accounts:
 
     def columns(self, name: str) -> dict[str, float]:
         """What the history says of it: nothing of a client that promised nothing."""
-        return {"epsilon": self.epsilon(name)} if name in self.budgets else {}
+        if name in self.budgets:
+            return {"epsilon": self.epsilon(name)}
+        return {} if self.all is None else {"epsilon": self.all.spent(self.taken)}
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""
-        return dict(self.rounds)
+        return {"rounds": dict(self.rounds), "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        for name in self.rounds:
-            if not isinstance(state[name], int) or state[name] < 0:
-                raise ValueError(f"accounts.{name} is {state[name]!r:.40}")
-            self.rounds[name] = state[name]
+        if not self:
+            return
+        counts = {**{name: state["rounds"][name] for name in self.rounds}, "": state["taken"]}
+        for name, count in counts.items():
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"accounts.{name} is {count!r:.40}")
+        self.taken = counts.pop("")
+        self.rounds = counts
