@@ -92,7 +92,8 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int) -> fgn.Run:
     act = [nn.Tanh()] if "auc" in work.measures else []
     return fgn.train(
         nn.Sequential(nn.Linear(inputs, work.features), *act), clients, weighting=fgn.Equal(),
-        batch_size=None, schedule="together", eval_every=0, seed=seed, **work.settings[arm], **ARMS[arm],
+        batch_size=None, schedule="together", eval_every=0, seed=seed, **work.settings[arm],
+        **ARMS[arm],
     )  # fmt: skip
 
 
