@@ -379,3 +379,26 @@ def test_private_clients_share_heads_or_nothing_and_take_part_now_and_then(share
     run = train(clients, share=share, keep="last", **shared)
     assert run.history["epsilon"].max() <= 3.0
     assert np.isfinite(run.history["loss"]).all()
+
+
+def test_a_client_with_several_tasks_makes_no_promise() -> None:
+    x, y = rows()
+    tasks = {"sign": fgn.classification(2), "first": fgn.regression(1)}
+    targets = {"sign": y, "first": x[:, :1]}
+    with pytest.raises(fgn.ConfigError, match="several"):
+        fgn.Client("a", tasks=tasks, train=(x, targets), privacy=fgn.Privacy(3.0, 1e-5))
+    with pytest.raises(fgn.ConfigError, match="several tasks"):
+        both = fgn.Client("a", tasks=tasks, train=(x, targets))
+        fgn.train(network(), [both], weighting=fgn.Equal(), privacy={"epsilon": 1, "delta": 1e-3})
+
+
+def test_rows_without_a_label_are_no_part_of_the_sums() -> None:
+    x, y = rows()
+    gaps = y.double()
+    gaps[: ROWS // 2] = float("nan")
+    terms = fgn.Privacy(3.0, 1e-5, noise=2.0)
+    client = fgn.Client("a", fgn.classification(2), train=(x, gaps), privacy=terms)
+    one = engine_of(client).private["a"]
+    assert len(one.data[0]) == ROWS // 2
+    assert one.budget.rate == 20 / (ROWS // 2)
+    assert train([client]).history["epsilon"].max() > 0

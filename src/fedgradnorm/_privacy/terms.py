@@ -121,6 +121,23 @@ def privacy_of(table: Any, kind: type[Any] = Privacy) -> Any:
     return kind(**table)
 
 
+def terms_of_client(name: str, given: Any, several: bool) -> Privacy | None:
+    """What a client promises, a table read; a ConfigError names the client.
+
+    A row of ``several`` tasks is told in each of them, which no account here adds up.
+    """
+    if given is not None and several:
+        raise ConfigError(
+            f"client {name!r}: privacy is for a client with one task, and this one has several; "
+            "make a client of each task, and share epsilon out among them"
+        )
+    try:
+        found: Privacy | None = privacy_of(given)
+        return found
+    except ConfigError as error:
+        raise ConfigError(f"client {name!r}: {error}") from None
+
+
 def privacy_table(terms: Privacy | ClientPrivacy) -> dict[str, Any]:
     """The terms as plain values; where a secret lies is left out."""
     return {k: v for k, v in asdict(terms).items() if v is not None and k != "secret"}

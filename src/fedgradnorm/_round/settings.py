@@ -25,7 +25,7 @@ Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
 HeadStart = Literal["random", "targets"]
-Keep = Literal["last", "best"]
+Keep = Literal["last", "best", "own_best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -58,7 +58,7 @@ class Settings:
     key: Key = "client"
     share: Share = "all"
     participation: Participation = 1.0
-    privacy: dict[str, Any] | None = None
+    privacy: ClientPrivacy | dict[str, Any] | None = None
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
@@ -80,7 +80,7 @@ class Settings:
             object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
-        if self.patience is not None and self.keep != "best":
+        if self.patience is not None and not self.keeps_best:
             raise ConfigError(
                 f"patience = {self.patience} ends a run whose best state is kept; "
                 "give keep = 'best' too, or leave patience out"
@@ -89,6 +89,11 @@ class Settings:
             raise ConfigError("give rounds or epochs, not both")
         self.local()
         optimizers.resolve(self.server_optimizer, self.lr)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether evaluations are chosen from: for all clients, or by each for itself."""
+        return self.keep != "last"
 
     @property
     def chooses_alone(self) -> bool:

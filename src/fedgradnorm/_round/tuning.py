@@ -78,7 +78,7 @@ class _Chosen:
     """The step that a client likes best so far, and what it had then."""
 
     def __init__(self, state: ClientState, network: FlatNetwork, loss: float) -> None:
-        self.state, self.network = state, network
+        self.state, self.network, self.before = state, network, state.own
         self.take(0, loss)
 
     def take(self, step: int, loss: float) -> None:
@@ -94,10 +94,13 @@ class _Chosen:
             self.take(step, loss)
 
     def put_back(self, own: bool) -> None:
-        """Give the client what was chosen: head, statistics and, if any of it moved, network."""
+        """Give the client what was chosen: head, statistics and, if any of it moved, network.
+
+        A client that had a network of its own already keeps it where nothing moved.
+        """
         self.state.head.load_state_dict(self.head)
         self.state.buffers = self.buffers
-        self.state.own = self.vector if own and self.step else None
+        self.state.own = self.vector if own and self.step else self.before
 
 
 def tune(

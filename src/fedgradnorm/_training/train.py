@@ -12,7 +12,7 @@ from torch import nn
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
+from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -139,7 +139,10 @@ def train(
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
         keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
             over clients of (first - loss) / max(first, loss), with losses of the validation rows.
-        patience: with keep="best", end the run after so many evaluations without a better one.
+            With ``own_best`` the shared network is that of ``best``, and each client whose own loss
+            was lowest in another round has network and head of that round for itself.
+        patience: end a run that keeps its best after so many evaluations without a better one; with
+            "own_best" each client looks so long, and the run ends when nobody looks any more.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -179,7 +182,7 @@ def train(
         key=key,
         share=share,
         participation=participation,
-        privacy=None if privacy is None else vars(privacy_of(privacy, ClientPrivacy)),
+        privacy=privacy,
         gauge=gauge,
         engine=engine,
         device=device,

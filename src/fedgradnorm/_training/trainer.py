@@ -14,7 +14,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
-from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.presence import Presence, batches_of
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
@@ -25,7 +25,7 @@ from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_row
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
-from fedgradnorm._training.stopping import Stopping, log_personal
+from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
 
@@ -69,19 +69,20 @@ class Trainer:
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
-        self.ending = False
-        sizes = [client.size for client in clients]
+        sizes = [client.drawn for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.rounds = settings.total_rounds(sizes)
-        self.round = 0
+        self.round, self.ending = 0, False
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
         self.accounts = Accounts(clients, settings, self.rounds)
         self.rounds = self.accounts.govern(self.federations, self.rounds)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
-        batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
-        self._samples = {name: settings.local().steps * batch[name] for name in self.names}
+        batch = batches_of(clients, settings.batch_size, settings.seed).batch
+        steps = settings.local().steps
+        self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
+        self._samples = {name: steps * batch[name] for name in self.names}
         metrics = sorted({key for client in clients for key in client.task.metrics})
         self.history = History(metrics, private=bool(self.accounts))
         self.conflict = conflict_table()
@@ -150,7 +151,10 @@ class Trainer:
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round; whose privacy budget is spent does so no more."""
-        return self.accounts.able(drawn(self.settings, self.names, round_number))
+        found = drawn(self.settings, self.names, round_number)
+        if found is None:
+            found = self.presence.active(self.settings.participation, round_number)
+        return self.accounts.able(found)
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""
@@ -202,6 +206,7 @@ class Trainer:
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         self.accounts.announce()
         self.stopping.announce(self.names)
+        self.presence.announce(self.rounds)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
         if every and reason and len(self.federations[0].names) > 1:
@@ -266,14 +271,9 @@ class Trainer:
                 client = self.clients[name]
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
-                trained[name] = TrainedClient(
-                    heads[name].cpu(),
-                    client.task.kind,
-                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if with_others else owner.shared_network(own),
-                    client.scaling,
-                    client.labels,
-                    client.columns,
+                network = None if with_others else owner.shared_network(own)
+                trained[name] = TrainedClient.from_client(
+                    client, heads[name], state[name]["buffers"], network
                 )
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}

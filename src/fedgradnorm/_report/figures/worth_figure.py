@@ -84,6 +84,8 @@ def _by_rows(axes: Any, found: Sequence[Gains]) -> None:
                   label=f"{one.data}: {one.arm.label}, {one.end}")  # fmt: skip
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=10)  # one client may gain ten times what the others do
+    axes.yaxis.set_major_formatter("{x:g}")
     for ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         ticks("{x:g}")
     axes.set_xlabel("training rows of the client")

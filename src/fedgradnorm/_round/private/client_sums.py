@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED, ClientPrivacy
-from fedgradnorm._round.participation import participants
 from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Equal, GradNorm, Signals, Static, Weighting
 from fedgradnorm.weighting._base import normalised, only
@@ -44,11 +45,11 @@ REFUSED = {
 }
 
 
-def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[str]:
-    """Who takes part in a round; with client-level privacy each by a chance of its own."""
+def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[str] | None:
+    """Who takes part in a round, each by a chance of its own; None without such privacy."""
     terms = settings.client_privacy
     if terms is None:
-        return participants(settings.participation, settings.seed, names, round_number)
+        return None
     rows = _chance(terms, settings.seed).chosen(len(names), _rate(settings), "who", round_number)
     return [names[row] for row in rows]
 
@@ -104,12 +105,14 @@ class ClientSums:
         self.seen = self.seen.to(usable.device) | usable
         return only(usable, self.log_level.exp())
 
-    def step(self, reports: Reports, round_number: int) -> tuple[Tensor, Tensor]:
-        """The direction of a round, and weights as others have them, for the history."""
+    def server_round(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
+        """The server's step along the noisy sum; weights as others have them, for the history."""
         own = self.multipliers(reports.signals(self.weighting.needs))
         weights = self.weighting.weight.to(own.device)
         self.weighting.weight.copy_(normalised(own, reports.active, otherwise=weights))
-        return self.direction(reports.gradients(), own, round_number), self.weighting.weight
+        server.shared.grad = self.direction(reports.gradients(), own, round_number)
+        server.optimizer.step()
+        return self.weighting.weight
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""
@@ -141,6 +144,27 @@ def check_client_level(settings: Settings, weighting: Weighting) -> None:
             "privacy of clients draws each client by chance: give participation a share, such as "
             "0.1, not a list"
         )
+
+
+def client_sums(
+    clients: Sequence[Client], weighting: Weighting, settings: Settings
+) -> ClientSums | None:
+    """The noisy sums of these clients; None where nobody asked for them."""
+    terms = settings.client_privacy
+    if terms is None:
+        return None
+    _check_whole(clients)
+    return ClientSums(terms, [client.name for client in clients], weighting, settings)
+
+
+def _check_whole(clients: Sequence[Client]) -> None:
+    """A ConfigError if a client adds to the sum in several places."""
+    for client in clients:
+        if client.of is not None:
+            raise ConfigError(
+                f"privacy of clients, and client {client.of!r} has several tasks: it would be in a "
+                "sum once for each; make a client of each task"
+            )
 
 
 def _rate(settings: Settings) -> float:

@@ -30,7 +30,7 @@ def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
     """The clients, private ones with the rounds that they plan for."""
     if not any(client.privacy for client in clients):
         return list(clients)
-    rounds = expected_rounds(settings, settings.total_rounds([client.size for client in clients]))
+    rounds = expected_rounds(settings, settings.total_rounds([client.drawn for client in clients]))
     return [c if c.privacy is None else with_rounds(c, c.privacy, rounds) for c in clients]
 
 
@@ -94,6 +94,11 @@ def told_to(weighting: Weighting) -> tuple[str, ...]:
 
 def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
     where = f"client {client.name!r} has privacy"
+    if client.of is not None:
+        raise ConfigError(
+            f"{where}, and it is one of the tasks of client {client.of!r}: their rows are the same "
+            "ones, which no account here adds up; make a client of each task with rows of its own"
+        )
     for name, (allowed, why) in REFUSED.items():
         value = getattr(settings, name)
         if value != allowed:
