@@ -27,6 +27,7 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
+    "privacy": None,
 }
 """Settings that a federation over the network has only one value for."""
 

@@ -14,6 +14,7 @@ from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
 from fedgradnorm.data._sources import anchored
 from fedgradnorm.experiments._config.config_file import Config, clients_of, load_config, make_config
+from fedgradnorm.experiments._config.private_clients import beside
 from fedgradnorm.experiments._config.toml_text import read_toml
 
 LONGEST_NAME = 100  # letters of a task's name; it travels with the head
@@ -150,6 +151,7 @@ class ClientFile:
     roster: str = ROSTER
     signing: str = SIGNING
     data: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
     folder: Path = Path()
 
     def path(self, name: str) -> Path:
@@ -163,6 +165,8 @@ class ClientFile:
         if not isinstance(source, str):
             raise ConfigError(f"{CLIENT}: [data] needs a source")
         table = {**config.table(), "data": anchored(source, self.data, self.folder)}
+        if self.privacy:
+            table |= beside({"privacy": self.privacy}, self.folder)
         return make_config(table, str(self.path("config")), allow)
 
     def load(self, config: Config) -> list[Client]:

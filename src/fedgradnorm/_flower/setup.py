@@ -45,6 +45,11 @@ name = "{name}"
 task = "classification"
 train = "train.npz"
 test_share = 0.2
+
+# What leaves this machine can hide every single row of it: see docs/differential-privacy.md.
+# [privacy]
+# epsilon = 3.0
+# delta = 1e-5
 """
 FEWEST = 3  # clients of a private federation
 _FILES = {"file": CLIENT, "config": AGREED, "state": STATE, "ca": CA, "key": KEY}
