@@ -13,7 +13,7 @@ from fedgradnorm._errors import DataError
 from fedgradnorm._report.arms import Arm, Measure
 from fedgradnorm._report.colours import Look, looks
 from fedgradnorm._report.comparison import Comparison
-from fedgradnorm._report.figures.curves import check_format, log_scale, save, style_of
+from fedgradnorm._report.figures.curves import check_format, log_scale, noted, save, style_of
 from fedgradnorm._stored.summary import estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
@@ -65,8 +65,7 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
         handles.values(), handles, loc="outside upper center", ncols=max(2, len(tasks)),
         frameon=False,
     )  # fmt: skip
-    if comparison.synthetic:
-        drawing.text(0.995, 0.003, comparison.synthetic, ha="right", va="bottom", fontsize=8)
+    noted(drawing, comparison.synthetic)
     return save(drawing, path)
 
 

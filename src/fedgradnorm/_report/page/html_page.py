@@ -34,6 +34,7 @@ from fedgradnorm._report.page.provenance import runs_table, settings
 from fedgradnorm._report.record import records_of
 from fedgradnorm._report.tables.summaries import TaskRow, task_rows
 from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._stored.generated import SYNTHETIC, synthetic
 from fedgradnorm._stored.groups import Group, group
 from fedgradnorm._stored.reader import StoredRun, collect
 from fedgradnorm._version import __version__
@@ -83,7 +84,8 @@ def page_of(
     notes = [*nowhere, *words.missing(runs, groups), *mixture]
     common, told = _common_gamma(groups)
     curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
-    drawn = sections(curves, labels, tasks)
+    drawn = sections(curves, labels, tasks, by_loss=len(labels) == 1)
+    made = synthetic(runs)
     shown = list(looks(labels).values())
     script = _file("page.js")
     html = Template(_file("page.html")).substitute(
@@ -93,6 +95,7 @@ def page_of(
         eyebrow=escape(f"{_title(runs)} · {_size(runs, groups, tasks)}"),
         headline=escape(words.headline(rows, judged)),
         basis=escape(words.basis(rows, judged)),
+        synthetic=f'<p id="synthetic">{escape(made)}</p>' if made else "",
         notes=_notes(notes),
         toggles=_toggles("Methods", "method", labels, [key(look) for look in shown])
         + _toggles("Tasks", "task", tasks, [""] * len(tasks)),
@@ -105,7 +108,7 @@ def page_of(
         runs=runs_table(runs),
         settings=settings(groups),
         version=escape(__version__),
-        data=_json(_data(labels, shown, tasks, drawn)),
+        data=_json(_data(labels, shown, tasks, drawn, made)),
         plotly=_plotly()[0],
         script=script,
     )
@@ -195,7 +198,11 @@ def _yes(flag: bool) -> str:
 
 
 def _data(
-    labels: Sequence[str], shown: Sequence[Look], tasks: Sequence[str], drawn: Sequence[Section]
+    labels: Sequence[str],
+    shown: Sequence[Look],
+    tasks: Sequence[str],
+    drawn: Sequence[Section],
+    made: str,
 ) -> dict[str, Any]:
     off = ["train"] if len(labels) > _MANY else []
     return {
@@ -204,6 +211,7 @@ def _data(
         "dashes": [",".join(f"{part}px" for part in STROKES[look.stroke]) for look in shown],
         "tasks": list(tasks),
         "off": off,
+        "synthetic": SYNTHETIC if made else "",
         "sections": {one.id: one.panels for one in drawn},
     }
 

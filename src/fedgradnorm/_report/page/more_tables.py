@@ -89,7 +89,16 @@ class _Drawn:
             about = _kind(grid, number) + _data("methods", mine)
             cells.append(_cell(cell, about, places[number, cell.text], mark))
         switches = _data("methods", methods) + _data("tasks", tasks)
-        return f'<tr data-group="{group}"{switches}>{"".join(cells)}</tr>'
+        within = _within(grid, row, group)
+        return f'<tr data-group="{group}" data-within="{within}"{switches}>{"".join(cells)}</tr>'
+
+
+def _within(grid: Grid, row: Row, group: int) -> int:
+    """What a row is sorted within: its measure, where the rows of a group have several."""
+    if "measured on" not in grid.columns:
+        return group
+    place = grid.columns.index("measured on")
+    return list(dict.fromkeys(other[place].text for other in grid.rows)).index(row[place].text)
 
 
 def _data(name: str, numbers: Sequence[int]) -> str:
@@ -101,9 +110,12 @@ def _kind(grid: Grid, column: int) -> str:
 
 
 def _cell(cell: Cell, about: str, place: int, mark: str) -> str:
-    """A cell with the number it sorts by; a name sorts by where it stood first, "-" last."""
+    """A cell with the number it sorts by, the better the smaller.
+
+    A name sorts by where it stood first, "-" last.
+    """
     first = next(iter(cell.numbers.values()), math.nan)
     named = "" if cell.numbers or cell == blank() else str(place)
-    value = f"{first:.8g}" if math.isfinite(first) else named
+    value = f"{-first if cell.higher else first:.8g}" if math.isfinite(first) else named
     text = f"<strong>{escape(cell.text)}</strong>" if cell.bold else escape(cell.text)
     return f'<td{about} data-value="{value}">{mark}{text}</td>'

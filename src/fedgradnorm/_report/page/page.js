@@ -45,7 +45,7 @@
       if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band * many)) });
       made.push({
         uid: `line${number}`, // what it is, not where it stands: else Plotly keeps strokes of another
-        x: series.x, y: series.y, mode: series.x.length > 1 ? "lines" : "markers",
+        x: series.x, y: series.y, mode: series.x.length > 2 ? "lines" : "markers", // of two ends nobody knows what lies between
         name: text(data.methods[series.method]) + (ROLE[series.role] || ""),
         line: { color: colour, width: look.width,
                 dash: (look.dash === "solid" && data.dashes[series.method]) || look.dash },
@@ -67,6 +67,8 @@
     const level = panel.reference;
     const rule = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
                    line: { color: css("--soft"), width: 1, dash: "3px,3px" } };
+    const stamp = { text: data.synthetic, showarrow: false, xref: "paper", yref: "paper", x: 1, y: 1,
+                    xanchor: "right", yanchor: "top", font: { size: 10, color: css("--soft") } };
     return {
       width: element.clientWidth, height: element.clientHeight,
       margin: { l: 46, r: 6, t: 8, b: 34 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
@@ -76,7 +78,7 @@
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
       xaxis: { ...axis, nticks: 6, rangemode: "tozero", showgrid: false, ticks: "outside", ticklen: 3,
                tickcolor: css("--faint"), title: { text: "epoch", standoff: 4, font: { size: 11, color: css("--soft") } } },
-      yaxis: y, shapes: level === null || level === undefined ? [] : [rule],
+      yaxis: y, annotations: data.synthetic ? [stamp] : [], shapes: level === null || level === undefined ? [] : [rule],
     };
   }
 
@@ -145,6 +147,7 @@
     return given === undefined || given === "" ? null : Number(given);
   }
 
+  // Within a task, or a measure: numbers of another one say nothing. The better the smaller.
   function sort(heading) {
     const table = heading.closest("table"), body = table.tBodies[0], column = heading.cellIndex;
     const up = heading.getAttribute("aria-sort") !== "ascending";
@@ -152,7 +155,8 @@
     heading.setAttribute("aria-sort", up ? "ascending" : "descending");
     const rows = all("tr", body).sort((a, b) => {
       const one = value(a, column), other = value(b, column);
-      const order = place.get(a) - place.get(b);
+      const order = place.get(a) - place.get(b), within = a.dataset.within - b.dataset.within;
+      if (column > 0 && within) return within;
       if (one === null || other === null) return (one === null) - (other === null) || order;
       return (up ? one - other : other - one) || order;
     });
@@ -165,10 +169,10 @@
     const column = all("th[aria-sort]", table).findIndex((h) => h.getAttribute("aria-sort") !== "none");
     let before = null;
     for (const row of all("tbody tr:not(.off)", table)) {
-      const group = row.dataset.group;
-      row.classList.toggle("first", column <= 0 && before !== null && group !== before);
-      row.classList.toggle("again", column <= 0 && group === before);
-      before = group;
+      const group = (one) => column > 0 ? one.dataset.within : one.dataset.group;
+      row.classList.toggle("first", before !== null && group(row) !== group(before));
+      row.classList.toggle("again", before !== null && row.cells[0].textContent === before.cells[0].textContent);
+      before = row;
     }
   }
 
