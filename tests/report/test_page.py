@@ -42,7 +42,7 @@ def test_one_file_with_everything_and_a_headline_from_the_data(tmp_path):
     data = data_of(page.html)
     assert list(data["sections"]) == ["curves", "weights", "norms", "ratios"]
     assert all("lo" in s for p in data["sections"]["curves"] for s in p["series"])
-    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page.html)
+    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", page.html)
     assert make_page([tmp_path]).html == page.html
 
 
@@ -77,6 +77,28 @@ def test_a_lead_within_the_spread_of_the_seeds_is_level(tmp_path):
     page = make_page([tmp_path / "one"])
     assert headline(page.html) == "The best methods are level on both tasks."
     assert "One seed cannot tell a lead from luck" in page.html
+
+
+def test_a_sweep_is_told_point_by_point_and_never_ranks_across_points(tmp_path):
+    """At every point fedgradnorm is ahead; across points its second one would lose to fedrep."""
+    for seed in (0, 1):
+        for place, scale in enumerate((1, 10)):
+            config = f"[data]\nloss_scale = {scale}\n[point]\n'data.loss_scale' = {scale}\n"
+            for method, shift in (("fedrep", 0.0), ("fedgradnorm", -0.03)):
+                write_run(tmp_path / f"{place}", method, seed, shift=shift + 0.1 * place,
+                          config=config)  # fmt: skip
+    html = make_page([tmp_path]).html
+    assert headline(html) == (
+        "Sweep over loss_scale, 2 points by 2 tasks: fedgradnorm is best on 4."
+    )
+    rows = re.search(r'id="points".*?<tbody>(.*?)</tbody>', html, re.DOTALL)[1]
+    assert rows.count("<strong>fedgradnorm</strong>") == 4
+    data = data_of(html)
+    assert next(iter(data["sections"])) == "sweep"
+    assert {len(s["x"]) for panel in data["sections"]["sweep"] for s in panel["series"]} == {2}
+    within = re.findall(r'<tr data-group="0" data-within="(\d)"[^>]*data-methods="(\d)"', html)[:4]
+    labels = {method: data["methods"][int(method)].split()[-1] for _, method in within}
+    assert len({(place, labels[method]) for place, method in within}) == 2
 
 
 def test_curves_show_first_what_the_headline_speaks_of(tmp_path):

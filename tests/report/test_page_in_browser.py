@@ -1,5 +1,6 @@
 """The page opened in headless Chromium: it asks for nothing, complains of nothing, and works."""
 
+import csv
 from contextlib import contextmanager
 
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 
 from fedgradnorm._report.colours import COLOURS
 from fedgradnorm._report.page.html_page import write_page
+from fedgradnorm.experiments._methods import METHODS
 from report.run_folders import write_run
 from report.test_page import NASTY
 
@@ -127,11 +129,85 @@ def test_switches_reach_the_points_of_a_sweep(browser, tmp_path):
     with opened(browser, tmp_path / "page.html") as page:
         table = page.locator("#tests table").first
         assert table.locator("tbody tr:visible").count() == 4  # two tasks, two methods
-        page.get_by_role("button", name="fedgradnorm gamma=0.5").click()
+        assert curves(page, "sweep") == 2 * 2  # two tasks, a line for each method
+        page.get_by_role("button", name="gamma=0.5").click()
         assert table.locator("tbody tr:visible").count() == 4
         assert table.locator("td.mute").count() == 2
-        page.get_by_role("button", name="fedgradnorm gamma=1.5").click()
+        page.get_by_role("button", name="gamma=1.5").click()
         assert table.locator("tbody tr:visible").count() == 2
+        assert curves(page, "sweep") == 2
+
+
+@pytest.fixture(scope="module")
+def many_file(tmp_path_factory):
+    """Twelve methods of two seeds, on generated data."""
+    folder = tmp_path_factory.mktemp("many")
+    for number, method in enumerate(list(METHODS)[:12]):
+        for seed in (0, 1):
+            config = '[data]\nsource = "faces"\n'
+            write_run(folder / "runs", method, seed, shift=0.01 * number, config=config)
+    write_page([folder / "runs"], folder / "page.html")
+    return folder / "page.html"
+
+
+def test_two_of_many_methods_are_two_clicks_away(browser, many_file):
+    with opened(browser, many_file) as page:
+        first = page.evaluate("document.querySelector('main section').id")
+        assert first == "ranking"
+        assert page.locator("#ranking tbody tr:visible").count() == 12
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 8
+        assert page.locator("main details[open]").count() == 0
+        page.get_by_role("button", name="only fedrep", exact=True).click()
+        page.locator(".toggles").get_by_role("button", name="fedgradnorm", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 2
+        assert curves(page, "weights") == 2 * 2
+        page.get_by_role("button", name="none", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 0
+        page.get_by_role("searchbox").fill("gradnorm")
+        named = page.locator(".toggles [data-method]:visible").all_inner_texts()
+        assert named
+        assert all("gradnorm" in name for name in named)
+        page.get_by_role("searchbox").press("Enter")
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == len(named)
+        page.get_by_role("button", name="all", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 12
+
+
+def test_files_of_tables_and_figures_and_a_contents_list(browser, many_file):
+    with opened(browser, many_file) as page:
+        made = {}
+        for name in ("CSV of ranking", "PNG of ranking", "CSV of weights-gender",
+                     "PNG of weights-gender"):  # fmt: skip
+            with page.expect_download() as waiting:
+                page.get_by_role("button", name=name, exact=True).click()
+            made[name] = waiting.value.path().read_bytes()
+        table = list(csv.reader(made["CSV of ranking"].decode().splitlines()))
+        assert [row[1] for row in table[1:]] == page.locator(
+            "#ranking tbody td:nth-child(2)"
+        ).all_inner_texts()
+        points = list(csv.DictReader(made["CSV of weights-gender"].decode().splitlines()))
+        assert {point["method"] for point in points} == set(list(METHODS)[:12])
+        assert {point["weight" if "weight" in point else "Weight"] for point in points} == {"1"}
+        for name, content in made.items():
+            assert content.startswith(b"\x89PNG") == name.startswith("PNG")
+        shown = page.locator(".plot .annotation-text").first
+        assert shown.text_content() == "Synthetic data"
+        links = page.locator(".contents a").evaluate_all("a => a.map(x => x.getAttribute('href'))")
+        assert all(page.locator(link).count() == 1 for link in links)
+        assert {"#ranking", "#table", "#curves", "#tests", "#provenance"} <= set(links)
+
+
+def test_hover_shows_the_whole_label_and_the_value(browser, page_file):
+    with opened(browser, page_file) as page:
+        curves(page, "curves")
+        page.evaluate(
+            """() => { const plot = document.querySelector('.plot');
+                const at = plot.data.findIndex((t) => t.name === "fedgradnorm");
+                Plotly.Fx.hover(plot, [{curveNumber: at, pointNumber: 1}]); }"""
+        )
+        shown = page.locator(".hoverlayer").first.text_content()
+        assert "fedgradnorm" in shown
+        assert "% at epoch 1" in shown
 
 
 def test_a_method_has_one_colour_in_its_key_curves_and_intervals(browser, page_file):

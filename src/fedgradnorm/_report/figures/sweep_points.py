@@ -42,7 +42,7 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     drawing = Figure(figsize=(PANEL * len(tasks) + 0.6, 3.4), layout="constrained")
     FigureCanvasAgg(drawing)
     panels = drawing.subplots(1, len(tasks), squeeze=False)[0]
-    places, numbers = _places(comparison)
+    places, numbers = places_of(comparison)
     for axes, task in zip(panels, tasks, strict=True):
         for i, (method, look) in enumerate(looks(comparison.lines).items()):
             ends = _ends(places, comparison.along(method), task, measure)
@@ -69,7 +69,7 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     return save(drawing, path)
 
 
-def _places(comparison: Comparison) -> tuple[list[float], bool]:
+def places_of(comparison: Comparison) -> tuple[list[float], bool]:
     """Where the points stand, and whether that is their own value."""
     values = [list(point.values()) for point in comparison.points]
     plain = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)

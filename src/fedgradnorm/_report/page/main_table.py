@@ -24,8 +24,15 @@ def comparison(
     judged: Sequence[Verdict],
     labels: Sequence[str],
     looks: Sequence[Look],
+    points: Mapping[str, frozenset[str]],
 ) -> str:
-    """A line per task and method; every column can be sorted by."""
+    """A line per task and method; every column can be sorted by, within a task and a point."""
+    places = [(task, point) for task in dict.fromkeys(r.task for r in rows) for point in points]
+    within = {
+        (task, label): number
+        for number, (task, point) in enumerate(places)
+        for label in points[point]
+    }
     ahead = {(verdict.task, verdict.leader): verdict.clear for verdict in judged}
     tasks = list(dict.fromkeys(row.task for row in rows))
     held_out = _held_out_losses(records)
@@ -41,7 +48,8 @@ def comparison(
     body = "".join(
         _line(
             row, tasks.index(row.task), labels.index(row.method), looks[labels.index(row.method)],
-            held_out, scales[row.task], ahead.get((row.task, row.method)),
+            held_out, scales[row.task], None if points else ahead.get((row.task, row.method)),
+            within.get((row.task, row.method), tasks.index(row.task)),
         )
         for row in rows
     )  # fmt: skip
@@ -57,6 +65,7 @@ def _line(
     held_out: Mapping[tuple[str, str], Estimate],
     scale: tuple[float, float],
     clear: bool | None,
+    within: int,
 ) -> str:
     mark = "" if clear is None else _CLEAR if clear else _LEVEL
     beside = held_out.get((row.task, row.method))
@@ -74,7 +83,7 @@ def _line(
     ]
     kind = ' class="leads"' if clear is not None else ""
     switches = (
-        f'data-group="{task}" data-within="{task}" data-tasks="{task}" data-methods="{method}"'
+        f'data-group="{task}" data-within="{within}" data-tasks="{task}" data-methods="{method}"'
     )
     return f"<tr {switches}{kind}>{''.join(cells)}</tr>"
 

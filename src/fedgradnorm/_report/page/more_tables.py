@@ -11,6 +11,7 @@ from fedgradnorm._report.cells import blank
 from fedgradnorm._report.colours import Look, key
 from fedgradnorm._report.comparison import Comparison, comparison_of
 from fedgradnorm._report.grid import Cell, Grid
+from fedgradnorm._report.page.ranking_table import is_many
 from fedgradnorm._report.tables.comparison_grids import shown_grids
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
@@ -19,20 +20,31 @@ Row = Sequence[Cell]
 Places = Mapping[tuple[int, str], int]
 """The first row in which a text stands in a column."""
 
+LONG = 30
+"""A table of more rows than this starts folded."""
+
 _ABOUT = "The switches above leave lines out; means over tasks and tests are of all that took part."
 
 
-def grids_html(
-    runs: Sequence[StoredRun], groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]
-) -> str:
-    """The tables that ``compare`` shows, where there is anything to compare."""
+def compared(runs: Sequence[StoredRun]) -> Comparison | None:
+    """The comparison that these runs make, where there is anything to compare."""
     try:
         comparison = comparison_of([run for run in runs if run.rows])
     except RunFolderError:
+        return None
+    return comparison if len(comparison.arms) > 1 else None
+
+
+def grids_html(
+    comparison: Comparison | None,
+    groups: Sequence[Group],
+    tasks: Sequence[str],
+    looks: Sequence[Look],
+) -> str:
+    """The tables that ``compare`` shows, where there is anything to compare; long ones folded."""
+    if comparison is None:
         return ""
-    if len(comparison.arms) < 2:
-        return ""
-    drawn = _Drawn(_switches(comparison, groups), tasks, looks)
+    drawn = _Drawn(_switches(comparison, groups), tasks, looks, fold=is_many(comparison))
     tables = "".join(drawn.table(grid) for grid in shown_grids(comparison))
     about = f'<div class="about sortable"><p>{_ABOUT}</p></div>'
     return f'<section id="tests"><h2>Tests, gains and cost</h2>{about}{tables}</section>'
@@ -50,9 +62,14 @@ class _Drawn:
     """Grids as HTML; rows and cells know by which switches they come and go."""
 
     def __init__(
-        self, methods: Mapping[str, list[int]], tasks: Sequence[str], looks: Sequence[Look]
+        self,
+        methods: Mapping[str, list[int]],
+        tasks: Sequence[str],
+        looks: Sequence[Look],
+        *,
+        fold: bool,
     ) -> None:
-        self.methods, self.tasks, self.looks = methods, list(tasks), looks
+        self.methods, self.tasks, self.looks, self.fold = methods, list(tasks), looks, fold
 
     def table(self, grid: Grid) -> str:
         head = "".join(
@@ -70,8 +87,9 @@ class _Drawn:
             for row in group
         )
         notes = "".join(f"<p>{escape(note)}.</p>" for note in grid.notes)
+        opened = " open" if len(grid.rows) <= LONG and not self.fold else ""
         return (
-            f"<details open><summary>{escape(grid.title)}</summary>"
+            f"<details{opened}><summary>{escape(grid.title)}</summary>"
             f'<div class="scroll"><table class="grouped"><thead><tr>{head}</tr></thead>'
             f'<tbody>{body}</tbody></table></div><div class="notes">{notes}</div></details>'
         )

@@ -155,7 +155,7 @@ def _panel(curves: Sequence[Curves], task: str, number: int, view: View) -> Pane
             if line.role not in ("train", "target"):
                 stopped = (band.json() for band in one.stopped(key))
                 series += [{"method": method, "role": "stopped", **b} for b in stopped]
-    axis = _axis(series, view, percent=unit == "accuracy")
+    axis = axis_of(series, view, percent=unit == "accuracy")
     return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
 
 
@@ -166,7 +166,7 @@ def _metric(curves: Curves, task: str) -> str:
     return next((name for name in MAIN_METRICS if name in have), "loss")
 
 
-def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
+def axis_of(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
     """Range and ticks that hold for every method; logarithmic where the range is wide."""
     values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
     there = [v for v in values if v is not None]

@@ -23,13 +23,16 @@ class Verdict:
     """Who is ahead on a task, at a sweep's ``point`` if there is one.
 
     ``leader`` has the best mean. ``p`` is that of its lead, seed by seed, over the rival that is
-    hardest to tell from it: a lead over all is a lead over each.
+    hardest to tell from it: a lead over all is a lead over each. ``level`` are the rivals that the
+    seeds do not tell from it, ``behind`` is the number of the others.
     """
 
     task: str
     leader: str
     p: float
     point: str = ""
+    level: tuple[str, ...] = ()
+    behind: int = 0
 
     @property
     def clear(self) -> bool:
@@ -37,22 +40,34 @@ class Verdict:
         return self.p < LEVEL
 
 
-def verdicts(rows: Sequence[TaskRow], records: Sequence[Record]) -> list[Verdict]:
-    """A verdict on every task that two methods have on the same data; p corrected for all."""
-    rivals: dict[tuple[str, int], list[TaskRow]] = {}
-    for row in rows:
-        if math.isfinite(row.value.mean):
-            rivals.setdefault((row.task, row.data), []).append(row)
+def verdicts(
+    rows: Sequence[TaskRow],
+    records: Sequence[Record],
+    points: Mapping[str, frozenset[str]] | None = None,
+) -> list[Verdict]:
+    """A verdict on every task that two methods have on the same data; p corrected for all.
+
+    ``points`` are a sweep's, each with the labels that stand at it: only those are rivals.
+    """
+    rivals: dict[tuple[str, str, int], list[TaskRow]] = {}
+    at = points or {"": frozenset(row.method for row in rows)}
+    for point, labels in at.items():
+        for row in rows:
+            if row.method in labels and math.isfinite(row.value.mean):
+                rivals.setdefault((point, row.task, row.data), []).append(row)
     values = _by_seed(records)
     found = []
-    for (task, _), mine in rivals.items():
+    for (point, task, _), mine in rivals.items():
         if len(mine) < 2 or len({(row.metric, row.split) for row in mine}) > 1:
             continue
         pick = max if mine[0].metric in HIGHER_IS_BETTER else min
         best = pick(mine, key=lambda row: row.value.mean)
         ours = values[best.method, task]
-        p = max(_p(ours, values[row.method, task]) for row in mine if row is not best)
-        found.append(Verdict(task, best.method, p))
+        rest = [row.method for row in mine if row is not best]
+        raw = [_p(ours, values[method, task]) for method in rest]
+        level = tuple(m for m, p in zip(rest, holm(raw), strict=True) if p >= LEVEL)
+        behind = len(rest) - len(level)
+        found.append(Verdict(task, best.method, max(raw), point, level, behind))
     corrected = holm([verdict.p for verdict in found])
     return [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
 
