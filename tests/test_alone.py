@@ -3,125 +3,32 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines import Unshared
-from fedgradnorm._engines.batched.snapshot import Snapshot
-from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack
 from fedgradnorm._federation.alone import Federations, SideBySide
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.tasks._measures import squared_error
 from fedgradnorm.weighting import FAMO, ConFIG
-
-ROUNDS = 8
-BASE = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.01, "share": "none", "eval_every": 4}
-
-
-def mlp() -> nn.Module:
-    return toys.seeded(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU())
-    )
-
-
-def open_end() -> nn.Module:
-    return toys.seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)))
-
-
-def conv() -> nn.Module:
-    return toys.seeded(
-        lambda: nn.Sequential(
-            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten()
-        )
-    )
-
-
-def half_frozen() -> nn.Module:
-    network = toys.network()
-    network[0].bias.requires_grad_(False)
-    return network
-
-
-def clients(validation: bool = True) -> list[fgn.Client]:
-    """Six of three kinds, of several sizes: some with the same heads, some with a shorter batch."""
-    sizes = {"corner": (48, 5), "side": (30, 24), "place": (24, 7)}
-    return [
-        fgn.Client(
-            f"{kind}-{size}",
-            toys.task(kind),
-            train=toys.rows(kind, size),
-            validation=toys.rows(kind, 11) if validation else None,
-            test=toys.rows(kind, 20),
-        )
-        for kind, both in sizes.items()
-        for size in both
-    ]
-
-
-def trainer(network: nn.Module, those: list[fgn.Client], engine: str, **more: Any) -> Trainer:
-    weighting = more.pop("weighting", fgn.Equal)
-    settings = Settings(**{**BASE, "engine": engine, **more})
-    made = Trainer(network, those, weighting(), settings, toys.CPU)
-    if settings.share == "none":
-        assert type(made.federations) is (SideBySide if engine == "auto" else Federations)
-    return made
-
-
-def finished(made: Trainer) -> Trainer:
-    """All of its rounds, evaluated as a run is."""
-    every = made.settings.eval_every
-    made.evaluate()
-    while not made.done:
-        made.advance()
-        if made.done or (every and made.round % every == 0):
-            made.evaluate()
-    return made
-
-
-def assert_close(left: Any, right: Any, tolerance: float = 1e-10) -> None:
-    """Nested states with the same keys, whose numbers differ by no more than rounding."""
-    if isinstance(left, Tensor):
-        torch.testing.assert_close(left, right, rtol=0, atol=tolerance)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_close(left[key], right[key], tolerance)
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_close(one, other, tolerance)
-    elif isinstance(left, float):
-        assert left == pytest.approx(right, rel=tolerance, abs=tolerance, nan_ok=True)
-    else:
-        assert left == right
-
-
-def state_of(made: Trainer) -> Any:
-    """Its state, without the empty places of moments that there are not."""
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, list):
-            return [filled(one) for one in value]
-        if not isinstance(value, dict):
-            return value
-        return {k: v for k, one in value.items() if not isinstance(v := filled(one), dict) or v}
-
-    return filled(made.state_dict())
-
-
-def assert_same_training(one: Trainer, other: Trainer) -> None:
-    assert_close(state_of(one), state_of(other))
-    assert_close(one.history.rows, other.history.rows)
-
+from side_by_side import (
+    BASE,
+    ROUNDS,
+    assert_close,
+    assert_same_training,
+    clients,
+    conv,
+    finished,
+    half_frozen,
+    mlp,
+    open_end,
+    trainer,
+)
 
 SETTINGS = {
     "plain": {},
@@ -284,147 +191,3 @@ def test_clients_side_by_side_are_one_line_of_the_log(caplog: pytest.LogCaptureF
 
 
 # ------------------------------------------------------------------------------ saved and resumed
-
-
-def train(folder: Path, rounds: int = ROUNDS, network: Any = mlp, **more: Any) -> fgn.Run:
-    how = {**BASE, "rounds": rounds, "checkpoint_every": 1, "weighting": fgn.Equal(), **more}
-    return fgn.train(network(), clients(), folder=folder, **how)
-
-
-class Stop(BaseException):
-    """What ends a run in the middle."""
-
-
-@pytest.mark.parametrize("network", [mlp, conv], ids=["dense", "convolution"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"participation": 0.5},
-        {"keep": "best", "patience": 1, "eval_every": 2},
-        {"share": "all", "ditto": 0.3},
-    ],
-    ids=["everybody", "half", "best", "ditto"],
-)
-def test_it_resumes_to_the_bit(tmp_path: Path, network: Any, how: dict) -> None:
-    def stop(event: Any) -> None:
-        if event.round == 5:
-            raise Stop
-
-    whole = train(tmp_path / "whole", network=network, **how)
-    with pytest.raises(Stop):
-        train(tmp_path / "part", network=network, progress=stop, **how)
-    again = train(tmp_path / "part", network=network, resume=True, **how)
-    assert whole.history.equals(again.history)
-    for name in whole.clients:
-        for one, other in zip(
-            (whole.networks[name], whole.heads[name]),
-            (again.networks[name], again.heads[name]),
-            strict=True,
-        ):
-            assert torch.equal(toys.parameters(one), toys.parameters(other))
-
-
-@pytest.mark.parametrize(("before", "after"), [("loop", "auto"), ("auto", "loop")])
-def test_checkpoints_are_the_same_whoever_wrote_them(before: str, after: str) -> None:
-    begun = trainer(mlp(), clients(), before)
-    for _ in range(5):
-        begun.advance()
-    other, whole = trainer(mlp(), clients(), after), trainer(mlp(), clients(), "loop")
-    other.load_state_dict(begun.state_dict())
-    for one in (other, whole):
-        while not one.done:
-            one.advance()
-    assert_close(state_of(other), state_of(whole))
-
-
-def test_a_state_holds_no_more_than_its_own_numbers() -> None:
-    made = trainer(mlp(), clients(), "auto")
-    made.advance()
-    state = made.federations[0].state_dict()
-    shared, head = state["server"]["shared"], state["clients"]["corner-48"]["head"]
-    for tensor in (shared, *head.values()):
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * 8
-
-
-def test_a_federation_that_is_loaded_stays_linked() -> None:
-    made = trainer(mlp(), clients(), "auto")
-    federation = made.federations[2]
-    start = federation.state_dict()
-    made.advance()
-    first = federation.state_dict()
-    federation.load_state_dict(start)
-    made.round = 0
-    made.advance()
-    assert toys.same(first, federation.state_dict())
-
-
-# --------------------------------------------------------------------------------- the parts of it
-
-
-def test_all_networks_with_one_call_are_each_by_itself() -> None:
-    """What a GPU does, tried here: one call mapped over the networks, and their gradients."""
-    flat, rng = FlatNetwork(conv()), np.random.default_rng(0)
-    vectors = flat.vector + 0.1 * torch.from_numpy(rng.normal(size=(5, len(flat.vector))))
-    x = torch.from_numpy(rng.normal(size=(4 * 3 + 6, 6)))
-    stretches = [(slice(0, 12), 4), (slice(12, 18), 3)]
-    found = []
-    for at_once in (True, False):
-        stack = ModuleStack(flat, at_once, x[:2])
-        assert stack.at_once is at_once
-        z = stack.forward(vectors, x, stretches)
-        assert torch.equal(z, stack.features(vectors, x, stretches))
-        into = torch.full_like(vectors, torch.nan)
-        stack.gradient(z.cos(), into, 0.5, add=False)
-        found.append((z, into))
-    assert_close(*found, 1e-13)
-
-
-class Peeking(nn.Module):
-    """A network that looks at its numbers, which cannot be mapped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if float(x.sum()) < 1e9 else x[:, :5]
-
-
-def test_a_network_that_cannot_be_mapped_is_called_in_turn(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    flat = FlatNetwork(toys.seeded(Peeking))
-    with caplog.at_level(logging.INFO, logger="fedgradnorm"):
-        assert not ModuleStack(flat, True, torch.zeros(2, 6).double()).at_once
-    assert caplog.messages[0].startswith("networks are called in turn: ")
-
-
-def test_the_closed_form_is_autograds() -> None:
-    flat, rng = FlatNetwork(mlp()), np.random.default_rng(0)
-    vectors = flat.vector + 0.1 * torch.from_numpy(rng.normal(size=(5, len(flat.vector))))
-    x = torch.from_numpy(rng.normal(size=(4 * 3 + 6, 6)))
-    stretches, found = [(slice(0, 12), 4), (slice(12, 18), 3)], []
-    for stack in (DenseStack(flat), ModuleStack(flat, False, x)):
-        z = stack.forward(vectors, x, stretches)
-        into = torch.ones_like(vectors)
-        stack.gradient(z.cos(), into, 0.5, add=True)
-        found.append((z, into))
-    assert_close(*found, 1e-13)
-
-
-def test_one_of_a_snapshot_is_put_back() -> None:
-    made = trainer(mlp(), clients(), "auto")
-    made.advance()
-    run = made.federations._run
-    assert isinstance(run, Unshared)
-    before, states = run.loop.state_dict(), list(run.loop.states.values())
-    snapshot = Snapshot(states)
-    made.advance()
-    after = run.loop.state_dict()
-    snapshot.restore_one(1)
-    names = list(run.loop.states)
-    back = {**run.loop.state_dict()}
-    assert toys.same(back[names[1]]["head"], before[names[1]]["head"])
-    assert toys.same(back[names[1]]["optimizer"], before[names[1]]["optimizer"])
-    assert toys.same(back[names[0]], after[names[0]])

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import METRICS
+from fedgradnorm.tasks._registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "docs/your-data.md", "docs/worth.md"]
+PAGES = ["README.md", "docs/your-data.md", "docs/tasks.md", "docs/worth.md"]
 REAL = "docs/data-clients.md"  # its blocks need the files that it describes
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 NOT_HERE = {
@@ -122,6 +122,6 @@ def test_the_table_of_metrics_has_every_name():
     known = {
         kind: {name for name, metric in METRICS.items() if kind in metric.kinds} for kind in KINDS
     }
-    assert known["classification"] == known["binary"] == one
+    assert known["classification"] == known["binary"] == known["ordinal"] == one
     assert known["multilabel"] == (one | many) - {"kappa"}
     assert known["regression"] == numbers

@@ -19,8 +19,8 @@ ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 SURFACE = {
     "fedgradnorm": """Benefit BySize Client ConfigError DataError Equal FedGradNormError GradNorm
         Interrupted ModelError Needs Run RunFolderError Signals Static Task TrainingError Weighting
-        __version__ binary classification data experiments load models multilabel regression tasks
-        train weighting worth""",
+        __version__ binary classification data experiments load models multilabel ordinal regression
+        tasks train weighting worth""",
     "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size beijing
         client_from_arrays client_from_files faces landmine mtfl partition_client radcom school""",
     "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
@@ -32,8 +32,9 @@ SURFACE = {
     "fedgradnorm.data.school": "FILE clients",
     "fedgradnorm.experiments": "Config Sink load_config open_sink run",
     "fedgradnorm.models": "linear_head network1 network2",
-    "fedgradnorm.tasks": """Task accuracy binary binary_cross_entropy classification cross_entropy
-        mean_absolute_error multilabel r_squared regression squared_error""",
+    "fedgradnorm.tasks": """Kind Task accuracy binary binary_cross_entropy classification
+        cross_entropy mean_absolute_error multilabel of_kind ordinal r_squared regression
+        squared_error""",
     "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
         ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
         InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady TorchJD

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
-    from fedgradnorm.tasks import Task, binary, classification, multilabel, regression
+    from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "load",
     "models",
     "multilabel",
+    "ordinal",
     "regression",
     "tasks",
     "train",
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
-_TASKS = ("Task", "binary", "classification", "multilabel", "regression")
+_TASKS = ("Task", "binary", "classification", "multilabel", "ordinal", "regression")
 _WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
 __getattr__ = on_demand(
     __name__,

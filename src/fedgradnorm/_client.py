@@ -1,10 +1,11 @@
-"""A client: who it is, its task and its data, checked once."""
+"""A client: who it is, its task or tasks and its data, checked once."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._task_rows import task_rows
+from fedgradnorm.tasks._missing import labelled, numbers_with_gaps
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any] | Tensor
     Split = tuple[Array, Array]
+    Splits = tuple[Array, Mapping[str, Array]]
 
 
 class Scaler(Protocol):
@@ -35,6 +39,7 @@ class Scaler(Protocol):
 
 
 SPLITS = ("train", "validation", "test")
+_NONE: Any = None  # what a client with several tasks has as its one task
 
 
 @dataclass(frozen=True)
@@ -43,46 +48,95 @@ class Client:
 
     Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
     ``0 .. classes - 1`` for classification (0 and 1 for binary), one row of ``outputs`` numbers
-    for regression, one row of zeros and ones for multilabel.
+    for regression, one row of zeros and ones for multilabel, and so on at each position of a task
+    with a shape. NaN or None in ``y`` is a label that nobody gave: it counts for no loss and no
+    metric. A client with one task learns from its labelled rows alone.
+
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
     ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
     training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
     The data is checked here, once, so that training never meets a bad row.
 
+    With ``tasks``, a table of several by name, ``y`` is a table of targets by these names, and so
+    are ``head``, ``labels`` and ``scaling`` where they are given. Such a client trains as one
+    of its :attr:`rows` for each task, called ``name/task``: all read the same rows in every batch.
+
     >>> import numpy as np
-    >>> from fedgradnorm import Client, classification
+    >>> from fedgradnorm import Client, classification, regression
     >>> x = np.random.default_rng(0).normal(size=(8, 4))
     >>> Client("a", classification(2), train=(x, np.arange(8) % 2)).size
     8
+    >>> tasks = {"odd": classification(2), "sum": regression(1)}
+    >>> both = Client("b", tasks=tasks, train=(x, {"odd": np.arange(8) % 2, "sum": x.sum(1)}))
+    >>> [row.name for row in both.rows]
+    ['b/odd', 'b/sum']
     """
 
     name: str
-    task: Task
-    train: Split
+    task: Task = _NONE
+    train: Split = _NONE
     test: Split | None = None
     validation: Split | None = None
     head: nn.Module | None = None
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    tasks: Mapping[str, Task] | None = None
+    of: str | None = None
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self,
+            name: str,
+            task: Task,
+            train: Split,
+            test: Split | None = None,
+            validation: Split | None = None,
+            head: nn.Module | None = None,
+            scaling: Scaler | None = None,
+            labels: tuple[str, ...] | None = None,
+            columns: tuple[str, ...] | None = None,
+            *,
+            of: str | None = None,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            name: str,
+            *,
+            tasks: Mapping[str, Task],
+            train: Splits,
+            test: Splits | None = None,
+            validation: Splits | None = None,
+            head: Mapping[str, nn.Module] | None = None,
+            scaling: Scaler | Mapping[str, Scaler] | None = None,
+            labels: Mapping[str, tuple[str, ...]] | None = None,
+            columns: tuple[str, ...] | None = None,
+        ) -> None: ...
+        def __init__(self, *args: Any, **options: Any) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
+        if self.columns is None:
+            object.__setattr__(self, "columns", _training_columns(self))
+        if self.tasks is not None:
+            object.__setattr__(self, "_rows", _several(self))
+            return
         if not isinstance(self.task, Task):
             raise DataError(
                 f"client {self.name!r}: task must be classification(...), binary(...), "
                 f"multilabel(...) or regression(...), not {self.task!r}"
             )
-        if self.columns is None:
-            object.__setattr__(self, "columns", _training_columns(self))
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
                 object.__setattr__(self, split, _checked(self, split, pair))
         _check_rows(self)
-        if self.size < (self.task.classes or 0):
+        if self.size < (self.task.classes or 0) and not self.task.shape:
             raise DataError(
                 f"client {self.name!r}: {self.task.classes} classes but only {self.size} training "
                 "rows; give it more data or fewer classes"
@@ -91,14 +145,45 @@ class Client:
         object.__setattr__(self, "task", _learned(self))
 
     @property
+    def rows(self) -> tuple[Client, ...]:
+        """The client for each of its tasks: itself, or one for each of several."""
+        if self.tasks is None:
+            return (self,)
+        found: tuple[Client, ...] = vars(self)["_rows"]
+        return found
+
+    @property
+    def owner(self) -> str:
+        """Who it is that takes part, also where this is the row of one of several tasks."""
+        return self.of or self.name
+
+    @property
     def size(self) -> int:
-        """Number of training rows."""
-        return len(self.train[0])
+        """Number of labelled training rows."""
+        return int(labelled(torch.as_tensor(self.train[1])).sum())
+
+    @property
+    def drawn(self) -> int:
+        """Number of training rows that batches are drawn from: see :meth:`learns_from`."""
+        return len(self.train[0]) if self.of else self.size
+
+    def learns_from(self) -> tuple[Tensor, Tensor]:
+        """The training rows that batches are drawn from.
+
+        Of a client with one task they are the labelled ones. Several tasks read the same batches,
+        so there each leaves out what it has no label for.
+        """
+        x, y = (torch.as_tensor(part) for part in self.train)
+        there = labelled(y)
+        if self.of or bool(there.all()):
+            return x, y
+        return x[there], self.task.whole(y[there])
 
     @property
     def task_name(self) -> str:
-        """The task's name, or the client's own where the task has none."""
-        return self.task.name or self.name
+        """The task's name; without one the client's own, or that among its several tasks."""
+        own = self.name if self.of is None else self.name.removeprefix(f"{self.of}/")
+        return self.task.name or own
 
     def fingerprint(self) -> str:
         """A hash of all splits: kinds of numbers, shapes and values.
@@ -113,6 +198,23 @@ class Client:
                 digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
                 digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _several(client: Client) -> tuple[Client, ...]:
+    """A client for each of several tasks, which hold the very same inputs."""
+    if vars(client)["task"] is not None or client.of is not None:
+        raise DataError(f"client {client.name!r}: task and tasks are both given; choose one")
+    splits = {split: getattr(client, split) for split in SPLITS}
+    for split, pair in splits.items():
+        if pair is not None and isinstance(pair, (tuple, list)) and len(pair) == 2:
+            where = f"client {client.name!r}, {split} data"
+            splits[split] = as_tensor(where, picked(pair[0], client.columns, where), "x"), pair[1]
+    given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}
+    assert client.tasks is not None
+    return tuple(
+        Client(**parts, columns=client.columns, of=client.name)
+        for parts in task_rows(client.name, client.tasks, splits, given, as_tensor)
+    )
 
 
 def _check_labels(client: Client) -> None:
@@ -132,7 +234,7 @@ def _check_labels(client: Client) -> None:
 def _learned(client: Client) -> Task:
     """The task with what it learns on the training targets."""
     try:
-        return client.task.learned(torch.as_tensor(client.train[1]))
+        return client.task.learned(client.learns_from()[1])
     except ConfigError as error:
         raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
 
@@ -172,8 +274,14 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
         rows = 0 if y.ndim == 0 else len(y)
         raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
     _finite(where, x, "x")
-    _finite(where, y, "y")
-    return x, client.task.target(where, y)
+    _finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
+    y = client.task.target(where, y)
+    if not labelled(y).any():
+        raise DataError(
+            f"{where}: none of its {len(y)} rows has a label; give it some, or leave "
+            f"{'the client' if split == 'train' else split} out"
+        )
+    return x, y
 
 
 def as_tensor(where: str, values: Any, name: str) -> Tensor:
@@ -199,6 +307,8 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError as error:
         raise DataError(f"{where}: the rows of {name} differ in shape") from error
+    if array.dtype.kind == "O" and name == "y":
+        array = numbers_with_gaps(array)
     if array.dtype.kind not in "fiubc":
         raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:

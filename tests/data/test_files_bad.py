@@ -72,7 +72,7 @@ def test_dropping_everything_is_an_error(houses):
 def test_dropped_rows_are_one_line_a_client_by_kind(tmp_path, caplog):
     good = "1,1,a\n2,2,b\n"
     train = write(tmp_path / "a.csv", "x,z,y\n" + good + "?,1,a\n" * 30 + "1,NA,a\n" * 2 + "1,2\n")
-    test = write(tmp_path / "t.csv", "x,z,y\n" + good + "1,2,null\n")
+    test = write(tmp_path / "t.csv", "x,z,y\n" + good + "1,inf,a\n")
     settings = {"task": "classification", "train": train, "test": test, "targets": "y"}
     with caplog.at_level(logging.WARNING):
         loaded = client_from_files("north", **settings, on_bad="drop")
@@ -81,8 +81,8 @@ def test_dropped_rows_are_one_line_a_client_by_kind(tmp_path, caplog):
         "30 like data row 3 (line 4): column 'x' is '?', not a number [a.csv]; "
         "2 like data row 33 (line 34): column 'z' is empty or NaN [a.csv]; "
         "data row 35 (line 36): 2 fields where the header has 3 [a.csv]; "
-        "data row 3 (line 4): column 'y' has no label ('null' stands for none; rename it if it is "
-        "a class) [t.csv] (all in the log at level DEBUG, and by number in Loaded.dropped)"
+        "data row 3 (line 4): column 'z' is 'inf', too large [t.csv] (all in the "
+        "log at level DEBUG, and by number in Loaded.dropped)"
     ]
     assert loaded.dropped == {str(train): tuple(range(3, 36)), str(test): (3,)}
     with caplog.at_level(logging.DEBUG):

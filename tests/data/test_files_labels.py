@@ -105,9 +105,9 @@ def test_labels_that_do_not_fit_the_classes(tmp_path, labels, classes, says):
     one_line(caught)
 
 
-def test_an_empty_label_is_a_bad_row(tmp_path):
-    path = labelled(tmp_path, "a", "", "b")
-    with pytest.raises(DataError, match=r"data row 2 .* column 'y' has no label"):
+def test_a_file_without_any_label_is_refused(tmp_path):
+    path = labelled(tmp_path, "", "NA")
+    with pytest.raises(DataError, match=r"no row has a label"):
         client_from_files("a", task="classification", train=path, targets="y")
 
 
@@ -116,7 +116,7 @@ MISSING = ("", " ", "NA", "na", "N/A", "NaN", "null", "NULL", "None", " none ")
 
 @pytest.mark.parametrize("text", MISSING)
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
-def test_what_is_missing_among_numbers_is_missing_among_labels(tmp_path, text, kind):
+def test_what_is_missing_among_numbers_is_no_label(tmp_path, text, kind, caplog):
     labels = ["a", text, "b", "a", "b"]
     path, columns = tmp_path / f"a.{kind}", {"targets": "y"}
     if kind == "npz":
@@ -126,12 +126,13 @@ def test_what_is_missing_among_numbers_is_missing_among_labels(tmp_path, text, k
         frame = pd.DataFrame({"x": range(5), "y": labels})
         frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
     settings = {"task": "classification", "train": path, **columns}
-    with pytest.raises(DataError, match=r"data row 2.* has no label") as caught:
-        client_from_files("a", **settings)
-    assert ("rename it if it is a class" in one_line(caught)) == bool(text.strip())
-    loaded = client_from_files("a", **settings, on_bad="drop")
+    with caplog.at_level("INFO"):
+        loaded = client_from_files("a", **settings)
+    assert "client 'a': 1 of 5 rows have no label" in caplog.text
     assert loaded.label_names == ("a", "b")
-    assert loaded.dropped == {str(path): (2,)}
+    assert loaded.dropped == {}
+    assert loaded.client.size == 4
+    np.testing.assert_equal(loaded.client.train[1].numpy(), [0, np.nan, 1, 0, 1])
     if kind == "csv":
         swapped = {**settings, "targets": "x", "inputs": "y", "task": "regression"}
         write(path, f"x,y\n1,1\n2,{text}\n3,3\n")

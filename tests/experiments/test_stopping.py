@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,22 @@ from rich.console import Console
 
 import fedgradnorm as fgn
 import toys
+from experiments.overfitting import (
+    ENDS,
+    EVERY,
+    ROUNDS,
+    assert_same_networks,
+    clients,
+    ending,
+    gains,
+    losses,
+    train,
+)
 from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._report.page.provenance import runs_table
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.display import live_display
-
-ROUNDS, EVERY = 45, 3
-
-
-def clients(without: str = "") -> list[fgn.Client]:
-    """So few training rows that each client soon learns them by heart."""
-    return [
-        replace(
-            toys.client(name, size),
-            validation=None if name == without else toys.rows(name, 41),
-        )
-        for name, size in zip(toys.NAMES, (24, 20, 20), strict=True)
-    ]
-
-
-def train(without: str = "", network: Any = toys.network, **more: Any) -> fgn.Run:
-    how = {"rounds": ROUNDS, "eval_every": EVERY, "batch_size": 8, "lr": 0.05, "device": "cpu"}
-    how = {"engine": "loop", "weighting": fgn.GradNorm(lr=0.02), **how, **more}
-    return fgn.train(network(), clients(without), **how)
-
-
-def losses(run: fgn.Run, round_number: int | None = None, split: str = "validation") -> dict:
-    frame = run.history[run.history.split == split]
-    last = frame["round"].max() if round_number is None else round_number
-    return frame[frame["round"] == last].set_index("client").loss.to_dict()
-
-
-def gains(run: fgn.Run) -> dict[int, float]:
-    """The mean gain of every evaluation, from the history alone."""
-    frame = run.history[run.history.split == "validation"]
-    table = frame.pivot(index="round", columns="client", values="loss")
-    first = table.iloc[0]
-    return ((first - table) / table.clip(lower=first, axis=1)).mean(axis=1).to_dict()
-
-
-def assert_same_networks(left: fgn.Run, right: fgn.Run) -> None:
-    for name in left.clients:
-        one, two = left.clients[name], right.clients[name]
-        assert toys.same(dict(one.head.state_dict()), dict(two.head.state_dict()))
-        assert toys.same(one.buffers, two.buffers)
-        networks = (run.networks[name].state_dict() for run in (left, right))
-        assert toys.same(*map(dict, networks))
-
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -172,21 +139,6 @@ def test_it_resumes_to_the_bit_wherever_it_was_stopped(tmp_path: Path, how: dict
         assert_equal_to_the_bit(folder, tmp_path / "whole")
         for key in ("kept", "stopped_early"):
             assert again.about[key] == whole.about[key] == fgn.load(folder).about[key]
-
-
-class Killed(Exception):
-    """As a kill: nothing is written on the way out."""
-
-
-ENDS: list[type[BaseException]] = [KeyboardInterrupt, Killed]
-
-
-def ending(at: int, how: type[BaseException]) -> Any:
-    def stop(event: Any) -> None:
-        if event.round == at:
-            raise how
-
-    return stop
 
 
 def test_the_terminal_the_log_and_the_page_say_what_was_kept(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def testable(clients: object, by: By) -> list[Client]:
     for one in clients:
         if not isinstance(one, Client):
             raise DataError(f"clients must be a list of fgn.Client, not of {type(one).__name__}")
+        if one.tasks is not None:
+            given += testable(one.rows, by)
+            continue
         if any(one.name == other.name for other in given):
             raise DataError(f"two clients are named {one.name!r}; give each once")
         if one.test is None:
@@ -102,7 +106,7 @@ def _held_out(joined: Trained, alone: Trained, client: Client, by: By) -> HeldOu
 
 def metric_of(task: Task, by: By) -> str:
     """What a client is judged by: an accuracy, or the loss that it was trained on."""
-    return "accuracy" if by == "score" and not task.has_real_targets else task.loss_name
+    return "accuracy" if by == "score" and task.has_right_answers else task.loss_name
 
 
 @torch.no_grad()
@@ -110,9 +114,11 @@ def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
     assert client.test is not None
     x, y = (torch.as_tensor(part) for part in client.test)
-    output = run.head_outputs(client.name, x)
-    found = client.task.right(output, y) if metric == "accuracy" else None
+    if not bool((there := labelled(y)).all()):
+        x, y = x[there], client.task.whole(y[there])
+    output, task = run.head_outputs(client.name, x), client.task.for_targets(y)
+    found = task.right(output, y) if metric == "accuracy" else None
     if found is None:
-        found = client.task.loss_function(output, y.to(output) if y.is_floating_point() else y)
+        found = task.row_losses(output, y.to(output) if y.is_floating_point() else y)
     values: Floats = found.double().numpy()
     return values

@@ -142,12 +142,12 @@ def _waiting(missing: list[str]) -> None:
 
 
 def _show(done: Coordinator, folder: Path) -> None:
-    """A row per client, and where the run is."""
+    """A row per client, or one for each of its tasks, and where the run is."""
     table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
-    weights = dict(zip(done.names, done.server.weighting.weight.tolist(), strict=True))
-    for name in done.names:
+    weights = dict(zip(done.rows, done.server.weighting.weight.tolist(), strict=True))
+    for row, name in done.rows.items():
         counts = (done.missed[name], done.refused[name], done.bounded[name])
-        numbers = (done.states[name], f"{weights[name]:.4f}", *counts)
-        table.add_row(name, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
+        numbers = (done.states[name], f"{weights[row]:.4f}", *counts)
+        table.add_row(row, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")

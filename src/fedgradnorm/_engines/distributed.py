@@ -76,7 +76,7 @@ class DistributedEngine(Engine):
         self.world, self.device = world, device
         self.names = [client.name for client in clients]
         _check_alike(world, clients)
-        self.shares = [range(rank, len(clients), world.size) for rank in range(world.size)]
+        self.shares = _shares(clients, world.size)
         own = [clients[i] for i in self.shares[world.rank]]
         self.local = make_local(own, {c.name: heads[c.name] for c in own}) if own else None
         sizes = [float(client.size) for client in clients]
@@ -179,3 +179,12 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_on_host(item) for item in value)
     return value
+
+
+def _shares(clients: Sequence[Client], ranks: int) -> list[list[int]]:
+    """Each rank's clients, as rows; several tasks of one client are on one rank."""
+    places = {name: k for k, name in enumerate(dict.fromkeys(c.owner for c in clients))}
+    return [
+        [row for row, client in enumerate(clients) if places[client.owner] % ranks == rank]
+        for rank in range(ranks)
+    ]

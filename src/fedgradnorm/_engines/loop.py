@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.client_round import (
     ClientState,
     LocalSettings,
@@ -23,11 +22,13 @@ from fedgradnorm._round.client_round import (
     local_round,
 )
 from fedgradnorm._round.evaluation import answers, represented
+from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.tasks._missing import labelled
 
 
 class LoopEngine(Engine):
@@ -52,7 +53,7 @@ class LoopEngine(Engine):
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
         self.network = working_copy(network, device, bf16=bf16)
-        self.batches = Batches({c.name: c.size for c in clients}, batch_size, seed, how.steps)
+        self.batches = batches_of(clients, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
         place = Placed(self.network.module, device)
         self.data = {c.name: place.splits(c) for c in clients}
@@ -81,7 +82,7 @@ class LoopEngine(Engine):
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
         if self.network.has_buffers:
             self.network.load_buffers(state.buffers)
-        with self._chance("noise", name, round_number):
+        with self._chance("noise", self.clients[name].owner, round_number):
             report = local_round(
                 self.clients[name],
                 state,
@@ -148,7 +149,7 @@ class LoopEngine(Engine):
             if seen is None or seen[0] is not x:
                 seen = x, list(represented(self.network.module, x))
             try:
-                results[name] = client.task.measure(answers(state.head, seen[1]), y)
+                results[name] = client.task.measure(answers(state.head, seen[1]), y, client.scaling)
             except ConfigError as error:
                 raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
@@ -157,9 +158,7 @@ class LoopEngine(Engine):
         """One client after another; the network's running statistics stay as they are."""
         first = round_number * self.how.steps
         for name, state in self.states.items():
-            self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._put_in_place(state, shared)
             self.network.module.eval()
             state.head.train()
             with self._chance("final", name):
@@ -170,9 +169,7 @@ class LoopEngine(Engine):
         """One client after another, each on the scratch copy."""
         kept = {}
         for name, state in self.states.items():
-            self.network.vector.copy_(shared)
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            self._put_in_place(state, shared)
             held_out = self.data[name].get("validation")
             with self._chance("personal", name):
                 batch = partial(self._batch, name, how.first)
@@ -181,10 +178,19 @@ class LoopEngine(Engine):
                 )
         return kept
 
+    def _put_in_place(self, state: ClientState, shared: Tensor) -> None:
+        """Fill the scratch copy with the network and the statistics that a client has now."""
+        self.network.vector.copy_(shared if state.own is None else state.own)
+        if self.network.has_buffers:
+            self.network.load_buffers(state.buffers)
+
     def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
         """A client's batch number ``first + step``, counted from the run's start."""
         x, y = self.data[name]["train"]
-        rows = torch.from_numpy(self.batches.rows(name, first + step)).to(x.device)
+        if self.clients[name].task.gaps:  # here every task may have batches of its own
+            x, y = x[there := labelled(y)], y[there]
+        batches = self.batches.only(name, len(x))
+        rows = torch.from_numpy(batches.rows(name, first + step)).to(x.device)
         return x[rows], y[rows]
 
     def only(self, name: str) -> LoopEngine:
@@ -233,7 +239,11 @@ class Placed:
 
     def splits(self, client: Client) -> dict[str, tuple[Tensor, Tensor]]:
         """The client's splits on the device, in the network's dtype."""
-        splits = {"train": client.train, "validation": client.validation, "test": client.test}
+        splits = {
+            "train": client.learns_from(),
+            "validation": client.validation,
+            "test": client.test,
+        }
         return {
             split: (self._inputs(torch.as_tensor(pair[0])), self._targets(torch.as_tensor(pair[1])))
             for split, pair in splits.items()

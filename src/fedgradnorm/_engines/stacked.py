@@ -94,7 +94,7 @@ class StackedEngine(BatchedEngine):
                 here = rows[number][mine]
                 z = dense.forward(at, self.data.inputs[here])
                 values, signal, heads = part.group.signal(
-                    z, self.targets(part, here), chosen, self.how.together
+                    z, self.targets(part, here, chosen), chosen, self.how.together
                 )
                 dense.gradient(signal, mean, 1 / steps, add=number > 0)
                 loss[position] += values[0].double() / steps
@@ -159,7 +159,7 @@ class StackedEngine(BatchedEngine):
             here = rows[number][mine]
             x = self.data.inputs[here].unflatten(0, (len(members), batch))
             leaves = group.parameters(chosen)
-            targets = self.targets(part, here)
+            targets = self.targets(part, here, chosen)
             losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)
             wanted = list(local.values()) + (leaves if self.how.together else [])
             gradients = torch.autograd.grad(losses.sum(), wanted)

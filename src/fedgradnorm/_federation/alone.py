@@ -140,33 +140,21 @@ def alone(
 ) -> Federations:
     """A federation for each client, side by side unless an engine is asked for or one is needed."""
     plain = not (settings.compile and device.type == "cuda")  # only an engine of one compiles
+    run, bases = None, dict[str, Basis]()
     if settings.engine == "auto" and len(clients) > 1 and plain:
-        return _together(network, clients, weighting, settings, device)
-    return _in_turn(network, clients, weighting, settings, device)
+        run, bases = _one_pass(network, clients, settings, device)
+    found = [
+        Federation(network, [c], copy.deepcopy(weighting), settings, device, bases.get(c.name))
+        for c in clients
+    ]
+    return Federations(found) if run is None else SideBySide(found, run)
 
 
-def _in_turn(
-    network: nn.Module,
-    clients: Sequence[Client],
-    weighting: Weighting,
-    settings: Settings,
-    device: torch.device,
-) -> Federations:
-    """Federations that have nothing in common."""
-    return Federations(
-        Federation(network, [client], copy.deepcopy(weighting), settings, device)
-        for client in clients
-    )
-
-
-def _together(
-    network: nn.Module,
-    clients: Sequence[Client],
-    weighting: Weighting,
-    settings: Settings,
-    device: torch.device,
-) -> Federations:
-    """Federations side by side, or in turn where that would be another training."""
+def _one_pass(
+    network: nn.Module, clients: Sequence[Client], settings: Settings, device: torch.device
+) -> tuple[Unshared | None, dict[str, Basis]]:
+    """A pass for all, and what each client's federation has of it; none where that would be another
+    training."""
     trainable_parameters(network)
     network = copy.deepcopy(network)
     seed, start = settings.seed, settings.head_start
@@ -184,13 +172,10 @@ def _together(
         bf16=settings.precision == "bf16",
     )
     if run is None:
-        return _in_turn(network, clients, weighting, settings, device)
-    found = []
-    for client in clients:
-        vector, engine = run.vector_of(client.name), run.engine_of(client.name)
-        basis, own = Basis(network, vector, gauge, engine), copy.deepcopy(weighting)
-        found.append(Federation(network, [client], own, settings, device, basis))
-    return SideBySide(found, run)
+        return None, {}
+    names = [client.name for client in clients]
+    bases = {n: Basis(network, run.vector_of(n), gauge, run.engine_of(n)) for n in names}
+    return run, bases
 
 
 def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) -> None:

@@ -71,6 +71,14 @@ class Ditto(Federation):
         found = [own.evaluate(split) for own in self.personal.values()]
         return {name: values for result in found for name, values in result.items()}
 
+    def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A client's part, with its personal network."""
+        return self.personal[name].part(state["personal"][name], name)
+
+    def give(self, name: str, part: Mapping[str, Any]) -> None:
+        """Let a client have what ``part`` returned."""
+        self.personal[name].give(name, part)
+
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:

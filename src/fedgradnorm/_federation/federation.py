@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +24,18 @@ from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm.models._fitting import as_input, check_head, own_head, representation_size
+from fedgradnorm.models._fitting import (
+    as_input,
+    check_head,
+    fitting_head,
+    own_head,
+    representation,
+)
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
 from fedgradnorm.models._networks import linear_head
+from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._positions import forms
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -70,6 +79,7 @@ class Federation:
         trainable_parameters(network)
         self.clients = list(clients)
         self.names = [client.name for client in clients]
+        self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
@@ -193,18 +203,28 @@ class Federation:
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.
 
-        A head that is averaged goes both ways too.
+        A head that is averaged goes both ways too. To several tasks of one client ``shared`` comes
+        once: it is counted with the first of them.
         """
         shared = self.server.shared
         scalars = sum(need in self.server.weighting.needs for need in SCALARS)
-        numbers = shared.numel() + self._head_numbers.get(name, 0)
-        return 2 * numbers * shared.element_size() + 8 * scalars
+        down = shared.numel() if name in self._receivers else 0
+        numbers = shared.numel() + down + 2 * self._head_numbers.get(name, 0)
+        return numbers * shared.element_size() + 8 * scalars
 
     def shared_network(self, own: Tensor | None = None) -> nn.Module:
         """The shared network, or a client's ``own``, as a module of its own, on the CPU."""
         flat = FlatNetwork(self.network)
         flat.vector.copy_(self.server.shared.data if own is None else own)
         return flat.module
+
+    def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """A client's part of a whole state: its private one, with the network as its own."""
+        return {**state["clients"][name], "own": state["server"]["shared"]}
+
+    def give(self, name: str, part: Mapping[str, Any]) -> None:
+        """Let a client have what ``part`` returned; the shared network stays as it is."""
+        self.engine.load_state_dict({name: part})
 
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
@@ -259,32 +279,42 @@ def make_head(
 ) -> nn.Module:
     """The client's own head, or a linear one whose weights depend on seed and name alone."""
     x = as_input(torch.as_tensor(client.train[0][:2]), network, "cpu")
-    features = representation_size(network, x, client.name)
+    row, task = representation(network, x, client.name), client.task
     like = next(network.parameters()).detach()
     if client.head is not None:
         head = own_head(client.head, client.name).to(dtype=like.dtype)
     else:
-        head = start_head(client.name, features, client.task.outputs, seed, like.dtype)
+        with head_chance(client.name, seed):
+            head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)
         if start == "targets":
             start_at_targets(head, client)
-    check_head(head, features, client.task.outputs, client.name, like)
-    if client.task.has_own_loss:
+    check_head(head, row, forms(task.outputs, task.shape), client.name, like)
+    if task.has_own_loss:
         _try_loss(network, client, head)
     return head
 
 
 def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
     """The linear head that the client of this name starts with."""
+    with head_chance(name, seed):
+        return linear_head(features, outputs).to(dtype=dtype)
+
+
+@contextmanager
+def head_chance(name: str, seed: int) -> Iterator[None]:
+    """Chance that depends on seed and name alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "head", name) % 2**63)
-        return linear_head(features, outputs).to(dtype=dtype)
+        yield
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
     """A ConfigError unless the client's own loss can be used, found out on its first rows."""
     task = client.task
     rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
-    x, y = (torch.as_tensor(part[:rows]) for part in client.train)
+    x, y = client.learns_from()
+    there = labelled(y)
+    x, y = x[there][:rows], y[there][:rows]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         output = predict(network, head, as_input(x, network, "cpu"))
         try:

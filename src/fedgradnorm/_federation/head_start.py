@@ -19,6 +19,7 @@ def trivial_answer(client: Client) -> Tensor:
 
 
 @torch.no_grad()
-def start_at_targets(head: nn.Linear, client: Client) -> None:
+def start_at_targets(head: nn.Module, client: Client) -> None:
     """Let a head begin near the client's trivial answer; its weights stay as they were drawn."""
+    assert isinstance(head.bias, Tensor)
     head.bias.copy_(trivial_answer(client))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
+    owners = [owner for owner, _ in itertools.groupby(client.owner for client in clients)]
+    twice = next((name for name in owners if owners.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
     if settings.first_loss == "log_classes":
         for client in clients:
             if client.task.classes is None:
@@ -36,12 +41,12 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"
                 )
-    if settings.keep == "best" and all(client.validation is None for client in clients):
+    if settings.keeps_best and all(client.validation is None for client in clients):
         raise ConfigError(
-            "keep='best' needs validation rows, and no client has any; give clients "
+            f"keep={settings.keep!r} needs validation rows, and no client has any; give clients "
             "validation=(x, y), or the data source a validation_share, or use keep='last'"
         )
-    check_listed(settings.participation, names)
+    check_listed(settings.participation, list(dict.fromkeys(owners)))
 
 
 def federations(

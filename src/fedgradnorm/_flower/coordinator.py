@@ -56,7 +56,8 @@ class Exchange(Protocol):
 class Coordinator:
     """The server of one run. It knows of a client: its name, its updates, the agreed scalars.
 
-    Where clients share ``heads``, it knows these too.
+    Where clients share ``heads``, it knows these too. ``tasks`` are those of clients that have
+    several: such a client sends one answer with a row for each.
     """
 
     def __init__(
@@ -68,8 +69,11 @@ class Coordinator:
         patience: Patience,
         gauge: Tensor | None = None,
         heads: GroupHeads | None = None,
+        tasks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
+        self.tasks = dict(tasks or {})
+        self.rows = rows_of(names, self.tasks)
         self.exchange, self.patience, self.gauge = exchange, patience, gauge
         self.heads = heads
         self.run = secrets.token_hex(8)
@@ -78,7 +82,7 @@ class Coordinator:
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.sizes: dict[str, float] = {}  # rows that each client first said it has
-        self.notices = Notices(names, agreement.settings)
+        self.notices = Notices(names, list(self.rows), agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
         self.conflict = conflict_table()
@@ -180,30 +184,38 @@ class Coordinator:
             return str(error)
 
     def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
-        answer = decode_answer(content, order, self.agreement.scalars, self.patience.longest)
-        if self.gauge is not None and "gauge_norm" in answer.scalars:
-            check_gauge(answer, self.gauge)
-        self._check_size(name, answer)
+        tasks, longest = self.tasks.get(name, ()), self.patience.longest
+        answer = decode_answer(content, order, self.agreement.scalars, longest, tasks)
+        if order.kind == "train":
+            for task, (update, scalars) in answer.of_tasks(tasks).items():
+                if self.gauge is not None and "gauge_norm" in scalars:
+                    check_gauge(update, scalars["gauge_norm"], self.gauge)
+                self._check_size(row_name(name, task), scalars.get("size"))
         return answer
 
-    def _check_size(self, name: str, answer: Answer) -> None:
+    def _check_size(self, name: str, said: float | None) -> None:
         """Refuse another number of rows than the client first said; its data stays the same."""
-        said = answer.scalars.get("size")
         if said is not None and said != self.sizes.setdefault(name, said):
             raise Refused(f"its size is {said:g}, but it was {self.sizes[name]:g}")
 
     def _count_bounded(self, cuts: Sequence[Cut]) -> None:
         """Count the rounds in which a client was bounded; log the first one."""
         for cut in {cut.row: cut for cut in cuts}.values():
-            name = self.names[cut.row]
+            name = list(self.rows.values())[cut.row]
             if not self.bounded[name]:
                 words = "round %d: client %r is bounded: %s; later rounds are only counted"
                 log.warning(words, self.round + 1, name, cut)
             self.bounded[name] += 1
 
     def _step(self, active: list[str], good: Mapping[str, Answer]) -> Progress:
-        reports = self._reports(good)
-        after = server_round(self.server, reports)
+        told = {
+            row_name(name, task): one
+            for name, answer in good.items()
+            for task, one in answer.of_tasks(self.tasks.get(name, ())).items()
+        }
+        reports = self._reports(told)
+        idle = good and not told  # nobody's batches have a label of any task
+        after = self.server.weighting.weight if idle else server_round(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])
         recorded = self.agreement.settings.records_conflict(self.round)
@@ -212,21 +224,21 @@ class Coordinator:
         self.round += 1
         held = self.server.weighting.held
         rows: list[Row] = []
-        for i, name in enumerate(self.names):
-            if name not in active:
+        for i, (name, client) in enumerate(self.rows.items()):
+            if client not in active or (client in good and name not in told):
                 continue
             row: Row = {"round": self.round, "epoch": float(self.round), "client": name}
-            row.update(split="batch", active=int(name in good), weight=weights[i])
-            row.update(held=0 if held is None else int(held[i]), bytes=self.bytes[name])
-            known = good[name].scalars if name in good else {}
+            row.update(split="batch", active=int(name in told), weight=weights[i])
+            row.update(held=0 if held is None else int(held[i]), bytes=self.bytes[client])
+            known = told[name][1] if name in told else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
         self.notices.watch.hold(self.round, rows)
         if recorded:
             self.conflict.append(
-                pair_rows(self.round, float(self.round), pairs(reports, self.names))
+                pair_rows(self.round, float(self.round), pairs(reports, list(self.rows)))
             )
-        weight = dict(zip(self.names, weights, strict=True))
+        weight = dict(zip(self.rows, weights, strict=True))
         return self._progress(rows, weight)
 
     def _average_heads(
@@ -244,20 +256,19 @@ class Coordinator:
         counts, shown = (self.round, self.agreement.rounds), key.replace("_", " ")
         return Progress(*counts, float(self.round), known, weight, shown=shown)
 
-    def _reports(self, good: Mapping[str, Answer]) -> StackedReports:
-        """The answers as rows, in the order of names, as an engine in one process has them."""
+    def _reports(self, told: Mapping[str, tuple[Tensor, Mapping[str, float]]]) -> StackedReports:
+        """What was told as rows, in their order, as an engine in one process has them."""
 
         def column(key: str) -> Tensor:
-            values = [good[n].scalars.get(key, 0.0) if n in good else 0.0 for n in self.names]
+            values = [told[n][1].get(key, 0.0) if n in told else 0.0 for n in self.rows]
             return torch.tensor(values, dtype=torch.float64)
 
-        shared = self.server.shared.data
-        updates = shared.new_zeros(len(self.names), len(shared))
-        for name, answer in good.items():
-            assert answer.update is not None
-            updates[self.names.index(name)] = answer.update
+        shared, places = self.server.shared.data, {name: k for k, name in enumerate(self.rows)}
+        updates = shared.new_zeros(len(self.rows), len(shared))
+        for name, (update, _) in told.items():
+            updates[places[name]] = update
         return StackedReports(
-            active=torch.tensor([name in good for name in self.names]),
+            active=torch.tensor([name in told for name in self.rows]),
             size=column("size"),
             loss=column("loss"),
             loss_ratio=column("loss_ratio"),
@@ -291,3 +302,13 @@ class Coordinator:
 
 
 _TABLES = ("states", "refused", "missed", "bytes", "bounded")
+
+
+def row_name(client: str, task: str) -> str:
+    """What the row of one of a client's several tasks is called."""
+    return f"{client}/{task}" if task else client
+
+
+def rows_of(clients: Sequence[str], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The rows that are weighed, each with its client: one for each task of a client."""
+    return {row_name(name, task): name for name in clients for task in tasks.get(name, ("",))}

@@ -65,6 +65,7 @@ class FederationFile:
     refusals: int = 5
     pause: int = 32
     tasks: dict[str, Any] = field(default_factory=dict)
+    several: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -79,6 +80,7 @@ class FederationFile:
                 raise ConfigError(f"{name} must be >= 0, not {getattr(self, name)!r}")
         _ = self.bounds  # checks its numbers
         object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
+        _check_several(self.several, self.clients)
 
     @property
     def bounds(self) -> Bounds:
@@ -89,6 +91,17 @@ class FederationFile:
     def address(self) -> str:
         """Where clients reach the server."""
         return f"{self.host}:{self.port}"
+
+
+def _check_several(given: Any, clients: Sequence[str]) -> None:
+    """A ConfigError unless it names the tasks of clients that have several."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"several must be a table, not {given!r:.40}")
+    for name, tasks in given.items():
+        choose(name, clients, "client in several")
+        fine = isinstance(tasks, list) and all(isinstance(one, str) and one for one in tasks)
+        if not fine or not tasks or len(set(tasks)) != len(tasks):
+            raise ConfigError(f"several.{name} must be a list of the names of its tasks")
 
 
 def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
@@ -139,9 +152,11 @@ class ClientFile:
         table = {**config.table(), "data": anchored(source, self.data, self.folder)}
         return make_config(table, str(self.path("config")), allow)
 
-    def load(self, config: Config) -> Client:
-        """The one client of that name that [data] describes."""
-        found = {client.name: client for client in clients_of(config)}
+    def load(self, config: Config) -> list[Client]:
+        """The one client of that name that [data] describes: a row for each of its tasks."""
+        found: dict[str, list[Client]] = {}
+        for client in clients_of(config):
+            found.setdefault(client.owner, []).append(client)
         return found[choose(self.name, found, f"client in the [data] of {CLIENT}")]
 
 

@@ -79,14 +79,15 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config)
-    network, clients, _, _ = build(config, [given.load(config)])
+    network, clients, _, _ = build(config, given.load(config))
     for name in ("ca", "key"):
         if not given.path(name).is_file():
             raise ConfigError(f"{given.path(name)}: no such file")
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    participant = Participant(network, clients[0], agreement, state)
+    participant = Participant(network, clients, agreement, state)
     sent = ", ".join(agreement.sent)
+    sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     _until_trusted(given)
 

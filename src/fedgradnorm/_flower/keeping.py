@@ -9,8 +9,7 @@ network, so it is not judged again.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._errors import RunFolderError, TrainingError
+from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
-from fedgradnorm._training.stopping import SPLIT, Best
+from fedgradnorm._training.ending.best import SPLIT, OwnBest
 
 log = logging.getLogger("fedgradnorm")
 
@@ -29,17 +28,17 @@ log = logging.getLogger("fedgradnorm")
 class Present:
     """What a client has now: its own state, and the network that it was sent."""
 
-    def __init__(self, client: Client, engine: LoopEngine) -> None:
-        self.clients, self.names, self.engine = [client], [client.name], engine
+    def __init__(self, rows: Sequence[Client], engine: LoopEngine) -> None:
+        self.clients, self.names, self.engine = list(rows), [row.name for row in rows], engine
         self.shared = engine.network.vector.detach().clone()
 
-    def validate(self) -> dict[str, float]:
-        """Loss and metrics on the validation rows."""
-        return self.engine.evaluate(self.shared, SPLIT)[self.names[0]]
+    def validate(self) -> dict[str, dict[str, float]]:
+        """Loss and metrics on the validation rows, of each of its tasks that has some."""
+        return self.engine.evaluate(self.shared, SPLIT)
 
     def state_dict(self) -> dict[str, Any]:
         """Both, as copies."""
-        return {"shared": self.shared.clone(), "client": self.engine.state_dict()[self.names[0]]}
+        return {"shared": self.shared.clone(), "client": packed(self.engine.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -47,7 +46,23 @@ class Present:
         if shared.shape != self.shared.shape:
             raise ValueError(f"a network of shape {tuple(shared.shape)}")
         self.shared = shared.to(self.engine.device)
-        self.engine.load_state_dict({self.names[0]: state["client"]})
+        self.engine.load_state_dict(unpacked(state["client"], self.names))
+
+
+Evaluation = dict[str, dict[str, float]]
+"""Loss and metrics of each of a client's tasks."""
+
+
+def packed(states: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of a client's tasks as one; that of a single task is as it is."""
+    if len(states) == 1:
+        return dict(next(iter(states.values())))
+    return {"rounds": max(state["rounds"] for state in states.values()), "rows": dict(states)}
+
+
+def unpacked(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The same, taken apart again."""
+    return dict(state["rows"]) if "rows" in state else {names[0]: state}
 
 
 class Keeping:
@@ -59,7 +74,7 @@ class Keeping:
 
     def __init__(self, folder: Path, present: Present, patience: int | None) -> None:
         self.path, self.present = folder / BEST, present
-        self.best, self.values = Best(present, patience), dict[int, dict[str, float]]()
+        self.best, self.values = OwnBest(present, patience), dict[int, Evaluation]()
         if self.path.exists():
             self._read(patience)
 
@@ -67,10 +82,14 @@ class Keeping:
         try:
             state = checkpoint.load(self.path)
             self.best.load_state_dict(state["best"])
-            self.values = dict(state["values"])
+            self.values = {k: self._by_task(v) for k, v in state["values"].items()}
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the best is looked for anew", self.path, error)
-            self.best, self.values = Best(self.present, patience), {}
+            self.best, self.values = OwnBest(self.present, patience), {}
+
+    def _by_task(self, found: dict[str, Any]) -> Evaluation:
+        """An evaluation; one of an older version is of the only task that there was."""
+        return {self.present.names[0]: found} if "loss" in found else found
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether there is an evaluation at this round: at the first one that the client sees, and
@@ -83,16 +102,13 @@ class Keeping:
         if round_number in self.values:
             return
         self.values[round_number] = self.present.validate()
-        loss = {self.present.names[0]: self.values[round_number]["loss"]}
-        try:
-            self.best.note(round_number, loss)
-        except TrainingError as error:  # nothing to compare with yet: a later one may be the first
-            log.warning("round %d: %s", round_number, error)
+        loss = {name: found["loss"] for name, found in self.values[round_number].items()}
+        self.best.note(round_number, loss)
         checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
         self.path.chmod(0o600)
 
     def about(self) -> dict[str, Any]:
         """What is kept, for run.json; nothing where no evaluation could be used."""
-        if not math.isfinite(self.best.gain):
+        if not self.best.found:
             return {}
         return {"stopped_early": False, "kept": self.best.about()}

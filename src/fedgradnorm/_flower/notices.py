@@ -13,12 +13,12 @@ from fedgradnorm._training.watch import Watch
 class Notices:
     """One line when a client's trouble begins, one when it ends; see ``spells``."""
 
-    def __init__(self, names: Sequence[str], settings: Settings) -> None:
+    def __init__(self, names: Sequence[str], rows: Sequence[str], settings: Settings) -> None:
         left_out = "client {name!r} left out: {why}"
         refused = "answer of {name!r} refused: {why}"
         self.silent = Spells(names, left_out, "answers again", "left out")
         self.refused = Spells(names, refused, "sends good answers again", "refused")
-        self.watch = Watch(names, settings)
+        self.watch = Watch(rows, settings)
 
     def collected(
         self,

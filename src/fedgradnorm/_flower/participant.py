@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,22 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
-from fedgradnorm._flower.keeping import Keeping, Present
+from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
 from fedgradnorm._flower.slots import Slots, StateLost
-from fedgradnorm._flower.wire.messages import Answer, Order, Refused
+from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
-from fedgradnorm._runs.about import FORMAT
+from fedgradnorm._round.presence import Presence
+from fedgradnorm._runs.about import FORMAT, of_task
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.run import Run, TrainedClient, blueprints
-from fedgradnorm._training.stopping import SPLIT, log_personal
+from fedgradnorm._training.ending.best import SPLIT
+from fedgradnorm._training.ending.stopping import log_personal
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -39,20 +43,32 @@ class Participant:
     """One client, its data and its state folder; answers the server's orders."""
 
     def __init__(
-        self, network: nn.Module, client: Client, agreement: Agreement, folder: Path
+        self,
+        network: nn.Module,
+        client: Client | Sequence[Client],
+        agreement: Agreement,
+        folder: Path,
     ) -> None:
         settings = agreement.settings
-        self.client, self.agreement, self.folder = client, agreement, folder
-        self.network = copy.deepcopy(network)
-        head = make_head(self.network, client, settings.seed, settings.head_start)
+        self.rows = client.rows if isinstance(client, Client) else tuple(client)
+        self.agreement, self.folder = agreement, folder
+        self.tasks = [r.name.removeprefix(f"{r.of}/") for r in self.rows if r.of is not None]
+        self.network, client = copy.deepcopy(network), self.rows[0]
+        if self.tasks and settings.heads != "own":
+            raise ConfigError(
+                f"heads = {settings.heads!r} cannot be run over the network by client "
+                f"{client.owner!r}, which has several tasks; leave it at 'own'"
+            )
+        start = settings.seed, settings.head_start
+        heads = {row.name: make_head(self.network, row, *start) for row in self.rows}
         probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
         gauge = find_gauge(self.network, probe, settings.gauge)
         log.info("gauge: %s", ", ".join(gauge))
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
-            [client],
-            {client.name: head},
+            self.rows,
+            heads,
             gauge=gauge,
             how=settings.local(),
             batch_size=settings.batch_size,
@@ -61,16 +77,24 @@ class Participant:
             bf16=settings.precision == "bf16",
         )
         self.like = self.engine.network.vector.detach().cpu().clone()
-        self._initial = self.engine.state_dict()[client.name]
+        self._initial = packed(self.engine.state_dict())
         self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
-        self.like_head = flat_head(head) if self.group else None
+        self.like_head = flat_head(heads[client.name]) if self.group else None
         self.tuned = tuned_parameters(self.network, settings)
-        self.present = Present(client, self.engine)
+        self.present = Present(self.rows, self.engine)
+        steps = settings.local().steps
+        self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
-        every = max(1, round(settings.rounds_per_epoch([client.size])))
+        every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
-        if settings.keep == "best" and client.validation is None:
-            log.warning("keep = 'best': no validation rows, so the last state is kept")
+        if settings.keeps_best and not self._judges:
+            words = "keep = %r: no validation rows, so the last state is kept"
+            log.warning(words, settings.keep)
+
+    @property
+    def _judges(self) -> bool:
+        """Whether there are rows to judge by."""
+        return any(row.validation is not None for row in self.rows)
 
     def respond(self, content: RecordDict) -> RecordDict:
         """The answer to a message, both as Flower's records."""
@@ -91,9 +115,9 @@ class Participant:
         except StateLost as error:
             raise Refused(str(error)) from error
         keeping = self._kept_of(order.run)
-        self.engine.load_state_dict({self.client.name: state})
+        self.engine.load_state_dict(unpacked(state, self.present.names))
         if order.head is not None:
-            fill_head(self.engine.heads()[self.client.name], order.head.to(self.engine.device))
+            fill_head(self.engine.heads()[self.rows[0].name], order.head.to(self.engine.device))
         self.present.shared = order.shared.to(self.engine.device)
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
@@ -105,34 +129,43 @@ class Participant:
     def _kept_of(self, run: str) -> Keeping | None:
         """What is kept of this run so far; None where the last state will do."""
         settings = self.agreement.settings
-        if settings.keep == "last" or self.client.validation is None:
+        if not settings.keeps_best or not self._judges:
             return None
         if run not in self._keeping:
             self._keeping = {run: Keeping(self.folder / run, self.present, settings.patience)}
         return self._keeping[run]
 
     def _train(self, order: Order, slots: Slots) -> Answer:
-        name = self.client.name
-        reports = self.engine.run_clients(self.present.shared, order.round, [name])
+        names = self.present.names
+        active = self.presence.with_labels(names, order.round)
+        reports = self.engine.run_clients(self.present.shared, order.round, active)
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
-        slots.save(self.engine.state_dict()[name], keep=order.state_round)
-        every = {
-            "size": float(self.client.size),
-            "loss": float(reports.loss[0]),
-            "loss_ratio": float(reports.loss_ratio[0]),
-            "gauge_norm": float(reports.gauge_norm[0]),
-        }
-        log.info("round %d: loss %.6g", order.round + 1, every["loss"])
+        state = packed(self.engine.state_dict())
+        slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
+        columns = {key: getattr(reports, key).tolist() for key in SCALARS}
+        told = dict(zip(names, zip(*columns.values(), strict=True), strict=True))
+        for name in active:
+            log.info("round %d: %sloss %.6g", order.round + 1, self._who(name), told[name][1])
+        scalars = dict[str, float]()
+        for task, name in zip(self.tasks or [""], names, strict=True):
+            every = dict(zip(columns, told[name], strict=True)) | {THERE: float(name in active)}
+            end = f"/{task}" if task else ""
+            wanted = ((THERE,) if task else ()) + self.agreement.scalars
+            scalars |= {key + end: every[key] for key in wanted}
+        updates = reports.gradients().cpu()
         return Answer(
             order.run,
             order.round,
             order.state_round + 1,
-            reports.gradients()[0].cpu(),
-            {key: every[key] for key in self.agreement.scalars},
+            updates if self.tasks else updates[0],
+            scalars,
             order.group,
-            None if order.head is None else flat_head(self.engine.heads()[name]).cpu(),
+            None if order.head is None else flat_head(self.engine.heads()[names[0]]).cpu(),
         )
+
+    def _who(self, name: str) -> str:
+        return f"{name}: " if self.tasks else ""
 
     def _finish(self, order: Order, keeping: Keeping | None) -> Answer:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
@@ -159,48 +192,50 @@ class Participant:
         return flat.module
 
     def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
-        name, client = self.client.name, self.client
-        state, head = self.engine.states[name], copy.deepcopy(self.engine.heads()[name]).cpu()
-        trained = TrainedClient(
-            head,
-            client.task.kind,
-            {key: value.cpu() for key, value in state.buffers.items()},
-            None if state.own is None else self._network(state.own),
-            scaling=client.scaling,
-            labels=client.labels,
-            columns=client.columns,
-        )
+        trained = {}
+        for row in self.rows:
+            state = self.engine.states[row.name]
+            own = None if state.own is None else self._network(state.own)
+            head = copy.deepcopy(self.engine.heads()[row.name])
+            trained[row.name] = TrainedClient.from_client(row, head, state.buffers, own)
+        heads = {name: one.head for name, one in trained.items()}
         about = {
             "format": FORMAT,
             "settings": {"seed": self.agreement.settings.seed},
             "weighting": {"name": "federation"},
-            "clients": {name: self._info()},
-            "blueprints": blueprints(self.network, {name: head}),
+            "clients": {row.name: _info(row) for row in self.rows},
+            "blueprints": blueprints(self.network, heads),
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run({name: trained}, about, self._history(round_number, keeping), shared)
+        return Run(trained, about, self._history(round_number, keeping), shared)
 
     def _history(self, round_number: int, keeping: Keeping | None) -> History:
         """The evaluations on the way, where there were any, and that of what is kept."""
-        history = History(sorted(self.client.task.metrics))
+        history = History(sorted({key for row in self.rows for key in row.task.metrics}))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
-        rows = [row for row in found if row[0] < round_number]
+        parts = [part for part in found if part[0] < round_number]
         for split in SPLITS:
-            values = self.engine.evaluate(self.present.shared, split).get(self.client.name)
-            rows += [(round_number, split, values)] if values else []
-        for number, split, values in rows:
-            about = {"round": number, "epoch": 0.0, "client": self.client.name}
-            history.append([{**about, "split": split, **values}])
+            parts.append((round_number, split, self.engine.evaluate(self.present.shared, split)))
+        for number, split, table in parts:
+            for name, values in table.items():
+                about = {"round": number, "epoch": 0.0, "client": name}
+                history.append([{**about, "split": split, **values}])
         return history
 
-    def _info(self) -> dict[str, Any]:
-        """What a loaded run must know about this client to predict."""
-        client, weights = self.client, self.client.task.class_weights()
-        return {
-            "kind": client.task.kind,
-            **({"class_weights": weights} if weights else {}),
-            "labels": client.labels,
-            "columns": client.columns,
-            "inputs": list(client.train[0].shape[1:]),
-        }
+
+def _info(client: Client) -> dict[str, Any]:
+    """What a loaded run must know about a client to predict."""
+    weights = client.task.class_weights()
+    return {
+        "kind": client.task.kind,
+        **({"class_weights": weights} if weights else {}),
+        **of_task(client),
+        "labels": client.labels,
+        "columns": client.columns,
+        "inputs": list(client.train[0].shape[1:]),
+    }
+
+
+SCALARS = ("size", "loss", "loss_ratio", "gauge_norm")
+"""What may be asked of a client beside its update."""

@@ -19,7 +19,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
-from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -63,10 +63,16 @@ def serve(
     terms, agreement = read_federation(federation), agree(config)
     network, _, weighting, _ = build(config, [])
     weighting.run_seed = config.seed
-    weighting.bind(terms.clients)
+    weighting.bind(list(rows_of(terms.clients, terms.several)))
+    if terms.several and agreement.settings.heads != "own":
+        raise ConfigError(
+            f"heads = {agreement.settings.heads!r} cannot be run over the network with clients of "
+            "several tasks; leave it at 'own'"
+        )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    sizes = (FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
+    most = max(map(len, terms.several.values()), default=1)  # updates in one message
+    sizes = (most * FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
     link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
@@ -166,7 +172,8 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
-    return Coordinator(server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    return Coordinator(*given, tasks=terms.several)
 
 
 def _heads(

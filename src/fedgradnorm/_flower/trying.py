@@ -34,10 +34,9 @@ def try_federation(
     """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""
     config = with_inputs(config, clients)
     federation = folder / "federation"
-    names = [client.name for client in clients]
-    homes = init_federation(
-        federation, names, HERE, free_port(), listen="127.0.0.1", **tasks_of(config, clients)
-    )
+    names = list(dict.fromkeys(client.owner for client in clients))
+    terms = tasks_of(config, clients) | several_of(clients)
+    homes = init_federation(federation, names, HERE, free_port(), listen="127.0.0.1", **terms)
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
     with joined(homes, config.allowed):
@@ -75,6 +74,15 @@ def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
         table = {"outputs": client.task.outputs, "clients": []}
         tasks.setdefault(client.task_name, table)["clients"].append(client.name)
     return {"tasks": tasks}
+
+
+def several_of(clients: Sequence[Client]) -> dict[str, Any]:
+    """What federation.toml must say of clients with several tasks."""
+    several: dict[str, list[str]] = {}
+    for client in clients:
+        if client.of is not None:
+            several.setdefault(client.of, []).append(client.name.removeprefix(f"{client.of}/"))
+    return {"several": several} if several else {}
 
 
 def with_inputs(config: Config, clients: list[Client]) -> Config:

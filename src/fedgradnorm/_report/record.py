@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedgradnorm._stored.groups import Group, data_sets
-from fedgradnorm._stored.summary import TaskResult, results
+from fedgradnorm._stored.summary import Judged, TaskResult, results
 
 if TYPE_CHECKING:
     from fedgradnorm._runs.csv_table import Row
@@ -25,6 +25,7 @@ class Record:
     rows: list[Row]
     finished: bool = True
     data: int = 0
+    judged: Mapping[str, Judged] = field(default_factory=dict)
 
     @property
     def clients(self) -> list[str]:
@@ -33,7 +34,7 @@ class Record:
 
     def results(self) -> list[TaskResult]:
         """The run in a few numbers per client."""
-        return results(self.rows)
+        return results(self.rows, self.judged)
 
     def series(self, client: str, split: str, column: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a column, wherever the split has them."""
@@ -49,7 +50,7 @@ def records_of(groups: Sequence[Group]) -> list[Record]:
     """The runs that count of every group, in their order."""
     sets = {id(one): number for number, found in enumerate(data_sets(groups)) for one in found}
     return [
-        Record(one.label, seed, run.rows, run.finished, sets[id(one)])
+        Record(one.label, seed, run.rows, run.finished, sets[id(one)], run.judged)
         for one in groups
         for seed, run in one.seeds.items()
     ]

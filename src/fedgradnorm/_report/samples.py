@@ -10,7 +10,7 @@ from typing import Any
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS, SIGNALS
 from fedgradnorm._stored.reader import StoredRun
-from fedgradnorm._stored.summary import MAIN_METRICS
+from fedgradnorm._stored.summary import NOT_JUDGED, Judged
 
 HELD_OUT = ("test", "validation")
 """Where a task's held-out metric is taken from: the first of these that it has."""
@@ -29,6 +29,7 @@ class TaskSample:
     epochs: Sequence[float]
     losses: Sequence[float]
     weight: float
+    judged: Judged = NOT_JUDGED
 
     @property
     def held_out(self) -> str:
@@ -39,7 +40,12 @@ class TaskSample:
     def metric(self) -> str:
         """The metric that the task is judged by."""
         split = self.held_out or "train"
-        return next((m for m in MAIN_METRICS if (split, m) in self.values), "loss")
+        return self.judged.choose({m for s, m in self.values if s == split})
+
+    @property
+    def trivial(self) -> float:
+        """What the trivial answer scores on held-out rows; NaN where that is not known."""
+        return self.judged.trivial.get(self.metric, math.nan) if self.held_out else math.nan
 
     @property
     def score(self) -> float:
@@ -66,7 +72,7 @@ def sample_of(run: StoredRun) -> Sample:
     """The numbers of a run, as far as it got."""
     seconds = run.about.get("seconds")
     return Sample(
-        tasks={name: _task(run.rows, name) for name in run.clients},
+        tasks={n: _task(run.rows, n, run.judged.get(n, NOT_JUDGED)) for n in run.clients},
         megabytes=_megabytes(run.rows),
         seconds=float(seconds) if isinstance(seconds, int | float) else math.nan,
         experiment=str(run.config.get("name", "")) if _is_real(run.config) else "",
@@ -79,7 +85,7 @@ def _is_real(config: Mapping[str, Any]) -> bool:
     return isinstance(data, dict) and data.get("source") == "mtfl"
 
 
-def _task(rows: Sequence[Row], name: str) -> TaskSample:
+def _task(rows: Sequence[Row], name: str, by: Judged) -> TaskSample:
     values: dict[tuple[str, str], float] = {}
     curve: list[tuple[float, float]] = []
     weight = math.nan
@@ -92,7 +98,7 @@ def _task(rows: Sequence[Row], name: str) -> TaskSample:
         values |= {(row["split"], k): v for k, v in row.items() if k not in _BESIDE}
         if row["split"] == "train":
             curve.append((row["epoch"], row["loss"]))
-    return TaskSample(values, [e for e, _ in curve], [v for _, v in curve], weight)
+    return TaskSample(values, [e for e, _ in curve], [v for _, v in curve], weight, by)
 
 
 def _megabytes(rows: Sequence[Row]) -> float:

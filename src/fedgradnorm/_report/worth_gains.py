@@ -16,9 +16,9 @@ from fedgradnorm._report.arms import Arm, partner
 from fedgradnorm._report.comparison import Comparison
 from fedgradnorm._report.samples import TaskSample
 from fedgradnorm._runs.history import UNTUNED
-from fedgradnorm._stored.summary import MAIN_METRICS, Estimate, estimate
+from fedgradnorm._stored.summary import Estimate, estimate
 from fedgradnorm.experiments._statistics import gain, paired_p
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER, MAIN_METRICS
 
 End = Literal["shared", "tuned", "chosen"]
 ENDS: tuple[End, ...] = get_args(End)

@@ -8,6 +8,7 @@ resumed run, another engine or another machine reads the same rows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ class Batches:
 
     ``steps`` is how many batches a round reads. The rows of many rounds are drawn at once, for all
     clients of one size together, so that a round costs no sorting and no loop over steps.
+    Rows of one ``owner``, which has several tasks, are drawn alike.
     """
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
@@ -43,11 +45,16 @@ class Batches:
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
 
     def __init__(
-        self, sizes: Mapping[str, int], batch_size: int | None, seed: int, steps: int = 1
+        self,
+        sizes: Mapping[str, int],
+        batch_size: int | None,
+        seed: int,
+        steps: int = 1,
+        owners: Mapping[str, str] | None = None,
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self.base = {n: number(seed, "batches", n) for n in sizes}
+        self.base = {n: number(seed, "batches", (owners or {}).get(n, n)) for n in sizes}
         per_round = steps * sum(self.batch.values())
         most = max(self.MOST, sum(sizes.values()))
         if per_round > most:
@@ -59,6 +66,14 @@ class Batches:
         self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
         self._first = -1
         self._drawn_rows: dict[str, NDArray[np.int64]] = {}
+
+    def only(self, name: str, size: int) -> Batches:
+        """The batches of one client, drawn from as many of its rows."""
+        if size == self.sizes[name]:
+            return self
+        one = copy.copy(self)
+        one.sizes, one.batch = {name: size}, {name: min(self.batch[name], size)}
+        return one
 
     def of_round(self, round_number: int) -> dict[str, NDArray[np.int64]]:
         """Row numbers [steps, batch] of every client in a round."""

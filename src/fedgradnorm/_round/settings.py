@@ -24,7 +24,7 @@ Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
 HeadStart = Literal["random", "targets"]
-Keep = Literal["last", "best"]
+Keep = Literal["last", "best", "own_best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
 
@@ -78,7 +78,7 @@ class Settings:
             object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
-        if self.patience is not None and self.keep != "best":
+        if self.patience is not None and not self.keeps_best:
             raise ConfigError(
                 f"patience = {self.patience} ends a run whose best state is kept; "
                 "give keep = 'best' too, or leave patience out"
@@ -87,6 +87,11 @@ class Settings:
             raise ConfigError("give rounds or epochs, not both")
         self.local()
         optimizers.resolve(self.server_optimizer, self.lr)
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether evaluations are chosen from: for all clients, or by each for itself."""
+        return self.keep != "last"
 
     @property
     def chooses_alone(self) -> bool:
@@ -253,3 +258,21 @@ _CHECKS: dict[str, Check] = {
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
+
+
+def allowed(name: str) -> str:
+    """Which values a setting takes, in words, beside what its type says.
+
+    >>> allowed("batch_size"), allowed("engine")
+    ('1 or more', '')
+    """
+    least = {**_LEAST, **_LEAST_IF_GIVEN}.get(name)
+    return _RANGES.get(name, "") if least is None else f"{least} or more"
+
+
+_RANGES = {
+    **dict.fromkeys(("proximal", "ditto"), "0 or more"),
+    "lr": "above 0",
+    "epochs": f"above 0, at most {MOST_EPOCHS:g}",
+    "participation": "a share above 0 and at most 1, or names",
+}

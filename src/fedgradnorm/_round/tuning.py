@@ -30,6 +30,15 @@ MEASURED = 20
 """How often the validation loss is measured on the way, about."""
 
 
+MEANINGS = {
+    "steps": "steps at most, 1 or more; 0 is allowed with alone",
+    "lr": "learning rate, above 0; training.lr by default",
+    "what": '"head", "network" (both), or a list of layers beside the head',
+    "alone": "whether each client also trains alone, and chooses",
+}
+"""The keys of ``personalize``."""
+
+
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
     """The table ``personalize`` with every key in it; a ConfigError unless it is one.
 
@@ -42,7 +51,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
         )
     table = {"steps": 200, "lr": lr, "what": "head", "alone": False}
     for key in value:
-        choose(key if isinstance(key, str) else shown(key), table, f"key of {name}")
+        choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
     table |= plain(name, value)
     what = table["what"]
     parts = (
@@ -78,7 +87,7 @@ class _Chosen:
     """The step that a client likes best so far, and what it had then."""
 
     def __init__(self, state: ClientState, network: FlatNetwork, loss: float) -> None:
-        self.state, self.network = state, network
+        self.state, self.network, self.before = state, network, state.own
         self.take(0, loss)
 
     def take(self, step: int, loss: float) -> None:
@@ -94,10 +103,13 @@ class _Chosen:
             self.take(step, loss)
 
     def put_back(self, own: bool) -> None:
-        """Give the client what was chosen: head, statistics and, if any of it moved, network."""
+        """Give the client what was chosen: head, statistics and, if any of it moved, network.
+
+        A client that had a network of its own already keeps it where nothing moved.
+        """
         self.state.head.load_state_dict(self.head)
         self.state.buffers = self.buffers
-        self.state.own = self.vector if own and self.step else None
+        self.state.own = self.vector if own and self.step else self.before
 
 
 def tune(

@@ -9,13 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import OWN
+from fedgradnorm.tasks._registry import KINDS
 
 FORMAT = 1
 
@@ -68,10 +71,33 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": list(client.train[0].shape[1:]),
         "fingerprint": client.fingerprint(),
     }
+
+
+def of_task(client: Client) -> dict[str, Any]:
+    """What only some clients have to say of their task, and what the trivial answer scores."""
+    task, found = client.task, dict[str, Any]()
+    found |= {} if client.of is None else {"of": client.of}
+    found |= {"shape": list(task.shape)} if task.shape else {}
+    found |= {"metric": task.judged_by} if task.judged_by else {}
+    if scores := _trivial_scores(client):
+        found["trivial"] = scores
+    return found
+
+
+UNCOMPARED = ("metric", "trivial")
+"""What is shown of a client, and makes no other run of it."""
+
+
+def _trivial_scores(client: Client) -> dict[str, float]:
+    """What the trivial answer scores on the rows that the client is shown on."""
+    pair = client.test or client.validation or client.train
+    learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
+    return client.task.trivial_scores(learned, y, client.scaling)
 
 
 def kept_words(about: Mapping[str, Any]) -> str:
@@ -79,8 +105,27 @@ def kept_words(about: Mapping[str, Any]) -> str:
 
     >>> kept_words({"stopped_early": True, "kept": {"round": 40, "last_round": 60}})
     'stopped early at round 60, kept round 40'
+    >>> kept_words({"kept": {"round": 40, "clients": {"a": {"round": 20}, "b": {"round": 40}}}})
+    "kept round 40, and each client's best round: a 20, b 40"
     """
     return "; ".join(filter(None, (_state_words(about), chosen_words(about.get("personal")))))
+
+
+def kept_round(about: Mapping[str, Any], name: str) -> int | None:
+    """The round whose state a client ended with, where that was a choice.
+
+    >>> own = {"b": {"round": 20}}
+    >>> kept = {"kept": {"round": 40, "clients": own}}
+    >>> [kept_round(kept, name) for name in "ab"], kept_round({"kept": {"clients": own}}, "a")
+    ([40, 20], None)
+    """
+    kept = about.get("kept")
+    if not isinstance(kept, Mapping):
+        return None
+    clients = kept.get("clients")
+    own = clients.get(name) if isinstance(clients, Mapping) else None
+    found = (own if isinstance(own, Mapping) else kept).get("round")
+    return found if isinstance(found, int) else None
 
 
 def chosen_words(personal: Any) -> str:
@@ -106,16 +151,15 @@ _NAMED = 20
 
 
 def _state_words(about: Mapping[str, Any]) -> str:
-    """The round whose state was kept, or each client's."""
+    """The round whose state was kept, each client's, or both."""
     kept = about.get("kept")
     if not isinstance(kept, Mapping):
         return ""
-    clients = kept.get("clients")
-    if isinstance(clients, Mapping):
+    parts = [f"round {kept['round']}"] if "round" in kept else []
+    if isinstance(clients := kept.get("clients"), Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        what = "each client's best round: " + _each(rounds)
-    else:
-        what = f"round {kept.get('round')}"
+        parts.append("each client's best round: " + _each(rounds))
+    what = ", and ".join(parts) or "nothing"
     at = f" at round {kept['last_round']}" if "last_round" in kept else ""
     early = f"stopped early{at}, " if about.get("stopped_early") is True else ""
     return f"{early}kept {what}"
@@ -202,12 +246,19 @@ _PLANS: dict[str, Rule] = {
 _CLIENT: dict[str, Rule] = {
     "kind": (
         f"one of {', '.join(KINDS)}",
-        lambda value: isinstance(value, str) and value in KINDS,
+        lambda value: isinstance(value, str) and (value in KINDS or value.startswith(OWN)),
     ),
     "outputs": _WHOLE,
+    "of": _TEXT,
+    "shape": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(map(_whole, value)),
+    ),
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "metric": _TEXT,
+    "trivial": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
     "splits": _COUNTS,

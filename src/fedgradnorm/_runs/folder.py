@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fedgradnorm._errors import FedGradNormError, RunFolderError
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import read_about, write_about
+from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CLIENTS, CONFIG, FILES, LOG, TEMPORARY
@@ -243,7 +243,7 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if list(before) != list(now):
         return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
     for name, then in before.items():
-        keys = [key for key in then if then[key] != now[name].get(key)]
+        keys = [k for k in then if k not in UNCOMPARED and then[k] != now[name].get(k)]
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:

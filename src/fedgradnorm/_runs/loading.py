@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,22 @@ from fedgradnorm._runs.history import conflict_table, read_history
 from fedgradnorm._runs.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm.tasks._kind import OWN, Kind
 
 Heads = Mapping[str, nn.Module]
 
 
-def load(path: str | Path, network: nn.Module | None = None, heads: Heads | None = None) -> Run:
+def load(
+    path: str | Path,
+    network: nn.Module | None = None,
+    heads: Heads | None = None,
+    kinds: Iterable[Kind] = (),
+) -> Run:
     """A saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
     an instance of it as ``network`` (and ``heads`` by client), whose parameters are then filled.
+    Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
     """
     folder = Path(path)
     about = read_about(folder)
@@ -35,8 +42,9 @@ def load(path: str | Path, network: nn.Module | None = None, heads: Heads | None
     plans = _plans(folder, about)
     if network is None and plans["network"] is None:
         raise _own_class("network")
+    own = {f"{OWN}{kind.name}": kind for kind in kinds}
     clients = {
-        name: _client(folder, name, info, plans, network, heads or {})
+        name: _client(folder, name, info, plans, network, heads or {}, own)
         for name, info in about["clients"].items()
     }
     shared = _shared(folder, plans["network"], network, clients)
@@ -65,6 +73,7 @@ def _client(
     plans: Mapping[str, Any],
     network: nn.Module | None,
     heads: Heads,
+    kinds: Mapping[str, Kind],
 ) -> TrainedClient:
     tensors = checkpoint.read_tensors(client_file(folder, name))[0]
     what, saved = f"head of client {name!r}", _part(tensors, "head")
@@ -74,7 +83,30 @@ def _client(
         own = _filled(network, plans["network"], saved, f"network of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
     named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
-    return TrainedClient(head, info["kind"], _part(tensors, "buffers"), own, scaling, **named)
+    return TrainedClient(
+        head,
+        info["kind"],
+        _part(tensors, "buffers"),
+        own,
+        scaling,
+        **named,
+        of=info.get("of"),
+        shape=tuple(info.get("shape", ())),
+        own_kind=_own_kind(name, info["kind"], kinds),
+    )
+
+
+def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
+    """The kind of a client's task, where it is not ours; it must be given."""
+    if not kind.startswith(OWN):
+        return None
+    if kind not in kinds:
+        name = kind.removeprefix(OWN)
+        raise ModelError(
+            f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
+            f"load(path, kinds=[...])"
+        )
+    return kinds[kind]
 
 
 def _shared(

@@ -16,7 +16,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import write_about
+from fedgradnorm._runs.about import kept_round, write_about
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
@@ -24,6 +24,10 @@ from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client
 from fedgradnorm._runs.prediction_inputs import network_inputs, refused
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
+from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS
+from fedgradnorm.tasks._positions import Shape
+from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +44,36 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    of: str | None = None
+    shape: Shape = ()
+    own_kind: Kind | None = None
+
+    @classmethod
+    def from_client(
+        cls,
+        client: Client,
+        head: nn.Module,
+        buffers: Mapping[str, Tensor],
+        network: nn.Module | None = None,
+    ) -> TrainedClient:
+        """What is kept of a client, with what it has learned; on the CPU."""
+        return cls(
+            head.cpu(),
+            client.task.kind,
+            {key: value.cpu() for key, value in buffers.items()},
+            network,
+            client.scaling,
+            client.labels,
+            client.columns,
+            client.of,
+            client.task.shape,
+            client.task.own_kind,
+        )
+
+    @property
+    def form(self) -> Kind:
+        """What answers for the kind of its task."""
+        return self.own_kind or KINDS[self.kind]
 
 
 @dataclass
@@ -103,9 +137,16 @@ class Run:
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
         out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
-        array. A value that is not finite is a DataError.
+        array. A value that is not finite is a DataError. Of a client with several tasks, give the
+        row (``"client/task"``), or the client: then the answers are in a table by task.
         """
-        choose(client, self.clients, "client")
+        rows = self.rows_of(client)
+        if rows != [client]:
+            start = f"{client}/"
+            return {
+                row.removeprefix(start): self.predict(row, x, kind=kind, outputs=outputs)
+                for row in rows
+            }
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.networks[client]
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
@@ -114,6 +155,14 @@ class Run:
         return (
             answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer
         )
+
+    def rows_of(self, client: str) -> list[str]:
+        """The rows of a client, one for each of its tasks; a plain client is its own row."""
+        if client in self.clients:
+            return [client]
+        rows = [name for name, one in self.clients.items() if one.of == client]
+        owners = [one.of for one in self.clients.values() if one.of]
+        return rows or [choose(client, [*self.clients, *owners], "client")]
 
     def head_outputs(self, client: str, x: Tensor) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""
@@ -178,6 +227,9 @@ class Run:
         """A row per client: training loss first and last, weight, and the metrics of its ``split``.
 
         That is the test split; a client without one is shown on its validation or training rows.
+        ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
+        ``trivial`` is what the most frequent class, or the mean, scores there by the client's
+        metric: the first that its task named, or else accuracy or mae.
         """
         import pandas as pd
 
@@ -188,12 +240,17 @@ class Run:
             train = full[full.split == "train"]
             shown = full[full.split == full.split.iloc[-1]] if len(full) else full
             row: dict[str, Any] = {"client": name, "weight": self.weights[name]}
+            info = self.about.get("clients", {}).get(name, {})
             if len(train):
                 row["first_loss"] = train.loss.iloc[0]
                 row["last_loss"] = train.loss.iloc[-1]
                 row["split"] = shown.split.iloc[-1]
                 metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                row.update({k: v for k, v in metrics.items() if k in metric_names(self.table)})
+                known = {k: v for k, v in metrics.items() if k in metric_names(self.table)}
+                row.update(known)
+                row["trivial"] = _trivial(info, known)
+            if (kept := kept_round(self.about, name)) is not None:
+                row["kept_round"] = kept
             rows.append(row)
         return pd.DataFrame(rows).set_index("client")
 
@@ -238,6 +295,14 @@ def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, buffer in network.named_buffers():
         if name in buffers:
             buffer.copy_(buffers[name])
+
+
+def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
+    """What the trivial answer scores by the metric that a client is shown by."""
+    order = (info.get("metric"), *MAIN_METRICS)
+    shown = next((name for name in order if name in known), None)
+    found = info.get("trivial", {}).get(shown)
+    return found if isinstance(found, float) else None
 
 
 def metric_names(table: History) -> set[str]:

@@ -39,7 +39,10 @@ def facts_of(run: StoredRun) -> Facts:
         "network": _network(run),
     }
     beside = BESIDE
-    if parts["training"].get("keep") == "best":  # evaluations are then what is chosen from
+    if parts["training"].get("keep") in (
+        "best",
+        "own_best",
+    ):  # evaluations are then what is chosen from
         beside = BESIDE - {"eval_every"}
     kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}

@@ -19,6 +19,7 @@ from fedgradnorm._runs.csv_table import Row, salvage_rows
 from fedgradnorm._runs.history import KEYS, PAIRS
 from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm._stored.summary import Judged, judged
 from fedgradnorm.experiments._config.toml_text import read_toml
 
 UNKNOWN_SEED = -1
@@ -53,6 +54,11 @@ class StoredRun:
     def clients(self) -> list[str]:
         """The names of the clients in its history, in their order."""
         return list(dict.fromkeys(row["client"] for row in self.rows))
+
+    @property
+    def judged(self) -> dict[str, Judged]:
+        """How each client is judged."""
+        return judged(self.part("clients"))
 
     @property
     def finished(self) -> bool:

@@ -31,6 +31,7 @@ from fedgradnorm._training.inputs import (
     checked_clients,
     checked_folder,
     checked_weighting,
+    warn_of_units,
 )
 from fedgradnorm._training.interrupt import held_back
 from fedgradnorm._training.ranked import Keeper, agreed, meet, open_folder
@@ -71,6 +72,7 @@ def train_with(
     if place is not None:
         keeper = open_folder(place, trainer, about, resume, world)
         about = keeper.about
+        warn_of_units(clients, about)
     display = _display(progress if world.leads else False, trainer)
     try:
         with display as show, numerics(settings.precision, trainer.device), stoppable(world):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +14,8 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._runs.folder import Place
 from fedgradnorm.weighting import GradNorm, Weighting
+
+log = logging.getLogger("fedgradnorm")
 
 
 def check_is_module(network: object) -> None:
@@ -25,7 +29,7 @@ def check_is_module(network: object) -> None:
 
 
 def checked_clients(clients: object) -> list[Client]:
-    """The clients as a list; a DataError unless each of them is one."""
+    """The clients, a row for each task, as a list; a DataError unless each of them is one."""
     if not isinstance(clients, Iterable):
         raise DataError(f"clients must be a list of fgn.Client, not {_kind(clients)}")
     try:
@@ -35,7 +39,20 @@ def checked_clients(clients: object) -> list[Client]:
     for i, client in enumerate(given):
         if not isinstance(client, Client):
             raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}")
-    return given
+    return [row for client in given for row in client.rows]
+
+
+def warn_of_units(clients: Iterable[Client], about: Mapping[str, Any]) -> None:
+    """Say where a run goes on whose earlier rows have metrics in standard deviations."""
+    for client in clients:
+        stored, scaling = about["clients"].get(client.name, {}), client.scaling
+        scaled = getattr(scaling, "target_std", None) is not None
+        if scaled and "trivial" not in stored and client.task.own_kind is None:
+            log.warning(
+                "client %r: an earlier version began this run, and its metrics are in standard "
+                "deviations of the target; from here on they are in the target's units",
+                client.name,
+            )
 
 
 def checked_weighting(weighting: object) -> Weighting:

@@ -135,7 +135,10 @@ def train(
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
         keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
             over clients of (first - loss) / max(first, loss), with losses of the validation rows.
-        patience: with keep="best", end the run after so many evaluations without a better one.
+            With ``own_best`` the shared network is that of ``best``, and each client whose own loss
+            was lowest in another round has network and head of that round for itself.
+        patience: end a run that keeps its best after so many evaluations without a better one; with
+            "own_best" each client looks so long, and the run ends when nobody looks any more.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -148,7 +151,7 @@ def train(
         average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
-        A :class:`fedgradnorm._runs.run.Run`.
+        A :class:`fedgradnorm.Run`.
     """
     settings = Settings(
         rounds=rounds,

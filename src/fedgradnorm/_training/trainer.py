@@ -14,8 +14,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.sharing import federations, warn_of_order
-from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.participation import participants
+from fedgradnorm._round.presence import Presence, batches_of
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
@@ -23,7 +22,7 @@ from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_row
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
-from fedgradnorm._training.stopping import Stopping, log_personal
+from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.weighting import Weighting
 
@@ -67,7 +66,7 @@ class Trainer:
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
         self.ending = False
-        sizes = [client.size for client in clients]
+        sizes = [client.drawn for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.rounds = settings.total_rounds(sizes)
         self.round = 0
@@ -75,8 +74,9 @@ class Trainer:
         self.watch = Watch(self.names, settings)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
-        batch = Batches({c.name: c.size for c in clients}, settings.batch_size, settings.seed).batch
+        batch = batches_of(clients, settings.batch_size, settings.seed).batch
         steps = settings.local().steps
+        self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
         self._samples = {name: steps * batch[name] for name in self.names}
         metrics = {key for client in clients for key in client.task.metrics}
         self.history = History(sorted(metrics))
@@ -146,8 +146,7 @@ class Trainer:
 
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round."""
-        share, seed = self.settings.participation, self.settings.seed
-        return participants(share, seed, self.names, round_number)
+        return self.presence.active(self.settings.participation, round_number)
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""
@@ -196,6 +195,7 @@ class Trainer:
         """Say where gradients are measured, and how their conflict is, where that costs more."""
         log.info("gauge: %s", ", ".join(self.federations[0].gauge))
         self.stopping.announce(self.names)
+        self.presence.announce(self.rounds)
         every, engine = self.settings.record_conflict, self.federations[0].engine
         reason = engine.conflict_obstacle
         if every and reason and len(self.federations[0].names) > 1:
@@ -260,14 +260,9 @@ class Trainer:
                 client = self.clients[name]
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
-                trained[name] = TrainedClient(
-                    heads[name].cpu(),
-                    client.task.kind,
-                    {key: b.cpu() for key, b in state[name]["buffers"].items()},
-                    None if with_others else owner.shared_network(own),
-                    client.scaling,
-                    client.labels,
-                    client.columns,
+                network = None if with_others else owner.shared_network(own)
+                trained[name] = TrainedClient.from_client(
+                    client, heads[name], state[name]["buffers"], network
                 )
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,6 +81,77 @@ def client_from_arrays(
     return Loaded(replace(with_splits(client, scaled), scaling=scaling), scaling)
 
 
+def several_from_arrays(
+    name: str,
+    tasks: Mapping[str, Task],
+    train: tuple[Any, Mapping[str, Any]],
+    *,
+    validation: tuple[Any, Mapping[str, Any]] | None = None,
+    test: tuple[Any, Mapping[str, Any]] | None = None,
+    validation_share: float = 0.0,
+    test_share: float = 0.0,
+    standardize: Standardize = False,
+    seed: int = 0,
+    labels: Mapping[str, tuple[str, ...]] | None = None,
+    columns: tuple[str, ...] | None = None,
+) -> Client:
+    """A client with several tasks, as :func:`client_from_arrays` makes one with one.
+
+    Inputs are standardised once for all tasks, the targets of each regression by themselves. The
+    numbers are in single precision.
+    """
+    shares = {"validation": validation_share, "test": test_share}
+    splits = _dealt(name, {"train": train, "validation": validation, "test": test}, shares, seed)
+    scalings = {}
+    for key, task in tasks.items():
+        inputs, targets = _sides(f"{name}/{key}", task, standardize is not False)
+        if standardize in ("inputs", "targets"):
+            inputs, targets = standardize == "inputs", standardize == "targets" and targets
+        if inputs or targets:
+            x, table = splits["train"]
+            y = task.target(f"client {name!r}, task {key!r}", torch.as_tensor(table[key]))
+            scalings[key] = Scaling.fit(x, y, inputs=inputs, targets=targets)
+    scaled = {}
+    for split, (x, table) in splits.items():
+        first = next(iter(scalings.values()), None)
+        inputs_now = torch.as_tensor(x) if first is None else first.scale_inputs(x)
+        scaled[split] = (
+            inputs_now.float(),
+            {key: _single(torch.as_tensor(y), scalings.get(key)) for key, y in table.items()},
+        )
+    return Client(
+        name,
+        tasks=tasks,
+        train=scaled["train"],
+        test=scaled.get("test"),
+        validation=scaled.get("validation"),
+        scaling=scalings or None,
+        labels=labels or None,
+        columns=columns,
+    )
+
+
+def _single(y: Tensor, scaling: Scaling | None) -> Tensor:
+    """Targets as they are trained on, in single precision."""
+    if scaling is not None and scaling.target_mean is not None:
+        y = scaling.scale_targets(y if y.ndim > 1 else y[:, None])
+    return y.float() if y.is_floating_point() else y
+
+
+def _dealt(
+    name: str,
+    splits: Mapping[str, tuple[Any, Mapping[str, Any]] | None],
+    shares: Mapping[str, float],
+    seed: int,
+) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The splits, with shares of the training rows held out for those that ask for one."""
+    found = {split: (pair[0], dict(pair[1])) for split, pair in splits.items() if pair is not None}
+    x, table = found["train"]
+    for split, rows in _drawn(name, len(x), shares, found, seed).items():
+        found[split] = x[rows], {key: y[rows] for key, y in table.items()}
+    return found
+
+
 def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
     """Some rows of a checked split."""
     index = torch.from_numpy(rows)
@@ -120,34 +191,43 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
 
 def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
     """Move a seeded share of the training rows into each split that asks for one."""
-    order = random_generator(seed).permutation(client.size)
-    moved: dict[str, Pair] = {}
+    there = [split for split in SPLITS if getattr(client, split) is not None]
+    drawn = _drawn(client.name, len(client.train[0]), shares, there, seed)
+    moved = {split: rows_of(client.train, rows) for split, rows in drawn.items()}
+    return with_splits(client, moved) if moved else client
+
+
+def _drawn(
+    name: str, size: int, shares: Mapping[str, float], there: Collection[str], seed: int
+) -> dict[str, NDArray[Any]]:
+    """Which of ``size`` training rows go to each split that asks for some; empty if none does."""
+    order = random_generator(seed).permutation(size)
+    moved: dict[str, NDArray[Any]] = {}
     start = 0
     for split, share in shares.items():
-        count = _held_out_rows(client, split, share)
+        count = _held_out_rows(name, size, split, share, split in there)
         if count:
-            moved[split] = rows_of(client.train, np.sort(order[start : start + count]))
+            moved[split] = np.sort(order[start : start + count])
             start += count
     if not moved:
-        return client
-    if start >= client.size:
+        return {}
+    if start >= size:
         raise DataError(
-            f"client {client.name!r}: holding out {start} of {client.size} rows leaves none to "
-            "train on; lower validation_share or test_share"
+            f"client {name!r}: holding out {start} of {size} rows leaves none to train on; "
+            "lower validation_share or test_share"
         )
-    moved["train"] = rows_of(client.train, np.sort(order[start:]))
-    return with_splits(client, moved)
+    return {**moved, "train": np.sort(order[start:])}
 
 
-def _held_out_rows(client: Client, split: str, share: float) -> int:
-    where = f"client {client.name!r}: {split}_share"
+def _held_out_rows(name: str, size: int, split: str, share: float, there: bool) -> int:
+    where = f"client {name!r}: {split}_share"
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
         raise ConfigError(f"{where} must be at least 0 and below 1, not {share!r}")
     if share == 0:
         return 0
-    if getattr(client, split) is not None:
+    if there:
         raise ConfigError(f"{where} and {split} data are both given; choose one")
-    count = round(share * client.size)
+    count = round(share * size)
     if count == 0:
-        raise DataError(f"{where} {share} of {client.size} rows is no row; raise it or set it to 0")
+        raise DataError(f"{where} {share} of {size} rows is no row; raise it or set it to 0")
     return count

@@ -1,10 +1,16 @@
-"""Rows left out of a data set, summed up in one line of the log."""
+"""Rows left out of a data set, or without labels, summed up in one line of the log."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -38,3 +44,15 @@ def log_dropped(what: str, reasons: Sequence[str], where_listed: str = "") -> No
     )
     for reason in reasons:
         logger.debug("left out: %s", reason)
+
+
+def tell_unlabelled(name: str, targets: Sequence[NDArray[Any]]) -> None:
+    """One line in the log about rows that nobody labelled."""
+    numbers = [np.isnan(y.reshape(len(y), -1)) for y in targets if y.dtype.kind == "f"]
+    some = sum(int(gaps.any(axis=1).sum()) for gaps in numbers)
+    if some:
+        logger.info(
+            "client %r: %d of %d rows have no label, or not all (an empty cell, NA, null, none and "
+            "the like); they count for no loss and no metric",
+            *(name, some, sum(map(len, targets))),
+        )

@@ -40,9 +40,12 @@ class Scaling:
 
     @classmethod
     def fit(cls, x: Array, y: Array, *, inputs: bool = True, targets: bool = False) -> Scaling:
-        """Learn from training data only; a constant column gets a standard deviation of 1."""
+        """Learn from training data only; a constant column gets a standard deviation of 1.
+
+        Targets that are NaN are labels that nobody gave, and count for nothing.
+        """
         of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
-        of_y = _moments(_rows(_tensor(y, "y")), "y") if targets else (None, None)
+        of_y = _moments_of_labels(_rows(_tensor(y, "y"))) if targets else (None, None)
         return cls(of_x[0], of_x[1], of_y[0], of_y[1])
 
     def scale_inputs(self, x: Array) -> Tensor:
@@ -87,6 +90,16 @@ def _tensor(values: Array, name: str) -> Tensor:
 def _rows(y: Tensor) -> Tensor:
     """Targets as a table; a plain vector is a table of one column."""
     return y[:, None] if y.ndim == 1 else y
+
+
+def _moments_of_labels(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each target, of those of its labels that are there (not NaN)."""
+    if not y.is_floating_point() or not bool(y.isnan().any()):
+        return _moments(y, "y")
+    columns = [y[:, k][~y[:, k].isnan()][:, None] for k in range(y.shape[1])]
+    means, deviations = zip(*(_moments(column, "y") for column in columns), strict=True)
+    shape = (y.shape[1], *[1] * (y.ndim - 2))
+    return torch.cat(means).reshape(shape), torch.cat(deviations).reshape(shape)
 
 
 def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:

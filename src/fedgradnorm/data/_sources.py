@@ -130,7 +130,10 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
 
 
 def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> list[Client]:
-    """One client for each table of ``[[data.clients]]``; other options hold for all of them."""
+    """One client for each table of ``[[data.clients]]``, or one for each of its tasks.
+
+    Other options hold for all of them.
+    """
     shared = {key: value for key, value in options.items() if key != "clients"}
     tables = options.get("clients")
     if not isinstance(tables, Sequence) or isinstance(tables, str) or not tables:
@@ -143,7 +146,7 @@ def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> lis
         what = f"client {table['name']!r} of data source 'files'"
         check_options(what, given, options_of(function))
         made.append(_call(what, partial(function, **given)).client)
-    return made
+    return [row for client in made for row in client.rows]
 
 
 def _call(what: str, function: Callable[[], Any]) -> Any:

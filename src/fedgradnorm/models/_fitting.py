@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._networks import linear_head
 
 
 def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tensor:
@@ -18,9 +20,17 @@ def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tenso
     return x.to(device, dtype=next(network.parameters()).dtype)
 
 
-@torch.no_grad()
 def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
-    """Features per row that the network makes of ``x``; a ModelError if no head can take them."""
+    """Features per row that the network makes of ``x``; a ModelError if that is no plain vector."""
+    row = representation(network, x, client)
+    if len(row) != 1:
+        raise _needs_head(client, row)
+    return row[0]
+
+
+@torch.no_grad()
+def representation(network: nn.Module, x: Tensor, client: str) -> tuple[int, ...]:
+    """The shape of a row that the network makes of ``x``; a ModelError unless it is a tensor's."""
     was_training = network.training
     network.eval()
     try:
@@ -33,12 +43,45 @@ def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
     finally:
         network.train(was_training)
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x[:2]):
+    if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x[:2]):
         raise ModelError(
             f"client {client!r}: the shared network returns {shape} for {len(x[:2])} rows; a head "
             "needs (rows, features): end the network with nn.Flatten()"
         )
-    return output.shape[1]
+    return tuple(output.shape[1:])
+
+
+def fitting_head(
+    row: tuple[int, ...], outputs: int, shape: tuple[int, ...], client: str
+) -> nn.Module:
+    """The plainest head from a row of the representation to ``outputs``, at each place of a shape.
+
+    A linear layer; at places, on the last axis, or a convolution of size 1 where features come
+    first. For a shape with one axis, as of a sequence, the last axis is looked at first.
+    """
+    if not shape:
+        if len(row) != 1:
+            raise _needs_head(client, row)
+        return linear_head(row[0], outputs)
+    last, first = row[:-1] == shape, row[1:] == shape and len(shape) <= len(_CONVOLUTIONS)
+    if last and (len(shape) == 1 or not first):
+        return nn.Linear(row[-1], outputs)
+    if first:
+        return _CONVOLUTIONS[len(shape) - 1](row[0], outputs, 1)
+    raise ModelError(
+        f"client {client!r}: the shared network gives rows of shape {row}; for targets of shape "
+        f"{shape} they must be (features, *shape) or (*shape, features), or give the client a head"
+    )
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def _needs_head(client: str, row: tuple[int, ...]) -> ModelError:
+    return ModelError(
+        f"client {client!r}: the shared network returns {(2, *row)} for 2 rows; a head needs "
+        "(rows, features): end the network with nn.Flatten(), or give the client a head of its own"
+    )
 
 
 def own_head(head: object, client: str) -> nn.Module:
@@ -56,12 +99,19 @@ def own_head(head: object, client: str) -> nn.Module:
 
 
 @torch.no_grad()
-def check_head(head: nn.Module, features: int, outputs: int, client: str, like: Tensor) -> None:
-    """A ModelError unless ``head`` maps ``features`` numbers a row to the task's ``outputs``."""
+def check_head(
+    head: nn.Module,
+    row: tuple[int, ...],
+    fitting: Sequence[tuple[int, ...]],
+    client: str,
+    like: Tensor,
+) -> None:
+    """A ModelError unless ``head`` maps a ``row`` of features to one of the ``fitting`` shapes."""
+    features = row[0] if len(row) == 1 else row
     was_training = head.training
     head.eval()
     try:
-        output = head(like.new_zeros(2, features))
+        output = head(like.new_zeros(2, *row))
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network gives {features} features, which its head "
@@ -69,8 +119,9 @@ def check_head(head: nn.Module, features: int, outputs: int, client: str, like: 
         ) from error
     finally:
         head.train(was_training)
-    if tuple(output.shape) != (2, outputs):
+    if len(output) != 2 or tuple(output.shape[1:]) not in fitting:
+        needed = " or ".join(str(shape[0] if len(shape) == 1 else shape) for shape in fitting)
         raise ModelError(
             f"client {client!r}: its head gives {tuple(output.shape[1:])} numbers a row, its task "
-            f"needs {outputs}"
+            f"needs {needed}"
         )

@@ -1,6 +1,14 @@
 """What a client learns: a loss for each row, and metrics for a split."""
 
-from fedgradnorm.tasks._making import binary, classification, multilabel, regression
+from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._making import (
+    binary,
+    classification,
+    multilabel,
+    of_kind,
+    ordinal,
+    regression,
+)
 from fedgradnorm.tasks._measures import (
     accuracy,
     binary_cross_entropy,
@@ -12,6 +20,7 @@ from fedgradnorm.tasks._measures import (
 from fedgradnorm.tasks._task import Task
 
 __all__ = [
+    "Kind",
     "Task",
     "accuracy",
     "binary",
@@ -20,6 +29,8 @@ __all__ = [
     "cross_entropy",
     "mean_absolute_error",
     "multilabel",
+    "of_kind",
+    "ordinal",
     "r_squared",
     "regression",
     "squared_error",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from fedgradnorm._checks import one_of
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._missing import positions
+from fedgradnorm.tasks._positions import Shape, outputs_first
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,16 +23,21 @@ Answer = Literal["class", "label", "probability", "output"]
 class Answering(Protocol):
     """What is needed of a trained client."""
 
-    kind: str
     scaling: Any
     labels: tuple[str, ...] | None
+    shape: Shape
+
+    @property
+    def form(self) -> Kind:
+        """What answers for the kind of its task."""
 
 
 def asked_for(name: str, client: Answering, kind: Answer | None, outputs: bool) -> Answer:
     """What ``predict`` is to give; a ConfigError where the client has no such thing."""
-    real = KINDS[client.kind].real
+    real = client.form.real
     if kind is None:
-        return "output" if outputs or real else "class"
+        plain = type(client.form).answer is Kind.answer
+        return "output" if outputs or plain else "class"
     one_of("kind", kind, get_args(Answer))
     if outputs and kind != "output":
         raise ConfigError(f"outputs=True and kind={kind!r} are both given; choose one")
@@ -44,19 +52,51 @@ def asked_for(name: str, client: Answering, kind: Answer | None, outputs: bool) 
 
 
 def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDArray[Any]:
-    """The outputs as they were asked for."""
-    kind = KINDS[client.kind]
-    if wanted == "probability":
-        return kind.probability(output)
+    """The outputs as they were asked for; those with a shape are [rows, numbers, *shape], and
+    classes [rows, *shape].
+    """
+    form, labels, rows = client.form, client.labels or (), len(output)
     if wanted == "output":
-        return output if client.scaling is None else client.scaling.restore_targets(output)
-    found, labels = kind.answer(output), client.labels or ()
+        return told(client, output)
+    flat = positions(_outputs_first(output, client.shape))
+    if wanted == "probability":
+        return _shaped(form.probability(flat), rows, client.shape)
+    found = form.answer(flat)
     if wanted == "class":
-        return found
-    names = kind.names(output.shape[1])
+        return _shaped(found, rows, client.shape)
+    names = form.names(flat.shape[1])
     if len(labels) != names:
         raise ConfigError(f"the run has {len(labels)} names for {names} classes; use kind='class'")
-    return _names(found.numpy(), labels)
+    named = _names(found.numpy(), labels)
+    return named.reshape(rows, *client.shape) if client.shape else named
+
+
+def told(client: Answering, output: Tensor) -> Tensor:
+    """The outputs of a head as they are told: in the units of the targets."""
+    output = _outputs_first(output, client.shape)
+    if client.scaling is None:
+        return output
+    restored: Tensor = client.scaling.restore_targets(output)
+    return restored
+
+
+def _outputs_first(output: Tensor, shape: Shape) -> Tensor:
+    """[rows, outputs, *shape], whichever way the head gives them."""
+    if not shape:
+        return output
+    outputs = math.prod(output.shape[1:]) // math.prod(shape)
+    found = outputs_first(output, outputs, shape)
+    if found is None:
+        raise ConfigError(f"outputs of shape {tuple(output.shape[1:])} do not fit {shape}")
+    return found
+
+
+def _shaped(found: Tensor, rows: int, shape: Shape) -> Tensor:
+    """Numbers of single positions, where they belong."""
+    if not shape:
+        return found
+    whole = found.reshape(rows, *shape, *found.shape[1:])
+    return whole if found.ndim == 1 else whole.movedim(-1, 1)
 
 
 def _names(found: NDArray[Any], labels: tuple[str, ...]) -> NDArray[Any]:

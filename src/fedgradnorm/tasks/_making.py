@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import OWN, Kind
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
-from fedgradnorm.tasks._task import Task, TaskKind, check_metrics
+from fedgradnorm.tasks._positions import Shape, checked_shape
+from fedgradnorm.tasks._registry import KINDS
+from fedgradnorm.tasks._split_metrics import check_metrics
+from fedgradnorm.tasks._task import Task, TaskKind
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 
 Metrics = Mapping[str, Metric] | Sequence[str]
@@ -25,6 +28,7 @@ def classification(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
 
@@ -33,7 +37,11 @@ def classification(
     A list gives one number v_c for each class, scaled to w_c = v_c n / sum_j v[y_j]: the mean
     weight of a training row is 1, and the loss of all training rows is torch's weighted mean.
 
-    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1".
+    ``metrics`` beside the accuracy: functions by name, or a list of names such as "f1", of which
+    tables show the first.
+
+    With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
+    [rows, classes, *shape] or [rows, *shape, classes], and a row's loss is the mean over positions.
 
     >>> classification(3).outputs
     3
@@ -43,7 +51,7 @@ def classification(
         loss = WeightedCrossEntropy(
             checked_weights("class_weights", class_weights, classes), classes=classes
         )
-    return _task("classification", classes, loss, metrics, loss_scale, name)
+    return _task("classification", classes, loss, metrics, loss_scale, name, shape)
 
 
 def binary(
@@ -53,11 +61,13 @@ def binary(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """0 or 1 per row, from one output; binary cross-entropy of its sigmoid, or a ``loss``.
 
     With ``pos_weight`` p a row with a 1 counts p times as much as one with a 0; ``"balanced"`` is
     p = zeros / ones. Both weights are scaled so that the mean weight of a training row is 1.
+    ``shape`` is as in :func:`classification`.
 
     >>> binary().outputs
     1
@@ -65,7 +75,7 @@ def binary(
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, 1), labels=1)
-    return _task("binary", 1, loss, metrics, loss_scale, name)
+    return _task("binary", 1, loss, metrics, loss_scale, name, shape)
 
 
 def multilabel(
@@ -76,10 +86,12 @@ def multilabel(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """``labels`` zeros and ones per row; the mean over labels of their binary cross-entropy.
 
-    ``pos_weight`` is as in :func:`binary`, a number for each label.
+    ``pos_weight`` is as in :func:`binary`, a number for each label; ``shape`` as in
+    :func:`classification`.
 
     >>> sorted(multilabel(4).metrics)
     ['accuracy']
@@ -87,7 +99,54 @@ def multilabel(
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, labels), labels=labels)
-    return _task("multilabel", labels, loss, metrics, loss_scale, name)
+    return _task("multilabel", labels, loss, metrics, loss_scale, name, shape)
+
+
+def ordinal(
+    classes: int,
+    *,
+    loss: LossFunction | None = None,
+    metrics: Metrics | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+    shape: Shape | int = (),
+) -> Task:
+    """One of ``classes`` labels 0 .. classes - 1 in an order, such as stages or stars.
+
+    The head has classes - 1 outputs, which say how likely a row is above each class but the last:
+    logit P(y > 0) = o_0, logit P(y > k) = logit P(y > k - 1) - softplus(o_k). The loss is the mean
+    binary cross-entropy of these questions (Cao, Mirjalili, Raschka 2020, CORAL), so an answer two
+    classes away costs more than a neighbour. ``mae`` counts the classes in between.
+
+    >>> ordinal(5).outputs, ordinal(5).classes
+    (4, 5)
+    """
+    whole = isinstance(classes, int) and not isinstance(classes, bool)
+    if not whole or classes < 2:
+        raise ConfigError(f"an ordinal task needs at least 2 classes, not {classes!r}")
+    return _task("ordinal", classes - 1, loss, metrics, loss_scale, name, shape)
+
+
+def of_kind(
+    kind: Kind,
+    outputs: int,
+    *,
+    metrics: Mapping[str, Metric] | None = None,
+    loss_scale: float = 1.0,
+    name: str | None = None,
+    shape: Shape | int = (),
+) -> Task:
+    """A task of a kind of your own: a class derived from :class:`Kind`, with a name and a loss."""
+    if not isinstance(kind, Kind) or not kind.name or type(kind).loss is Kind.loss:
+        raise ConfigError(
+            "kind must be an instance of a class derived from fgn.tasks.Kind that has a name and a "
+            f"loss, not {kind!r}"
+        )
+    if kind.name in KINDS:
+        raise ConfigError(f"a kind named {kind.name!r} is there already; give yours another name")
+    given = {**kind.metrics, **check_metrics(metrics)}
+    form = checked_shape(shape)
+    return Task(f"{OWN}{kind.name}", outputs, kind.loss, given, loss_scale, name, form, False, kind)
 
 
 def regression(
@@ -97,13 +156,16 @@ def regression(
     metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
+    shape: Shape | int = (),
 ) -> Task:
     """``outputs`` real numbers per row; mean squared error unless ``loss`` is given.
+
+    With a ``shape`` there are so many at every position: see :func:`classification`.
 
     >>> sorted(regression(10).metrics)
     ['mae', 'r2']
     """
-    return _task("regression", outputs, loss, metrics, loss_scale, name)
+    return _task("regression", outputs, loss, metrics, loss_scale, name, shape)
 
 
 def _task(
@@ -113,12 +175,16 @@ def _task(
     metrics: Any,
     loss_scale: float,
     name: str | None,
+    shape: Shape | int,
 ) -> Task:
-    usual = KINDS[kind]
+    usual, first = KINDS[kind], None
     if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
+        first = next(iter(metrics), None)
         metrics = by_name(metrics, kind, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
-    return Task(kind, outputs, usual.loss if loss is None else loss, measured, loss_scale, name)
+    own = usual.loss if loss is None else loss
+    form = checked_shape(shape)
+    return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
 
 
 def _only_one(loss: LossFunction | None, what: str) -> None:

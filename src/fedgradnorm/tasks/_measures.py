@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedgradnorm.tasks._missing import has_gaps, known
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one loss per row, or one number for all of them."""
 
@@ -27,6 +29,38 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(output, y, reduction="none").mean(dim=1)
 
 
+def thresholds(output: Tensor) -> Tensor:
+    """Logits of "above class k" for k = 0 .. C - 2, which never grow with k.
+
+    l_0 = o_0 and l_k = l_{k-1} - softplus(o_k), so the probabilities of classes, which are their
+    differences, are never negative, whatever a head gives.
+    """
+    first, rest = output[:, :1], output[:, 1:]
+    return torch.cat([first, first - F.softplus(rest).cumsum(dim=1)], dim=1)
+
+
+def ordinal_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Mean binary cross-entropy of each row over the questions "is it above class k?".
+
+    The loss of CORAL (Cao, Mirjalili, Raschka 2020): an answer two classes away costs more than one
+    that is the neighbour.
+    """
+    logits = thresholds(output)
+    above = target[:, None] > torch.arange(logits.shape[1], device=target.device)
+    loss = F.binary_cross_entropy_with_logits(logits, above.to(logits.dtype), reduction="none")
+    return loss.mean(dim=1)
+
+
+def ordinal_accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Share of rows whose class is the target."""
+    return ((thresholds(output) > 0).sum(dim=1) == target).to(output.dtype).mean()
+
+
+def ordinal_distance(output: Tensor, target: Tensor) -> Tensor:
+    """Mean number of classes between answer and target."""
+    return ((thresholds(output) > 0).sum(dim=1) - target).abs().to(output.dtype).mean()
+
+
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Squared error of each row, averaged over the row's outputs."""
     return (output - target).square().mean(dim=1)
@@ -39,18 +73,38 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 def label_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of labels, over rows and outputs, whose logit has the right sign."""
-    return ((output > 0) == (target.view_as(output) > 0)).to(output.dtype).mean()
+    y = target.view_as(output)
+    right = ((output > 0) == (y > 0)).to(output.dtype)
+    return right[known(y)].mean() if has_gaps(y) else right.mean()
 
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """Mean absolute error over rows and outputs."""
-    return (output - target).abs().mean()
+    away = (output - target).abs()
+    return away.nanmean() if has_gaps(target) else away.mean()
 
 
 def r_squared(output: Tensor, target: Tensor) -> Tensor:
     """Share of the targets' variance explained: 1 is perfect, 0 is the mean's own score."""
+    if has_gaps(target):
+        spread = (target - target.nanmean(dim=0)).square().nansum()
+        left = (output - target).square().nansum()
+        return 1 - left / spread.clamp_min(torch.finfo(output.dtype).tiny)
     spread = (target - target.mean(dim=0)).square().sum()
     return 1 - (output - target).square().sum() / spread.clamp_min(torch.finfo(output.dtype).tiny)
+
+
+OURS: frozenset[Metric] = frozenset(
+    {
+        accuracy,
+        label_accuracy,
+        mean_absolute_error,
+        ordinal_accuracy,
+        ordinal_distance,
+        r_squared,
+    }
+)
+"""Metrics of rows, whatever a row is."""
 
 
 class ModuleLoss:

@@ -18,9 +18,15 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._missing import has_gaps, known
+from fedgradnorm.tasks._registry import KINDS
 
-_PREFIX = {"classification": "multiclass", "binary": "binary", "multilabel": "multilabel"}
+_PREFIX = {
+    "classification": "multiclass",
+    "ordinal": "multiclass",
+    "binary": "binary",
+    "multilabel": "multilabel",
+}
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,14 @@ class Answers:
 
     def by_class(self, name: str, given: Tensor, **options: Any) -> Tensor:
         """torchmetrics' function of this name, in its form for this kind of task."""
-        size = {"classification": "num_classes", "multilabel": "num_labels"}.get(self.kind)
-        sized = {size: self.outputs, **options} if size else {}
+        size = {"multiclass": "num_classes", "multilabel": "num_labels"}.get(_PREFIX[self.kind])
+        sized = {size: KINDS[self.kind].names(self.outputs), **options} if size else {}
         return _call("classification", f"{_PREFIX[self.kind]}_{name}", given, self.truth, **sized)
 
     def rankable(self) -> Tensor:
         """Which classes or labels some rows have, and some have not."""
-        if self.kind == "classification":
-            ones = self.truth.bincount(minlength=self.outputs)
+        if _PREFIX[self.kind] == "multiclass":
+            ones = self.truth.bincount(minlength=KINDS[self.kind].names(self.outputs))
         else:
             ones = self.truth.reshape(len(self.truth), -1).sum(dim=0)
         return (ones > 0) & (ones < len(self.truth))
@@ -89,8 +95,8 @@ def _ranking(name: str, guess: float) -> Measure:
 
 def _balanced_accuracy(split: Answers) -> Tensor:
     """The mean over classes of the share of their rows that is right; of labels, their mean."""
-    if split.kind == "classification":
-        return _seen_recall(split.answer, split.truth, split.outputs)
+    if _PREFIX[split.kind] == "multiclass":
+        return _seen_recall(split.answer, split.truth, KINDS[split.kind].names(split.outputs))
     rows = len(split.truth)
     pairs = zip(split.answer.reshape(rows, -1).T, split.truth.reshape(rows, -1).T, strict=True)
     return torch.stack([_seen_recall(answer, truth, 2) for answer, truth in pairs]).mean()
@@ -105,7 +111,7 @@ def _seen_recall(answer: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 def _calibration_error(split: Answers) -> Tensor:
     """The mean gap of confidence and accuracy, over 15 bins of confidence (Guo et al. 2017)."""
-    if split.kind == "classification":
+    if _PREFIX[split.kind] == "multiclass":
         return split.by_class("calibration_error", split.probability)
     flat = split.probability.flatten(), split.truth.flatten()
     return _call("classification", "binary_calibration_error", *flat)
@@ -132,7 +138,8 @@ class Named:
     measure: Measure | None = field(default=None, repr=False)
 
 
-_ALL, _ONE_OF = ("classification", "binary", "multilabel"), ("classification", "binary")
+_ALL = ("classification", "binary", "multilabel", "ordinal")
+_ONE_OF = ("classification", "binary", "ordinal")
 _REAL = ("regression",)
 
 METRICS: dict[str, Named] = {
@@ -162,6 +169,9 @@ METRICS: dict[str, Named] = {
 }
 """Every metric that has a name of ours; those without a function come with a task or a data set."""
 
+MAIN_METRICS = ("accuracy", "nme", "mae")
+"""The metric shown for a task that named none: the first of these that it has."""
+
 HIGHER_IS_BETTER = frozenset(name for name, known in METRICS.items() if known.higher)
 """Metrics of which more is better; of all others, and of losses, less is."""
 
@@ -180,7 +190,28 @@ class NamedMetric:
         assert measure is not None
         if not output.isfinite().all():
             return output.new_tensor(float("nan"))
+        if has_gaps(target):
+            return self._with_gaps(measure, output, target)
         return measure(Answers(self.kind, self.outputs, output, target))
+
+    def _with_gaps(self, measure: Measure, output: Tensor, target: Tensor) -> Tensor:
+        """Where single labels are missing: the mean over outputs, each on the rows that have it.
+
+        An exact match needs rows that have all of theirs; what is a mean over all numbers stays so.
+        """
+        there, one = known(target), "binary" if self.kind == "multilabel" else self.kind
+        if self.name == "exact_match":
+            whole = there.all(dim=1)
+            return measure(Answers(self.kind, self.outputs, output[whole], target[whole]))
+        if self.name in ("mse", "rmse", "calibration_error"):
+            return measure(Answers(one, 1, output[there][:, None], target[there][:, None]))
+        found = [(output[rows, k], target[rows, k]) for k, rows in enumerate(there.T)]
+        columns = [
+            Answers(one, 1, o[:, None], y if one == "binary" else y[:, None])
+            for o, y in found
+            if len(y)
+        ]
+        return torch.stack([measure(column) for column in columns]).mean()
 
 
 def by_name(names: Any, kind: str, outputs: int) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -10,33 +11,61 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm.tasks._kinds import KINDS, Kind
+from fedgradnorm.tasks._kind import Kind
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
+from fedgradnorm.tasks._missing import (
+    has_gaps,
+    labelled,
+    mean_of_labelled,
+    positions,
+    without_gaps,
+)
+from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
+from fedgradnorm.tasks._registry import KINDS
+from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
+from fedgradnorm.tasks._split_metrics import (
+    Restoring,
+    check_metrics,
+    measured,
+    one_number,
+    shown_kind,
+)
 from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
-TaskKind = Literal["classification", "regression", "binary", "multilabel"]
+Scores = dict[str, float]
+TaskKind = Literal["classification", "regression", "binary", "multilabel", "ordinal"]
 
 
 @dataclass(frozen=True)
 class Task:
     """A client's task.
 
-    Make one with :func:`classification`, :func:`binary`, :func:`multilabel` or :func:`regression`.
+    Make one with :func:`classification`, :func:`binary`, :func:`multilabel`, :func:`ordinal` or
+    :func:`regression`, or, of a kind of your own, with :func:`of_kind`.
 
     ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
-    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``).
+    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
+    that of a row's target, where every position has one. ``gaps`` says that some training targets
+    are NaN: nobody gave these labels, and the loss leaves them out. ``judged_by`` is the metric
+    that tables show, where one was asked for by name.
     """
 
-    kind: TaskKind
+    kind: str
     outputs: int
     loss_function: LossFunction
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     loss_scale: float = 1.0
     name: str | None = None
+    shape: Shape = ()
+    gaps: bool = False
+    own_kind: Kind | None = None
+    judged_by: str | None = None
 
     def __post_init__(self) -> None:
-        least = KINDS[choose(self.kind, KINDS, "kind of task")].least
+        if self.own_kind is None:
+            choose(self.kind, KINDS, "kind of task")
+        least = self.form.least
         whole = isinstance(self.outputs, int) and not isinstance(self.outputs, bool)
         if not whole or self.outputs < least:
             raise ConfigError(
@@ -53,47 +82,78 @@ class Task:
             object.__setattr__(self, "loss_function", ModuleLoss(self.loss_function))
         if self.name is not None and not isinstance(self.name, str):
             raise ConfigError(f"a task's name must be a text, not {self.name!r}")
+        object.__setattr__(self, "shape", checked_shape(self.shape))
         check_metrics(self.metrics)
+
+    @property
+    def form(self) -> Kind:
+        """What answers for the task's kind."""
+        return self.own_kind or KINDS[self.kind]
 
     @property
     def has_own_loss(self) -> bool:
         """Whether the loss is not one of ours, and so may be wrong."""
-        ours = self.loss_function is self._kind.loss
+        ours = self.own_kind is None and self.loss_function == self.form.loss
         return not ours and not isinstance(self.loss_function, WeightedLoss)
 
     @property
     def loss_name(self) -> str:
         """What the loss is called, where it is the usual one of its kind; else "loss"."""
-        return self._kind.loss_name if self.loss_function is self._kind.loss else "loss"
+        return self.form.loss_name if self.loss_function == self.form.loss else "loss"
 
     @property
     def classes(self) -> int | None:
         """How many classes there are, where a row has one of several; else None."""
-        return self._kind.classes(self.outputs)
+        return self.form.classes(self.outputs)
 
     @property
     def label_count(self) -> int:
         """How many names its classes or labels have."""
-        return self._kind.names(self.outputs)
+        return self.form.names(self.outputs)
 
     @property
     def has_real_targets(self) -> bool:
         """Whether targets are numbers of any size, which can be standardised."""
-        return self._kind.real
+        return self.form.real
 
     @property
-    def _kind(self) -> Kind:
-        return KINDS[self.kind]
+    def has_right_answers(self) -> bool:
+        """Whether a row is right or wrong, or in part, so that there is an accuracy."""
+        return type(self.form).right is not Kind.right
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row has all of its targets, and no shape: what closed forms know."""
+        return not self.gaps and not self.shape
 
     def target(self, where: str, y: Tensor) -> Tensor:
         """Targets as the loss takes them, or a DataError that begins with ``where``."""
-        return self._kind.target(where, y, self.outputs)
+        y = laid_out(where, y, self.outputs, self.shape, self.form.counted)
+        found = self.form.target(where, y, self.outputs)
+        if self.has_own_loss and (problem := own_loss_problem(found, self.form.counted)):
+            raise ConfigError(f"{where}: {problem}")
+        return found
 
     def learned(self, target: Tensor) -> Task:
-        """The task for a client with these training targets: class weights are learned on them."""
-        if not isinstance(self.loss_function, WeightedLoss):
-            return self
-        return replace(self, loss_function=self.loss_function.learned(target))
+        """The task for a client that learns from these targets: weights of classes, and gaps."""
+        task, loss = self.for_targets(target), self.loss_function
+        if isinstance(loss, WeightedLoss):
+            task = replace(task, loss_function=loss.learned(target))
+        return task
+
+    def for_targets(self, target: Tensor) -> Task:
+        """The task that knows whether some of these targets are missing."""
+        gaps = has_gaps(target)
+        return self if gaps == self.gaps else replace(self, gaps=gaps)
+
+    def labels_of(self, target: Tensor) -> Tensor:
+        """The labels that are there: classes [labels], else [labels, outputs] with their gaps."""
+        if self.form.counted:
+            flat = target.reshape(-1)
+            there = flat[~flat.isnan()] if flat.is_floating_point() else flat
+            return there.to(torch.int64)
+        rows = positions(target)
+        return rows[labelled(rows)]
 
     def class_weights(self) -> dict[str, Any]:
         """The weights of classes as they were ``given`` and are ``used``; empty without any."""
@@ -107,27 +167,86 @@ class Task:
         """The outputs with the least usual loss that are the same for all rows."""
         loss = self.loss_function
         weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
-        return self._kind.trivial(y, self.outputs, weights)
+        return self.form.trivial(self.labels_of(y), self.outputs, weights)
+
+    def trivial_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
+        """Loss and metrics of the answer that is the same for all rows, learned on some targets.
+
+        That is the classes' shares, so the most frequent class, or the mean. Empty where a kind or
+        a metric of others has no answer. The loss is free of its scale, and classes of weights.
+        """
+        plain = replace(self, loss_scale=1.0)
+        like = y if y.is_floating_point() else torch.zeros(1)
+        try:
+            constant = self.form.trivial(self.labels_of(learned), self.outputs, None).to(like)
+            output = constant.reshape(1, -1, *[1] * len(self.shape))
+            found = plain.measure(output.expand(len(y), self.outputs, *self.shape), y, scaling)
+        except ConfigError:
+            return {}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def right(self, output: Tensor, target: Tensor) -> Tensor | None:
         """The share of each row that is right; None where there is no right and wrong."""
-        return self._kind.right(output, target)
+        if not self.shape:
+            return self.form.right(output, target)
+        flat = target.reshape(-1) if self.form.counted else positions(target)
+        right = self.form.right(positions(self.outputs_of(output)), flat)
+        if right is None:
+            return None
+        there = labelled(flat).view(len(target), -1)
+        return mean_of_labelled(right.view(len(target), -1), there)
 
     def words(self) -> str:
         """What a row's target is, such as "3 classes"."""
-        return self._kind.words(self.outputs)
+        at = f" at {'x'.join(map(str, self.shape))} positions" if self.shape else ""
+        return self.form.words(self.outputs) + at
 
     def shares(self, y: Tensor, names: Sequence[str] | None) -> str:
         """Training targets in a few words: how frequent each class is, or mean and deviation."""
-        return self._kind.shares(y, self.outputs, names)
+        return self.form.shares(self.labels_of(y), self.outputs, names)
+
+    def outputs_of(self, output: Tensor) -> Tensor:
+        """A head's outputs as the loss takes them: [rows, outputs, *shape]."""
+        if not self.shape:
+            return output
+        found = outputs_first(output, self.outputs, self.shape)
+        if found is None:
+            raise ConfigError(f"outputs of shape {tuple(output.shape[1:])} do not fit the task")
+        return found
+
+    def row_losses(self, output: Tensor, target: Tensor, table: Tensor | None = None) -> Tensor:
+        """One loss per row, without the scale, or one number for all of them.
+
+        Where some targets are missing, a row without any has loss 0. ``table`` are weights of
+        classes, [rows, groups, classes], where rows of several clients are in one call.
+        """
+        loss = self.loss_function
+        if self.is_plain:
+            if table is None or not isinstance(loss, WeightedLoss):
+                return loss(output, target)
+            return loss.weighed(output, target, table)
+        output = self.outputs_of(output)
+        if self.has_own_loss:
+            return self._own_losses(output, target)
+        return by_number(loss, output, target, table, self.form.counted)
+
+    def _own_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The same of a loss that is not ours, which may give a number for each position."""
+        if self.gaps:
+            return by_row(self.loss_function, output, target, self.form.counted)
+        found = self.loss_function(output, target)
+        return found.flatten(1).mean(dim=1) if found.ndim > 1 else found
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss per row, or the one number that the loss gives for all of them."""
-        return self.loss_scale * self.loss_function(output, target)
+        return self.loss_scale * self.row_losses(output, target)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """F_i: the mean loss over the rows."""
-        return self.losses(output, target).mean()
+        """F_i: the mean loss over the labelled rows."""
+        losses = self.losses(output, target)
+        if not self.gaps or losses.ndim == 0:
+            return losses.mean()
+        return mean_of_labelled(losses, labelled(target))
 
     def joins_rows(self, target: Tensor) -> bool:
         """Whether the loss gives one number for all rows, tried on the first of ``target``.
@@ -136,79 +255,60 @@ class Task:
         """
         if not self.has_own_loss:
             return False
-        some = target[:3].cpu()
-        output = torch.zeros(len(some), self.outputs, dtype=torch.get_default_dtype())
+        some = target[labelled(target)][:3].cpu()
+        shape = (len(some), self.outputs, *self.shape)
+        output = torch.zeros(shape, dtype=torch.get_default_dtype())
+        some = self.whole(without_gaps(some))
         some = some.to(output) if some.is_floating_point() else some
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return self.losses(output, some).ndim == 0
+            return self.loss_function(output, some).ndim == 0
+
+    def whole(self, target: Tensor) -> Tensor:
+        """Targets without gaps as they are where nobody has any."""
+        return target.to(torch.int64) if self.form.counted and not has_gaps(target) else target
 
     def check_loss(self, output: Tensor, target: Tensor) -> None:
         """A ConfigError unless the loss gives one number, or one a row; ``output`` is of some."""
         rows = len(output)
         try:
-            losses = self.loss_function(output, target)
+            losses = self.loss_function(self.outputs_of(output), self.whole(without_gaps(target)))
         except Exception as error:  # code of others may raise anything
             raise ConfigError(f"its loss fails: {_reason(error)}; correct the loss") from error
-        if not isinstance(losses, Tensor) or tuple(losses.shape) not in ((), (rows,)):
+        fitting = ((), (rows,), (rows, *self.shape))
+        if not isinstance(losses, Tensor) or tuple(losses.shape) not in fitting:
             raise ConfigError(
-                f"its loss returns {_shape(losses)} for {rows} rows; it must return one number a "
-                'row (use reduction="none", and .mean(dim=1) where a row has several), or their '
+                f"its loss returns {shown_kind(losses)} for {rows} rows; it must return one number "
+                'a row (use reduction="none", and .mean(dim=1) where a row has several), or their '
                 "mean"
             )
+        if self.gaps and losses.ndim < 1 + bool(self.shape):
+            where = "position" if self.shape else "row"
+            raise ConfigError(
+                f"some labels are missing, and its loss returns {shown_kind(losses)}; it must "
+                f'return one number a {where} (use reduction="none")'
+            )
 
-    def measure(self, output: Tensor, target: Tensor) -> dict[str, float]:
-        """The loss and every metric of a split; a ConfigError names the one that fails."""
-        values: dict[str, Any] = {"loss": self.loss(output, target)}
-        for name, metric in self.metrics.items():
-            try:
-                values[name] = metric(output, target)
-            except Exception as error:  # code of others may raise anything
-                raise ConfigError(
-                    f"metric {name!r} fails: {_reason(error)}; correct the metric"
-                ) from error
-        return {name: _one_number(name, value) for name, value in values.items()}
+    def measure(
+        self, output: Tensor, target: Tensor, scaling: Restoring | None = None
+    ) -> dict[str, float]:
+        """The loss and every metric of a split; a ConfigError names the one that fails.
+
+        Rows without a label count for nothing.
+        """
+        there = labelled(target)
+        if not bool(there.all()):
+            output, target = output[there], target[there]
+        task, target = self.for_targets(target), self.whole(target)
+        loss = one_number("loss", task.loss(output, target))
+        return {"loss": loss, **measured(task, task.outputs_of(output), target, scaling)}
 
     def predict(self, output: Tensor) -> Tensor:
         """What a user wants to see: the class of each row, zeros and ones, or the values."""
-        return self._kind.answer(output)
-
-
-def check_metrics(metrics: Any) -> Mapping[str, Metric]:
-    """The table of metrics; a ConfigError unless it holds functions by name."""
-    found = {} if metrics is None else metrics
-    if not isinstance(found, Mapping) or not all(map(callable, found.values())):
-        raise ConfigError(
-            "metrics must be a list of names, such as ['f1'], or functions by name, such as "
-            "{'bias': lambda output, target: (output - target).mean()}, "
-            f"not {metrics!r}; accuracy (of classes), mae and r2 (of numbers) are always there"
-        )
-    for name in found:
-        if not isinstance(name, str) or not name.strip() or set(name) & set(',"\r\n'):
-            raise ConfigError(
-                "a metric's name must be a text without commas, quotes or line breaks, "
-                f"not {name!r}"
-            )
-    return found
-
-
-def _one_number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"metric {name!r} returns {_shape(value)}; it must return one number"
-        ) from error
+        return self.form.answer(output)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shape(value: Any) -> str:
-    """What a value is, for a message: a tensor's shape, or the type."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"shape {tuple(value.shape)}" if value.ndim else "a single number"
 
 
 def _reason(error: Exception) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm.tasks._missing import known, positions, without_gaps
 
 Given = Literal["balanced"] | tuple[float, ...]
 Places = dict[tuple[torch.device, torch.dtype], Tensor]
@@ -46,9 +47,14 @@ class WeightedLoss(ABC):
     def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row, by weights [rows or 1, groups, classes]: those of a row's client."""
 
+    @staticmethod
+    @abstractmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """The same for each number of a row's target, [rows, numbers]."""
+
     @abstractmethod
     def counts(self, target: Tensor) -> Tensor:
-        """How many training rows each class has: a row for each group of classes."""
+        """How many labelled training rows each class has: a row for each group of classes."""
 
     @abstractmethod
     def asked(self, counts: Tensor) -> Tensor:
@@ -95,9 +101,15 @@ class WeightedCrossEntropy(WeightedLoss):
         weight = table[:, 0].expand(len(output), -1).gather(1, target[:, None])[:, 0]
         return weight * F.cross_entropy(output, target, reduction="none")
 
+    @staticmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """One number a row."""
+        return WeightedCrossEntropy.weighed(output, target, table)[:, None]
+
     def counts(self, target: Tensor) -> Tensor:
         """One group: all classes."""
-        return torch.bincount(target, minlength=self.classes)[None]
+        classes = target[known(target)].to(torch.int64)
+        return torch.bincount(classes, minlength=self.classes)[None]
 
     def asked(self, counts: Tensor) -> Tensor:
         """As given, one for each class."""
@@ -113,15 +125,21 @@ class WeightedBinary(WeightedLoss):
     @staticmethod
     def weighed(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
         """One loss per row: the mean over its labels."""
+        return WeightedBinary.single(output, target, table).mean(dim=1)
+
+    @staticmethod
+    def single(output: Tensor, target: Tensor, table: Tensor) -> Tensor:
+        """A number for each label."""
         y = target.to(output.dtype).view_as(output)
         weight = torch.where(y > 0, table[..., 1], table[..., 0])
-        each = F.binary_cross_entropy_with_logits(output, y, reduction="none")
-        return (weight * each).mean(dim=1)
+        return weight * F.binary_cross_entropy_with_logits(output, y, reduction="none")
 
     def counts(self, target: Tensor) -> Tensor:
         """A group for each label: its zeros and its ones."""
-        ones = target.double().reshape(-1, self.labels).sum(dim=0)
-        return torch.stack([len(target) - ones, ones], dim=1)
+        flat = target.reshape(-1, 1) if self.labels == 1 else positions(target)
+        there = known(flat).sum(dim=0)
+        ones = without_gaps(flat).double().sum(dim=0)
+        return torch.stack([there - ones, ones], dim=1)
 
     def asked(self, counts: Tensor) -> Tensor:
         """1 for a zero, ``pos_weight`` for a one."""

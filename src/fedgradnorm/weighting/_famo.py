@@ -26,6 +26,10 @@ class FAMO(Weighting):
     ``decay`` is the paper's 1e-3; the authors' code has 1e-5.
     Source: Liu, Feng, Stone, Liu, "FAMO: Fast adaptive multitask optimization" (2023),
     arXiv 2306.03792, algorithm 1 and equations 10 to 12.
+
+    Args:
+        logit_lr: Adam's step on w, 0 or more.
+        decay: pull of w toward 0, 0 or more.
     """
 
     needs = Needs.LOSS

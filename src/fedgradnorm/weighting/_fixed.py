@@ -36,6 +36,9 @@ class BySize(Weighting):
 class Static(Weighting):
     """Given weights, a positive number per client name, scaled to sum to the number of clients.
 
+    Args:
+        weights: a number above 0 for each client, by name (by task with key="task").
+
     >>> weighting = Static({"landmark": 0.1, "gender": 1.0})
     """
 

@@ -47,6 +47,16 @@ class GradNorm(Weighting):
     without the loud one, and the loud one's grow in every round with it, until it is heard as if it
     had never been weighed.
 
+    Args:
+        gamma: strength of the pull toward one common pace, 0 or more.
+        rule: how the weights move: one of the four above.
+        lr: step of the weights, the paper's alpha; for absolute and squared.
+        optimizer: that makes this step, adam or sgd.
+        floor: least weight before rescaling, from 0 to 1; not for direct.
+        smoothing: s, from 0 to 1: what stays of the old weights; for relative and direct.
+        guard: part of a client's largest gauge norm, from 0 to 1, below which it is held.
+        warmup: rounds of a client in which its weight stays as it is.
+
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["quiet", "loud"])
     >>> ones = torch.ones(2)

@@ -60,6 +60,9 @@ class QFFL(Weighting):
     The length of the step is the server optimiser's, not q-FedSGD's estimate from L and q.
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (2020),
     arXiv 1905.10497, equation 2, with equal shares of the clients.
+
+    Args:
+        q: how much more large losses count, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -82,6 +85,9 @@ class AFL(Weighting):
     network's step takes the new lambda, the paper's the one before (``order="old"``).
     Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), arXiv 1902.00146,
     stochastic AFL.
+
+    Args:
+        loss_lr: step of the mixture up the losses, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -135,6 +141,10 @@ class DWA(Weighting):
     them its rate is 1.
     Source: Liu, Johns, Davison, "End-to-end multi-task learning with attention" (2019),
     arXiv 1803.10704, equation 7, T = 2 as there.
+
+    Args:
+        temperature: T, above 0: the larger, the more alike the weights.
+        every: rounds of a client in one average, 1 or more.
     """
 
     needs = Needs.LOSS

@@ -35,6 +35,9 @@ class Steady(Weighting):
 
     Each weight is proportional to a number that the client can compute by itself.
 
+    Args:
+        gamma: strength of the pull toward one common pace, 0 or more.
+
     >>> weighting = Steady()
     >>> weighting.bind(["quiet", "loud"])
     >>> ones = torch.ones(2)

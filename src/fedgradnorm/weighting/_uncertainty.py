@@ -23,6 +23,9 @@ class Uncertainty(Weighting):
     a classification twice, which would only double its weight.
     Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty to weigh losses for scene
     geometry and semantics" (2018), arXiv 1705.07115, with the log-variance learned, as they advise.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -53,6 +56,9 @@ class IMTLL(Uncertainty):
     Twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two the
     same; both stand here because both stand in the literature's tables.
     Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
     """
 
     sign = 1

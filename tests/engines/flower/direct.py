@@ -86,7 +86,8 @@ class Together:
         self.agreement = Agreement(self.settings, self.settings.rounds, scalars, "agreed")
         self.names = list(self.clients)
         self.exchange = Direct({name: self.participant(name) for name in self.names})
-        self.weighting.bind(self.names)
+        several = {n: list(c.tasks) for n, c in self.clients.items() if c.tasks is not None}
+        self.weighting.bind([row.name for c in self.clients.values() for row in c.rows])
         server = ServerState(
             FlatNetwork(make()).vector,
             self.weighting,
@@ -96,12 +97,12 @@ class Together:
             bounds=bounds,
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
-        self.server = Coordinator(*given, heads=self._heads(bounds))
+        self.server = Coordinator(*given, heads=self._heads(bounds), tasks=several)
 
     def _heads(self, bounds: Bounds | None) -> GroupHeads | None:
         """As ``serve`` makes them, from what federation.toml would say of the clients."""
         tasks: dict[str, TaskTerms] = {}
-        for client in self.clients.values():
+        for client in (row for one in self.clients.values() for row in one.rows):
             terms = TaskTerms(client.task.outputs, [])
             tasks.setdefault(client.task_name, terms).clients.append(client.name)
         like = next(self.make().parameters()).detach()

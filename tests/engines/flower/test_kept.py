@@ -84,6 +84,25 @@ def test_each_client_keeps_its_own_best_round(make, tmp_path):
     assert len(set(found.values())) > 1  # they differ, so it is a choice
 
 
+@pytest.mark.parametrize("keep", ["best", "own_best"])
+def test_what_a_client_keeps_is_what_one_process_keeps_for_it(keep, tmp_path):
+    """A server sees no validation loss, so there "best" is each client's own, too."""
+    together = served(tmp_path, keep=keep, heads="task", personalize=TUNING)
+    together.run()
+    reference = alone(keep="own_best", heads="task", personalize=TUNING)
+    kept = reference.about["kept"]["clients"]
+    assert len({one["round"] for one in kept.values()}) > 1
+    for name, run in together.results().items():
+        if name == "b":  # has no validation rows: nobody can choose for it here
+            continue
+        assert run.about["kept"] == kept[name]
+        assert run.about["personal"][name] == reference.about["personal"][name]
+        for kind in ("heads", "networks"):
+            one, other = (getattr(r, kind)[name] for r in (run, reference))
+            assert torch.equal(toys.parameters(one), toys.parameters(other))
+        assert validation(run, name) == validation(reference, name)
+
+
 def test_a_clients_history_has_its_evaluations_and_ends_with_what_is_kept(tmp_path):
     together = served(tmp_path)
     together.run()
@@ -206,7 +225,7 @@ def test_who_has_no_validation_rows_is_told_that_the_last_state_is_kept(tmp_path
 def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
     together = served(tmp_path)
     participant = together.exchange.participants["a"]
-    real, first = participant.present.validate, iter([{"loss": float("nan")}])
+    real, first = participant.present.validate, iter([{"a": {"loss": float("nan")}}])
     participant.present.validate = lambda: next(first, None) or real()
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         together.run()

@@ -140,9 +140,9 @@ def test_a_bad_answer_is_refused(name):
 def test_a_gauge_norm_must_be_that_of_the_update():
     gauge = torch.tensor([2, 3])
     right = float(GOOD.update[gauge].norm())
-    check_gauge(Answer("r", 0, 1, GOOD.update, {"gauge_norm": right}), gauge)
+    check_gauge(GOOD.update, right, gauge)
     with pytest.raises(Refused, match="but it says"):
-        check_gauge(Answer("r", 0, 1, GOOD.update, {"gauge_norm": 2 * right}), gauge)
+        check_gauge(GOOD.update, 2 * right, gauge)
 
 
 @pytest.mark.parametrize(

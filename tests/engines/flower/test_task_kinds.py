@@ -13,6 +13,7 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
+from fedgradnorm._cli import federation_commands
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
 
@@ -44,3 +45,70 @@ def test_the_same_run_as_in_one_process_and_results_that_predict(tmp_path) -> No
             assert next(pair) == next(pair)
         stored, known = (r.about["clients"][name].get("class_weights") for r in (result, alone))
         assert stored == known
+
+
+def several() -> list[fgn.Client]:
+    """A client with several tasks, whose labels are rare, beside plain ones."""
+    lost = np.arange(40) % 5 > 0
+    y = {
+        "state": np.where(np.arange(40) % 3 == 0, np.nan, (X[:, 0] > 0).astype(float)),
+        "hours": np.where(lost, np.nan, 4 * X[:, 2]),
+    }
+    tasks = {"state": fgn.binary(), "hours": fgn.regression(1)}
+    splits = {"train": (X, y), "validation": (X[:20], {k: v[:20] for k, v in y.items()})}
+    return [fgn.Client("pump", tasks=tasks, **splits), *toys.clients()[:2]]
+
+
+def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path, capsys) -> None:
+    how = {"personalize": {"steps": 3}, "rounds": 8, "batch_size": 4}
+    together = Together(tmp_path, fgn.GradNorm(), clients=several, **how)
+    together.run(4)
+    together.restart("pump")
+    shared = together.run()
+    given = {**OPTIONS, **how}
+    alone = fgn.train(toys.network(), several(), weighting=fgn.GradNorm(), engine="loop", **given)
+    assert torch.equal(shared, toys.parameters(alone.network))
+    assert sum(name == "pump" for name, _ in together.exchange.sent) == 8
+    rounds = [
+        [(row["round"], row["client"]) for row in table.rows if row["split"] == "batch"]
+        for table in (together.server.history, alone.table)
+    ]
+    assert rounds[0] == rounds[1]
+    assert 0 < sum(client == "pump/hours" for _, client in rounds[0]) < 8
+    federation_commands._show(together.server, tmp_path)
+    assert "pump/hours" in capsys.readouterr().out
+    result = together.results()["pump"]
+    for key, answer in result.predict("pump", X).items():
+        assert (answer == alone.predict(f"pump/{key}", X)).all()
+
+
+def test_the_best_round_of_several_tasks_is_kept_on_the_clients_machine(tmp_path) -> None:
+    together = Together(tmp_path, fgn.Equal(), clients=several, keep="best", eval_every=1)
+    together.run(3)
+    together.restart("pump")
+    together.run()
+    about = together.results()["pump"].about
+    assert 0 <= about["kept"]["round"] <= 6
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda table: {**table, "there/state": 0.5}, "neither 0 nor 1"),
+        (lambda table: {k: v for k, v in table.items() if k != "there/hours"}, "there/hours"),
+        (lambda table: {**table, "gauge_norm/state": -1.0}, "is negative"),
+    ],
+)
+def test_answers_of_several_tasks_are_checked_too(tmp_path, spoil, says: str, caplog) -> None:
+    from flwr.app import MetricRecord
+
+    together = Together(tmp_path, fgn.GradNorm(), clients=several)
+
+    def tamper(name, _, content):
+        if name == "pump":
+            content["answer"] = MetricRecord(spoil(dict(content["answer"])))
+        return content
+
+    together.exchange.tamper = tamper
+    together.run(1)
+    assert says in caplog.text

@@ -32,11 +32,13 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 import fedgradnorm as fgn
 from fedgradnorm._flower import joining
 from fedgradnorm._flower.trying import free_port
+from fedgradnorm._flower.wire.collecting import collect
 from fedgradnorm._flower.wire.connections import HEAD
 from fedgradnorm._flower.wire.limits import Limits
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.operator import STARTING, Operator
 from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._flower.wire.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +96,17 @@ def test_half_an_answer_does_not_hold_up_the_round(live):
     assert time.monotonic() - began < 12 + 15  # Flower would wait for minutes
     assert isinstance(found["good"], RecordDict)
     assert found["bad"] == "no answer in 12 s"
+
+
+def test_an_answer_in_time_counts_however_late_it_is_looked_at(live):
+    """A server that is busy with others' answers comes to it after the deadline."""
+    answered = live.wires["good"].well()
+    expected = live.operator._sent({"good": order()}, 1.0)
+    answered.join(30)
+    time.sleep(1.5)
+    store, limits = Store(live.operator._running), Limits(SHARED.nbytes)
+    found = collect(expected, store, limits, end=time.monotonic())
+    assert isinstance(found["good"], RecordDict)
 
 
 def status(call, *given) -> int:

@@ -6,6 +6,7 @@ Everything lives in the clients' own state, which is a loop engine's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from fedgradnorm._engines.batched.row_windows import RowWindows
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.streams import Streams
-from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._flat import working_copy
 
 
@@ -34,30 +34,19 @@ class Assembly:
         heads: Mapping[str, nn.Module],
         *,
         gauge: Sequence[str],
-        how: LocalSettings,
-        batch_size: int | None,
-        seed: int,
-        device: torch.device,
         bf16: bool = False,
+        **settings: Any,
     ) -> None:
+        """With the settings of a :class:`LoopEngine`."""
+        self.loop = loop = LoopEngine(network, clients, heads, gauge=gauge, bf16=bf16, **settings)
+        self.how, self.device = how, device = loop.how, loop.device
         assert how.head_optimizer is not None
-        self.loop = loop = LoopEngine(
-            network,
-            clients,
-            heads,
-            gauge=gauge,
-            how=how,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-            bf16=bf16,
-        )
-        self.how, self.device = how, device
         self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
         self.streams = Streams(device)
         self.dense: DensePass | None = None  # where the network has a closed form
-        if not bf16 and DensePass.fits(network, gauge):
+        plain = all(client.train[0].ndim == 2 for client in clients)
+        if plain and not bf16 and DensePass.fits(network, gauge):
             self.dense = DensePass(self.front, gauge, self.streams)
         own_heads = {name: state.head.train() for name, state in loop.states.items()}
         self.groups = group_heads(clients, own_heads, loop.batches.batch)
@@ -65,7 +54,7 @@ class Assembly:
         self.sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
         self.optimizers = HeadOptimizers(loop.states, how.head_optimizer, device, self.streams)
         self.first_losses = FirstLosses(loop)
-        self.planner = Planner(self.groups, device)
+        self.planner = Planner(self.groups, device, {c.name: c.owner for c in clients})
         self.windows = RowWindows(loop.batches, self.data.begin, device)
 
     def _joined(self) -> JoinedData:
@@ -97,14 +86,14 @@ class Assembly:
         for step in range(self.how.head_steps):
             z = features(step)
             for part in self.streams.side_by_side(plan.parts):
-                targets = self.targets(part, rows[step, part.rows])
+                targets = self.targets(part, rows[step, part.rows], part.chosen)
                 gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
                 part.group.place_gradients(gradients, part.members)
             self.optimizers.step()
 
-    def targets(self, part: Part, rows: Tensor) -> Tensor:
-        """The targets of some rows of the joint inputs, all of a part's clients."""
-        return self.data.targets(part.group, rows)
+    def targets(self, part: Part, rows: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """The targets of some rows of the joint inputs: those of the members ``chosen`` in turn."""
+        return self.data.targets(part.group, rows, chosen)
 
     def signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
         """Each part's losses, and d loss / d output; heads step along where all go together."""
@@ -113,7 +102,7 @@ class Assembly:
             self.optimizers.clear()
         losses, signals = [], []
         for part in self.streams.side_by_side(plan.parts):
-            targets = self.targets(part, rows[part.rows])
+            targets = self.targets(part, rows[part.rows], part.chosen)
             values, signal, gradients = part.group.signal(
                 z[part.rows], targets, part.chosen, together
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,22 @@ def frozen_features(
     Where the steps visit the data more than once, all of the active clients' rows are computed
     instead of all of the visits.
     """
+    if plan.shared is not None:
+        once = plan.shared
+        found = frozen_features(network, data, rows[:, once.first], replace(plan, shared=None))
+        return lambda step: once.spread(found(step))
     names = [name for part in plan.parts for name in part.names]
     if rows.numel() < sum(data.sizes[name] for name in names):
         outputs = _forward(network, data.inputs[rows.flatten()])
-        return lambda step: outputs.view(*rows.shape, -1)[step]
+        return lambda step: outputs.view(*rows.shape, *outputs.shape[1:])[step]
     if plan.columns is None:
         table = _forward(network, data.inputs)
     else:
-        stretches = [(data.begin[name], data.sizes[name]) for name in names]
+        stretches = dict.fromkeys((data.begin[name], data.sizes[name]) for name in names)
         device = data.inputs.device
         here = torch.cat([torch.arange(a, a + n, device=device) for a, n in stretches])
         outputs = _forward(network, data.inputs[here])
-        table = outputs.new_empty(len(data.inputs), outputs.shape[1])
+        table = outputs.new_empty(len(data.inputs), *outputs.shape[1:])
         table[here] = outputs
     return lambda step: table[rows[step]]
 

@@ -25,8 +25,10 @@ def group_heads(
         head = heads[client.name]
         # Any other head is alone, and so is a loss that is one number for all rows of its call.
         shape: object = tuple(head.weight.shape) if _plain_linear(head) else i
+        shape = i if client.task.shape else shape
         shape = i if client.task.joins_rows(torch.as_tensor(client.train[1])) else shape
-        keyed.setdefault((shape, _loss_key(client), batch[client.name]), []).append(i)
+        key = shape, _loss_key(client), client.task.gaps, batch[client.name]
+        keyed.setdefault(key, []).append(i)
     return [_group(clients, heads, batch, rows) for rows in keyed.values()]
 
 
@@ -45,9 +47,10 @@ def _group(
     tasks = [clients[i].task for i in rows]
     members = Members(names, positions, batch[names[0]], task, scale, _weights(tasks, like))
     linear = [head for head in own if _plain_linear(head)]
-    if not linear:
+    if not linear or task.shape:
         return LoneHead(members, own[0])
-    form = closed_form(task.loss_function, linear[0].weight.detach(), linear[0].out_features)
+    weight, outputs = linear[0].weight.detach(), linear[0].out_features
+    form = closed_form(task.loss_function, weight, outputs) if task.is_plain else None
     return StackedHeads(members, linear) if form is None else ClosedHeads(members, linear, form)
 
 

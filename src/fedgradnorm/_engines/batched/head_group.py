@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm.tasks._missing import labelled, mean_of_labelled
 from fedgradnorm.tasks._task import Task
-from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,17 @@ class HeadGroup(ABC):
         rows = self._row_losses(self.outputs(features, parameters), targets, chosen)
         if rows.ndim == 0:  # one number, the mean over the rows: such a client is alone
             return rows * scale
-        return rows.view(len(scale), self.batch).mean(dim=1) * scale
+        each = rows.view(len(scale), self.batch)
+        if self.task.gaps:
+            return mean_of_labelled(each, labelled(targets).view_as(each)) * scale
+        return each.mean(dim=1) * scale
 
     def _row_losses(self, output: Tensor, targets: Tensor, chosen: Tensor | None) -> Tensor:
         """One loss per row; each client's classes have the weights of that client."""
-        loss = self.task.loss_function
-        if self.weights is None or not isinstance(loss, WeightedLoss):
-            return loss(output, targets)
-        own = some(self.weights, chosen)[:, None]
-        return loss.weighed(output, targets, own.expand(-1, self.batch, -1, -1).flatten(0, 1))
+        if self.weights is None:
+            return self.task.row_losses(output, targets)
+        own = some(self.weights, chosen)[:, None].expand(-1, self.batch, -1, -1).flatten(0, 1)
+        return self.task.row_losses(output, targets, own)
 
     def head_gradients(
         self, features: Tensor, targets: Tensor, chosen: Tensor | None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._engines.batched.head_group import HeadGroup
+from fedgradnorm._engines.passes.shared_pass import SharedRows
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Plan:
     owner: Tensor  # the client, as a row of the engine's order, of each row of the joint batch
     positions: Tensor  # all parts' positions, in turn
     active: Tensor
+    shared: SharedRows | None = None  # rows that several tasks of a client have in common
 
     @property
     def stretches(self) -> list[tuple[slice, int]]:
@@ -52,8 +54,10 @@ class Plan:
 class Planner:
     """Makes plans; one is kept while the same clients take part."""
 
-    def __init__(self, groups: Sequence[HeadGroup], device: torch.device) -> None:
-        self._groups, self._device = groups, device
+    def __init__(
+        self, groups: Sequence[HeadGroup], device: torch.device, owners: Mapping[str, str]
+    ) -> None:
+        self._groups, self._device, self._owners = groups, device, owners
         self._clients = sum(len(group.names) for group in groups)
         self._kept: dict[tuple[str, ...], Plan] = {}
 
@@ -79,7 +83,31 @@ class Planner:
         active = torch.zeros(self._clients, dtype=torch.bool, device=self._device)
         active[owner] = True
         picked = None if start == column else torch.cat(columns).to(self._device)
-        return Plan(parts, picked, owner, torch.cat([p.positions for p in parts]), active)
+        positions = torch.cat([p.positions for p in parts])
+        return Plan(parts, picked, owner, positions, active, self._shared(parts))
+
+    def _shared(self, parts: Sequence[Part]) -> SharedRows | None:
+        """Which rows of the joint batch are the same; None where none are."""
+        places: dict[str, list[Tensor]] = {}
+        start = 0
+        for part in parts:
+            for name in part.names:
+                mine = torch.arange(start, start + part.group.batch)
+                places.setdefault(self._owners[name], []).append(mine)
+                start += part.group.batch
+        most = max(map(len, places.values()))
+        if most == 1:
+            return None
+        first = torch.cat([own[0] for own in places.values()])
+        back, turn = torch.empty(start, dtype=torch.int64), torch.empty(start, dtype=torch.int64)
+        table, passed = torch.full((len(first), most), start), 0
+        for own in places.values():
+            rows = torch.arange(passed, passed + len(own[0]))
+            for k, mine in enumerate(own):
+                back[mine], turn[mine], table[rows, k] = rows, k, mine
+            passed += len(own[0])
+        device = self._device
+        return SharedRows(*(part.to(device) for part in (first, back, turn, table)))
 
     def _part(self, group: HeadGroup, members: list[int], start: int) -> Part:
         """These members of a group, whose rows begin at ``start`` of the joint batch."""

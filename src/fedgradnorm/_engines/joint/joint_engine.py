@@ -110,8 +110,9 @@ class JointEngine(BatchedEngine):
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
-        run = self._pass
-        output = run.forward(shared, self.data.inputs[rows[0]])
+        run, once = self._pass, plan.shared
+        passing = rows[0] if once is None else rows[0][once.first]
+        output = run.forward(shared, self.data.inputs[passing], once)
         if not self.how.together:
             later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
             self.head_phase(lambda s: later(s) if later and s else output, rows, plan)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.passes.gauge_tap import linear_squared
-from fedgradnorm._engines.passes.shared_pass import scaled
+from fedgradnorm._engines.passes.shared_pass import SharedRows, scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._fusing import Fused
 from fedgradnorm.models._flat import FlatNetwork
@@ -50,6 +50,7 @@ class DensePass:
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._inputs: list[Tensor] = []
         self._output = self._signal = self._all_one = torch.empty(0)
+        self._rows: SharedRows | None = None
 
     @staticmethod
     def fits(module: nn.Module, gauge: Sequence[str]) -> bool:
@@ -90,8 +91,9 @@ class DensePass:
         return descent
 
     @torch.no_grad()
-    def forward(self, shared: Tensor, x: Tensor) -> Tensor:
+    def forward(self, shared: Tensor, x: Tensor, rows: SharedRows | None = None) -> Tensor:
         """The network's outputs; the layers' inputs are kept."""
+        self._rows = rows
         self.network.use(shared)
         if self._turned is not None and self._turned.fits(len(x)):
             self._turned.prepare(len(x))
@@ -101,12 +103,13 @@ class DensePass:
             product = torch._addmm_activation if active else torch.addmm
             x = product(layer.bias, x, layer.weight.t(), out=self._room("out", k, x))
         self._output = x
-        return x
+        return x if rows is None else rows.spread(x)
 
     @torch.no_grad()
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:
         """On the last layer, whose gradient comes first."""
         a, d = self._inputs[-1], self._before_relu(signal)
+        a = a if self._rows is None else self._rows.spread(a)
         self._signal = d
         return [
             self.squared(
@@ -118,6 +121,7 @@ class DensePass:
     def backward(self, factors: Tensor, owner: Tensor) -> Tensor:
         """From the last layer to the first; the gradients go into the network's one vector."""
         d, into = self.scaled(self._signal, factors, owner), self.network.gradient
+        d = d if self._rows is None else self._rows.summed(d)
         if self._turned is None or not self._turned.fits(len(d)):
             self._descend(d, into)
             return into
@@ -135,8 +139,9 @@ class DensePass:
         last = len(self.layers) - 1
         if not self.active[last]:
             return signal
-        room = self._room("signal", last, self._output)
-        masked: Tensor = _mask(signal, self._output, 0, grad_input=room)
+        output = self._output if self._rows is None else self._rows.spread(self._output)
+        room = self._room("signal", last, output)
+        masked: Tensor = _mask(signal, output, 0, grad_input=room)
         return masked
 
     @torch.no_grad()

@@ -35,9 +35,9 @@ class ProductTap(GaugeTap):
             return "not all of its layers are linear"
         return super().problem()
 
-    def taken(self, output: Tensor, signal: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    def with_inputs(self, signals: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Each layer's inputs and the loss signal at its outputs."""
-        found = zip(self.seen, self.signals(output, signal), strict=True)
+        found = zip(self.seen, signals, strict=True)
         return {
             owner: (self._in_own_dtype(owner, inputs), self._in_own_dtype(owner, d))
             for (owner, inputs, _), d in found
@@ -55,7 +55,7 @@ class ProductPass(AutogradPass):
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:
         """As any network; the signals at all layers are taken too."""
         squared = super().measure(signal, parts)
-        self._layers = self._products.taken(self._output, signal)
+        self._layers = self._products.with_inputs(self._taken(self._products, signal))
         self._products.seen.clear()
         return squared
 

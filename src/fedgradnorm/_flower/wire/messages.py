@@ -60,7 +60,9 @@ class Order:
 class Answer:
     """What a client sends: the update, and the agreed scalars; ``state_round`` is its new state's.
 
-    ``head`` is there where the order had one. An answer to ``finish`` has none of them.
+    ``head`` is there where the order had one. An answer to ``finish`` has none of them. A client
+    with several tasks sends one answer: its update is [tasks, numbers], its scalars have the name
+    of their task at the end, as in "loss/state", and "there/state" says whether there was a label.
     """
 
     run: str
@@ -70,6 +72,33 @@ class Answer:
     scalars: Mapping[str, float] = field(default_factory=dict)
     group: str = ""
     head: Tensor | None = None
+
+    def of_tasks(self, tasks: Sequence[str]) -> dict[str, tuple[Tensor, dict[str, float]]]:
+        """Update and scalars of each task that took part; of one without a name where none is."""
+        assert self.update is not None
+        if not tasks:
+            return {"": (self.update, dict(self.scalars))}
+        found = {}
+        for row, task in enumerate(tasks):
+            own = {k.removesuffix(f"/{task}"): v for k, v in self.scalars.items() if _of(k, task)}
+            if own.pop(THERE):
+                found[task] = self.update[row], own
+        return found
+
+
+THERE = "there"
+"""Whether a task of several took part: it sits a round out whose batches have no label of it."""
+
+
+def _of(key: str, task: str) -> bool:
+    return key.endswith(f"/{task}") and "/" not in key.removesuffix(f"/{task}")
+
+
+def scalars_of(scalars: Sequence[str], tasks: Sequence[str]) -> tuple[str, ...]:
+    """The names of a client's numbers, for each of its tasks where it has several."""
+    if not tasks:
+        return tuple(scalars)
+    return tuple(f"{name}/{task}" for task in tasks for name in (THERE, *scalars))
 
 
 def encode_order(order: Order) -> RecordDict:
@@ -129,14 +158,19 @@ def encode_answer(answer: Answer) -> RecordDict:
         "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
     }
     if answer.update is not None:
-        records["update"] = _packed("update", answer.update)
+        records["update"] = _packed("update", answer.update.flatten())
     return RecordDict({**records, **_packed_head(answer.group, answer.head)})
 
 
 def decode_answer(
-    content: RecordDict, order: Order, scalars: Sequence[str], longest: float
+    content: RecordDict,
+    order: Order,
+    scalars: Sequence[str],
+    longest: float,
+    tasks: Sequence[str] = (),
 ) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
+    scalars = scalars_of(scalars, tasks)
     training = order.kind == "train"
     shares = training and order.head is not None
     more = (*(("update",) if training else ()), *(("head",) if shares else ()))
@@ -156,8 +190,10 @@ def decode_answer(
     if not training:
         return Answer(order.run, order.round, expected)
     found = {name: _possible(numbers, name) for name in scalars}
-    update = _unpacked(content["update"], "update", order.shared)
-    _check_length("update", update, longest)
+    update = _unpacked(content["update"], "update", order.shared.repeat(max(1, len(tasks))))
+    update = update.view(len(tasks), -1) if tasks else update
+    for one in update if tasks else [update]:
+        _check_length("update", one, longest)
     if order.head is None:
         return Answer(order.run, order.round, expected, update, found)
     head = _unpacked_head(content["head"], order.group, order.head)
@@ -171,10 +207,9 @@ def _check_length(what: str, vector: Tensor, longest: float) -> None:
         raise Refused(f"its {what} has length {length:.3g}, more than the {longest:.3g} allowed")
 
 
-def check_gauge(answer: Answer, gauge: Tensor) -> None:
+def check_gauge(update: Tensor, said: float, gauge: Tensor) -> None:
     """Refuse an answer whose gauge norm is not that of its own update."""
-    assert answer.update is not None
-    said, measured = answer.scalars["gauge_norm"], float(answer.update[gauge].double().norm())
+    measured = float(update[gauge].double().norm())
     if abs(said - measured) > TOLERANCE * max(said, measured):
         raise Refused(f"its gauge norm is {measured:.4g}, but it says {said:.4g}")
 
@@ -267,8 +302,11 @@ def _possible(table: Mapping[str, Any], key: str) -> float:
         raise Refused(f"{key}: not a finite number")
     if abs(value) > ABSURD:
         raise Refused(f"{key}: {value:.3g} is beyond {ABSURD:.0e}")
-    if key in ("loss_ratio", "gauge_norm") and value < 0:
+    kind = key.partition("/")[0]
+    if kind == THERE and value not in (0, 1):
+        raise Refused(f"{key}: {value:.3g} is neither 0 nor 1")
+    if kind in ("loss_ratio", "gauge_norm") and value < 0:
         raise Refused(f"{key}: {value:.3g} is negative")
-    if key == "size" and not (value >= 1 and float(value).is_integer()):
+    if kind == "size" and not (value >= 1 and float(value).is_integer()):
         raise Refused(f"size: {value:.6g} is no whole number >= 1")
     return float(value)

@@ -28,7 +28,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
     pull_and_inflate_object_from_tree,
     push_objects,
 )
@@ -72,17 +71,30 @@ def answer_orders(
             found = receive()
             if found is None:
                 time.sleep(POLL)
-                continue
-            try:
-                order = _pulled(found, node, pull, confirm)
-                started = time.monotonic()
-                reply = answered(order, respond)
-                run = order.metadata.run_id
-                _send(reply, time.monotonic() - started, send, partial(push, run))
-            except Refused as error:
-                log.warning("order refused: %s", error)
-            except RunNotRunningException:
-                log.info("the server's run is over; waiting for the next")
+            else:
+                carry_out(found, node, respond, send, pull, push, confirm)
+
+
+def carry_out(
+    found: tuple[Message, ObjectTree],
+    node: int,
+    respond: Respond,
+    send: Callable[..., Any],
+    pull: Callable[[int, str], bytes],
+    push: Callable[..., None],
+    confirm: Callable[[int, str], None],
+) -> None:
+    """Answer what was found, if it is an order; anything else is logged and ends nothing."""
+    try:
+        order = _pulled(found, node, pull, confirm)
+        started = time.monotonic()
+        reply = answered(order, respond)
+        run = order.metadata.run_id
+        _send(reply, time.monotonic() - started, send, partial(push, run))
+    except Refused as error:
+        log.warning("order refused: %s", error)
+    except RunNotRunningException:
+        log.info("the server's run is over; waiting for the next")
 
 
 def _pulled(
@@ -102,7 +114,9 @@ def _pulled(
             return_type=Message,
             max_time=PULL,
         )
-    except (ObjectPullError, KeyError, TypeError, ValueError) as error:
+    except httpx.HTTPError:  # a lost connection, not a bad order
+        raise
+    except Exception as error:  # of Flower, protobuf, json: there is no list of what they raise
         raise Refused(f"it cannot be read ({type(error).__name__})") from error
     check_order(order.metadata, node)
     order.metadata.__dict__["_message_id"] = tree.object_id

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedgradnorm._report.page.conflict_map import cosine_series
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._stored.groups import Group
+from fedgradnorm._stored.summary import Judged
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,6 +106,7 @@ class Curves:
 
     whole: list[Series]
     partial: list[Series]
+    judged: Mapping[str, Judged] = field(default_factory=dict)
 
     def band(self, key: tuple[str, str, str]) -> Band | None:
         """The mean over the seeds that have this column; None where none has."""
@@ -122,6 +124,7 @@ def curves_of(group: Group, gamma: float | None) -> Curves:
     return Curves(
         [series_of(run.rows, measured_by, run.pairs) for run in group.whole],
         [series_of(run.rows, measured_by, run.pairs) for run in group.partial],
+        {name: by for run in (*group.partial, *group.whole) for name, by in run.judged.items()},
     )
 
 

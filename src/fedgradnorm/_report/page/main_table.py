@@ -9,7 +9,7 @@ from html import escape
 from fedgradnorm._report.colours import Look, key
 from fedgradnorm._report.page.sentences import Verdict
 from fedgradnorm._report.record import Record
-from fedgradnorm._report.tables.summaries import TaskRow, fixed, loss, metric
+from fedgradnorm._report.tables.summaries import TaskRow, fixed, loss, metric, trivial_answer
 from fedgradnorm._stored.summary import Estimate, estimate
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
@@ -40,7 +40,8 @@ def comparison(
     head = "".join(
         f'<th scope="col" aria-sort="none"{kind}><button type="button">{title}</button></th>'
         for title, kind in (
-            ("Task", ""), ("Method", ""), ("Result", ' class="num"'), ("95% interval", ""),
+            ("Task", ""), ("Method", ""), ("Result", ' class="num"'),
+            ("Trivial answer", ' class="num"'), ("95% interval", ""),
             ("Held-out loss", ' class="num"'), ("Training loss", ' class="num"'),
             ("At start", ' class="num"'), ("Weight", ' class="num"'), ("Seeds", ' class="num"'),
         )
@@ -74,6 +75,7 @@ def _line(
         f'<th scope="row" data-value="{task}">{escape(row.task)}</th>',
         f'<td data-value="{method}">{key(look)}{escape(row.method)}</td>',
         _number(sign * row.value.mean, mark + escape(metric(row))),
+        _number(sign * row.trivial.mean, escape(trivial_answer(row))),
         f'<td data-value="{_plain(sign * row.value.mean)}">{_interval(row, scale, look)}</td>',
         _number(beside.mean, loss(beside)) if beside else "<td class='num'>-</td>",
         _number(row.last_loss.mean, loss(row.last_loss)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgradnorm._report.page.conflict_map import MEAN, MOST, with_task
 from fedgradnorm._report.page.curve_points import AGAINST, LENGTH, TARGET, Curves, numbers
-from fedgradnorm._stored.summary import MAIN_METRICS
+from fedgradnorm._stored.summary import NOT_JUDGED
 
 HELD_OUT = ("test", "validation")
 CONFLICT = "conflict"
@@ -160,10 +160,10 @@ def _panel(curves: Sequence[Curves], task: str, number: int, view: View) -> Pane
 
 
 def _metric(curves: Curves, task: str) -> str:
-    """The metric shown for a task: the first of the main ones that it has."""
+    """The metric shown for a task: the one that it named, or the first of the main ones."""
     keys = {key for series in (*curves.whole, *curves.partial) for key in series}
     have = {column for client, split, column in keys if client == task and split != "batch"}
-    return next((name for name in MAIN_METRICS if name in have), "loss")
+    return curves.judged.get(task, NOT_JUDGED).choose(have)
 
 
 def axis_of(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def _seeds(comparison: Comparison) -> str:
 def tasks_grid(comparison: Comparison) -> Grid:
     """A line per task and arm: loss, held-out metric, tests against the baseline, weight, pace."""
     base = comparison.baseline
-    columns = ["task", "method", "training loss", "p (loss)", "held-out", "p (held-out)", "weight",
+    columns = ["task", "method", "training loss", "p (loss)", "held-out", "trivial",
+               "p (held-out)", "weight",
                f"epochs to {base}'s loss", "paper's loss"]  # fmt: skip
     contests = {arm.label: comparison.against(arm, base) for arm in comparison.arms}
     tests = {
@@ -98,6 +99,7 @@ def tasks_grid(comparison: Comparison) -> Grid:
                 number(_over(arm, task, LOSS), bold=arm.label in best[LOSS]),
                 p_value(tests.get((arm.label, LOSS), {}).get(task)),
                 _held_out(_over(arm, task, SCORE), samples[0], bold=arm.label in best[SCORE]),
+                _trivial(samples[0]),
                 p_value(tests.get((arm.label, SCORE), {}).get(task)),
                 brief([s.weight for s in samples], 3),
                 epochs(contest.epochs_to_reach(task) if contest else []),
@@ -105,6 +107,8 @@ def tasks_grid(comparison: Comparison) -> Grid:
             ))  # fmt: skip
         groups.append(tuple(rows))
     notes = [interval_note(comparison)]
+    if any(row[5] != blank() for group in groups for row in group):
+        notes.append("trivial: what the most frequent class, or the mean, scores on these rows")
     if comparison.seeds > 1:
         notes.append(
             f"p: two-sided paired t-test across seeds against {base}, Holm-corrected over the tasks"
@@ -259,6 +263,13 @@ def _at(arm: Arm | None, task: str, measure: Measure) -> Cell:
 def _held_out(value: Estimate, sample: TaskSample, *, bold: bool = False) -> Cell:
     """A held-out metric; nothing where the client held nothing out."""
     return score(value, sample.metric, bold=bold) if sample.held_out else blank()
+
+
+def _trivial(sample: TaskSample) -> Cell:
+    """What the most frequent class, or the mean, scores on the same rows."""
+    if math.isnan(sample.trivial):
+        return blank()
+    return score(estimate([sample.trivial]), sample.metric)
 
 
 def _unit(comparison: Comparison, task: str) -> str:

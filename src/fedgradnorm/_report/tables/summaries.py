@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich import box
@@ -15,6 +15,8 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+
+UNKNOWN = Estimate(math.nan, math.nan, 0)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class TaskRow:
     split: str
     weight: Estimate
     data: int = 0
+    trivial: Estimate = UNKNOWN
 
 
 def task_rows(records: Sequence[Record]) -> list[TaskRow]:
@@ -66,6 +69,7 @@ def _row(label: str, found: Sequence[TaskResult], data: int) -> TaskRow:
         split=found[0].split,
         weight=over_seeds("weight"),
         data=data,
+        trivial=over_seeds("trivial"),
     )
 
 
@@ -76,7 +80,9 @@ def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
     table.add_column("task")
     if several:
         table.add_column("method", no_wrap=True)
-    for name in ("first loss", "last loss", _metric_title(rows), "weight"):
+    trivial = any(math.isfinite(row.trivial.mean) for row in rows)
+    beside = ("trivial\nanswer",) if trivial else ()
+    for name in ("first loss", "last loss", _metric_title(rows), *beside, "weight"):
         table.add_column(name, justify="right")
     for number, row in enumerate(rows):
         first = number == 0 or rows[number - 1].task != row.task
@@ -89,6 +95,7 @@ def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
         table.add_row(
             *map(Text, cells),
             Text(metric(row) + where, style="bold" if best else ""),
+            *([Text(trivial_answer(row))] if trivial else []),
             Text(fixed(row.weight, 3)),
             end_section=last and several,
         )
@@ -130,6 +137,12 @@ def metric(row: TaskRow) -> str:
         scaled = Estimate(100 * row.value.mean, 100 * row.value.half, row.value.count)
         return f"{fixed(scaled, 1)} %"
     return f"{row.metric.upper()} {loss(row.value)}"
+
+
+def trivial_answer(row: TaskRow) -> str:
+    """What the most frequent class, or the mean, scores by the same metric."""
+    value = Estimate(row.trivial.mean, math.nan, row.trivial.count)
+    return metric(replace(row, value=value)) if math.isfinite(value.mean) else "-"
 
 
 def fixed(value: Estimate, digits: int) -> str:

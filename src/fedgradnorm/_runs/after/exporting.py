@@ -21,6 +21,7 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
 from fedgradnorm._runs.writing import writing
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.tasks._answers import told
 
 ROWS = 5
 """Rows that a program is tried on, where none are given."""
@@ -33,6 +34,7 @@ class Deployed(nn.Module):
         super().__init__()
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
         self.scaling: Scaler | None = client.scaling
+        self.client = client
         set_buffers(self.network, client.buffers)
         self.requires_grad_(False).eval()
 
@@ -40,7 +42,7 @@ class Deployed(nn.Module):
         """What ``run.predict(..., outputs=True)`` gives."""
         scaled = x if self.scaling is None else self.scaling.scale_inputs(x)
         output: Tensor = self.head(self.network(as_input(scaled, self.network, x.device)))
-        return output if self.scaling is None else self.scaling.restore_targets(output)
+        return told(self.client, output)
 
 
 def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:

@@ -44,6 +44,10 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
     """A copy of the run that has this client too, tuned; ``how`` is a table of personalize."""
     if not isinstance(client, Client):
         raise DataError(f"client must be an fgn.Client, not {shown(client)}")
+    if client.tasks is not None:
+        for row in client.rows:
+            run = personalized(run, row, how)
+        return run
     stored = completed(run.about["settings"])
     table = {"lr": stored["lr"], **how}
     settings = Settings(
@@ -78,15 +82,8 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     own = before.network if before is not None else None
     if state.get("own") is not None:
         own = federation.shared_network(state["own"])
-    trained = TrainedClient(
-        federation.engine.heads()[name],
-        client.task.kind,
-        dict(state["buffers"]),
-        own,
-        client.scaling,
-        client.labels,
-        client.columns,
-    )
+    head = federation.engine.heads()[name]
+    trained = TrainedClient.from_client(client, head, state["buffers"], own)
     return Tuned(trained, kept, rows)
 
 
@@ -111,6 +108,8 @@ def _like(run: Run, client: Client, heads: str) -> str:
         for name, info in run.about["clients"].items()
         if name in run.clients and (heads == "all" or info.get("task") == client.task_name)
     ]
+    # A head fits its network: the shared one is that of who has none of its own.
+    names.sort(key=lambda name: run.clients[name].network is not None)
     return names[0] if names else client.name
 
 

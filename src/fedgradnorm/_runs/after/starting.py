@@ -154,7 +154,7 @@ def known_head(
     ``like`` is the client whose head it is, where that is another one.
     """
     before = run.clients.get(like or client.name)
-    if before is None or before.kind != client.task.kind:
+    if before is None or (before.kind, before.shape) != (client.task.kind, client.task.shape):
         return None
     head = make_head(network, client, settings.seed)
     saved = before.head.state_dict()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedgradnorm._engines.ranks import RankLost, World
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._training.alone.candidates import Alone, started
-from fedgradnorm._training.stopping import SPLIT
+from fedgradnorm._training.ending.best import SPLIT
 from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.weighting import Equal
 
@@ -54,7 +54,7 @@ def _nested(trainer: Trainer) -> Trainer:
     seed, heads = trainer.settings.seed, trainer.start["heads"]
     clients = [started(client, network, seed, heads) for client in trainer.clients.values()]
     settings = trainer.settings.alone()
-    if settings.keep == "last":  # nobody chooses between evaluations
+    if not settings.keeps_best:  # nobody chooses between evaluations
         settings = replace(settings, eval_every=0)
     own = Trainer(network, clients, Equal(), settings, trainer.device)
     if statistics := trainer.start.get("statistics"):

@@ -80,7 +80,7 @@ def worth(
 
 def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
     """Warn, once, where both trainings end at their last round, however much was overfitted."""
-    if settings.keep == "best":
+    if settings.keeps_best:
         return
     rows = "" if any(c.validation for c in clients) else "validation rows (validation_share), "
     log.warning(

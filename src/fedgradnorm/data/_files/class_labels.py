@@ -45,6 +45,11 @@ class LabelMap:
             if classes is not None and all(v.is_integer() and 0 <= v < classes for v in found):
                 found = [float(i) for i in range(classes)]
             names = tuple(_name(value) for value in found)
+        elif task == "ordinal":
+            raise DataError(
+                f"{source}: labels of an ordinal task must be numbers, which have an order, not "
+                f"{min(distinct)!r}"
+            )
         else:
             names = tuple(sorted(distinct))
         if len(names) < 2:

@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import Loaded, Standardize, client_from_arrays, with_splits
+from fedgradnorm.data._arrays import (
+    Loaded,
+    Standardize,
+    client_from_arrays,
+    with_splits,
+)
 from fedgradnorm.data._bad_rows import BadRows, OnBad
-from fedgradnorm.data._dropped import log_dropped
+from fedgradnorm.data._dropped import log_dropped, tell_unlabelled
 from fedgradnorm.data._files.class_labels import LabelMap
 from fedgradnorm.data._files.image_folder import Color, rows_from_images
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
@@ -35,13 +41,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
+COUNTED = ("classification", "binary", "ordinal")  # a label a row
 SHOWN = 10  # labels that a line of the log names
 
 
 def client_from_files(
     name: str,
     *,
-    task: TaskKind,
+    task: TaskKind | None = None,
+    tasks: Mapping[str, Mapping[str, Any]] | None = None,
     train: FilePath,
     classes: int | None = None,
     validation: FilePath | None = None,
@@ -85,12 +94,45 @@ def client_from_files(
     rows stays and counts as wrong. ``task_name`` is that of the task, for clients that have one in
     common: see ``heads`` and ``key`` in :func:`fedgradnorm.train`. Everything else as in
     :func:`client_from_arrays`.
+
+    An empty cell, NA, NULL and the like among the targets is a label that nobody gave.
+
+    ``tasks`` in the place of ``task`` names several, each a table of its own ``task``, ``targets``
+    (``y_key`` in archives) and whatever else concerns one task alone, such as
+    ``{"state": {"task": "binary", "targets": "state"}, "hours": {"task": "regression", ...}}``.
+
+    Args:
+        name: of the client.
+        task: "classification", "binary", "multilabel" or "regression".
+        train: file of the training rows.
+        classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
+        validation, test: files of held-out rows, instead of the shares.
+        inputs: input columns (by default all others); with images, the column of paths (by default
+            "path").
+        targets: the target column or columns.
+        images: folder of the images that the table names.
+        size: images become size x size pixels.
+        color: "grey" or "rgb".
+        x_key, y_key: names of the arrays in an .npz archive.
+        validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
+        standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        seed: draws the held-out rows; the run's own unless given.
+        base: folder where relative paths start; a config's own by default.
+        task_name: a name that clients of one task have in common.
+        class_weights: of a classification: "balanced", or a number for each class.
+        pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
+        positive: of a binary task: the label that is 1.
+        metrics: beside the usual ones, by name.
+        tasks: several tasks by name, each a table of its own settings.
     """
+    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
+    kind = "" if task is None and tasks is not None else choose(str(task), KINDS, "task")
     source = FileSource(
         images=None if images is None else _path(base, images, "images"),
         inputs=None if inputs is None else _names(inputs),
         targets=_names(targets or ()),
-        labels=choose(task, get_args(TaskKind), "task") in ("classification", "binary"),
+        labels=kind in COUNTED,
         size=size,
         color=color,
         x_key=x_key,
@@ -101,8 +143,14 @@ def client_from_files(
     shares = {"validation_share": validation_share, "test_share": test_share}
     options = {**shares, "standardize": standardize, "seed": seed}
     paths = {split: _path(base, file, split) for split, file in files.items() if file is not None}
-    given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
-    plan = TaskPlan(task, task_name, classes, positive, given)
+    if tasks is not None:
+        from fedgradnorm.data._files.several_targets import load_several
+
+        single = {"task": task, "targets": targets, "classes": classes, "task_name": task_name}
+        return load_several(
+            name, source, paths, tasks, options, {**single, **given, "positive": positive}
+        )
+    plan = TaskPlan(kind, task_name, classes, positive, given)
     plan.check(name)
     return _load(name, source, paths, plan, options)
 
@@ -120,6 +168,7 @@ class FileSource:
     x_key: str = "x"
     y_key: str = "y"
     on_bad: OnBad = "error"
+    aside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose(self.on_bad, ("error", "drop"), "on_bad")
@@ -143,7 +192,9 @@ class FileSource:
             )
         check_columns(self.inputs, self.targets, self.labels)
         if self.images is None:
-            return rows_from_table(path, self.inputs, self.targets, self.labels, bad)
+            return rows_from_table(
+                path, self.inputs, self.targets, self.labels, bad, aside=self.aside
+            )
         return rows_from_images(
             path,
             self.images,
@@ -178,10 +229,11 @@ def _load(
     options: Mapping[str, Any],
 ) -> Loaded:
     """Read every split, turn labels into class numbers, and make the client."""
-    splits = _read(source, files)
-    known = _labels(splits, plan) if source.labels else None
-    arrays = {split: _usable_rows(rows, known) for split, rows in splits.items()}
-    _tell_dropped(name, splits.values())
+    splits = read_splits(source, files)
+    known = label_map(splits, plan) if source.labels else None
+    arrays = {split: usable_rows(rows, known) for split, rows in splits.items()}
+    tell_dropped(name, splits.values())
+    tell_unlabelled(name, [y for _, y in arrays.values()])
     task = plan.make(len(known.names) if known else arrays["train"][1].shape[-1])
     held = {"validation": arrays.get("validation"), "test": arrays.get("test"), **options}
     loaded = client_from_arrays(name, task, arrays["train"], **held)
@@ -189,13 +241,13 @@ def _load(
     if plan.kind == "multilabel" and source.targets:
         names = source.targets
     client = replace(_single_precision(loaded.client), labels=names, columns=columns)
-    _tell_untrained(client)
+    tell_untrained(client)
     dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in splits.values()}
     kept = {file: rows for file, rows in dropped.items() if rows}
     return Loaded(client, loaded.scaling, names, kept)
 
 
-def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
+def read_splits(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     splits: dict[str, FileRows] = {}
     for split, file in files.items():
         splits[split] = source.read(file)
@@ -205,7 +257,7 @@ def _read(source: FileSource, files: Mapping[str, Path]) -> dict[str, FileRows]:
     return splits
 
 
-def _labels(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
+def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     """The classes: the training labels, and after them those that only other splits have.
 
     Under ``on_bad="drop"`` a label without training rows is a class too. Its rows could be read,
@@ -214,14 +266,16 @@ def _labels(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     train, classes = splits["train"], 2 if plan.kind == "binary" else plan.classes
     if len(train.good()) == 0:
         raise _no_rows(train)
-    labels = [str(train.y[i]) for i in train.good()]
+    labels = [str(train.y[i]) for i in train.good() if train.y[i]]
+    if not labels:
+        raise DataError(f"{train.bad.source}: no row has a label; check the column of targets")
     known = LabelMap.fit(labels, classes, train.bad.source, plan.kind)
     if plan.positive is not None:
         known = known.ending_with(str(plan.positive), train.bad.source)
     for rows in splits.values():
         labels = [str(label) for label in rows.y]
         codes = known.codes(labels)
-        unseen = [int(i) for i in rows.good() if codes[i] is None]
+        unseen = [int(i) for i in rows.good() if labels[i] and codes[i] is None]
         if unseen and (rows.bad.on_bad == "error" or classes is not None):
             raise _unseen(rows, unseen[0], plan)
         known = known.extended([labels[i] for i in unseen])
@@ -240,17 +294,20 @@ def _unseen(rows: FileRows, index: int, plan: TaskPlan) -> DataError:
     )
 
 
-def _usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
-    """The rows without the bad ones, labels as class numbers."""
+def usable_rows(rows: FileRows, known: LabelMap | None) -> Arrays:
+    """The rows without the bad ones, labels as class numbers; NaN where there is none."""
     good = rows.good()
     if len(good) == 0:
         raise _no_rows(rows)
     if known is None:
         return rows.x[good], np.asarray(rows.y)[good]
-    return rows.x[good], np.array(known.codes([str(rows.y[i]) for i in good]), dtype=np.int64)
+    codes = known.codes([str(rows.y[i]) for i in good])
+    if None not in codes:
+        return rows.x[good], np.array(codes, dtype=np.int64)
+    return rows.x[good], np.array([np.nan if code is None else code for code in codes])
 
 
-def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
+def tell_dropped(name: str, splits: Collection[FileRows]) -> None:
     """One line in the log about all rows that were left out of the client's files."""
     reasons = [
         f"{rows.bad.reasons[row]} [{Path(rows.bad.source).name}]"
@@ -262,13 +319,14 @@ def _tell_dropped(name: str, splits: Collection[FileRows]) -> None:
     log_dropped(what, reasons, ", and by number in Loaded.dropped")
 
 
-def _tell_untrained(client: Client) -> None:
+def tell_untrained(client: Client) -> None:
     """Name the classes that are to be predicted, but have no training rows."""
     if client.labels is None or client.task.classes is None:
         return
     pairs = [pair for split in SPLITS[1:] if (pair := getattr(client, split)) is not None]
-    held = Counter(code for pair in pairs for code in pair[1].tolist())
-    unseen = sorted(set(held) - set(client.train[1].tolist()))
+    labels = client.task.labels_of
+    held = Counter(code for pair in pairs for code in labels(torch.as_tensor(pair[1])).tolist())
+    unseen = sorted(set(held) - set(labels(torch.as_tensor(client.train[1])).tolist()))
     if unseen:
         log.warning(
             "client %r: no training rows for label %s%s; the %d held-out rows with it count as "

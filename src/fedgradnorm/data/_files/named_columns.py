@@ -20,8 +20,8 @@ from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.read_rows import (
     FileRows,
     is_missing,
+    label_text,
     missing_name,
-    no_label,
     row_place,
     usable,
 )
@@ -57,14 +57,20 @@ def rows_from_table(
     targets: Sequence[str],
     labels: bool,
     bad: BadRows[int],
+    *,
+    aside: Sequence[str] = (),
 ) -> FileRows:
-    """Inputs and targets of a table; without ``inputs``, every column but the targets is one."""
+    """Inputs and targets of a table; without ``inputs``, every column but the targets is one.
+
+    Columns ``aside``, the targets of other tasks, are never inputs.
+    """
     wanted = None if inputs is None else [*inputs, *targets]
     table = read_table(path, wanted, bad)
     for target in targets:
         if target not in table.columns:
             raise missing_name(table.source, "column", target, list(table.columns))
-    names = [name for name in table.columns if name not in targets] if inputs is None else inputs
+    left = [name for name in table.columns if name not in targets and name not in aside]
+    names = left if inputs is None else inputs
     if not names:
         raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
     x = np.stack([numbers(table, name, bad) for name in names], axis=1)
@@ -75,28 +81,26 @@ def rows_from_table(
 def table_targets(
     table: Table, targets: Sequence[str], labels: bool, bad: BadRows[int]
 ) -> NDArray[np.float64] | list[str]:
-    """Label texts of the one target column, or the numbers of all of them."""
+    """Label texts of the one target column, or the numbers of all of them.
+
+    A missing one is no label: an empty text, or NaN.
+    """
     if labels:
-        return texts(table, targets[0], bad)
-    return np.stack([numbers(table, name, bad) for name in targets], axis=1)
+        return [label_text(cell) for cell in table.columns[targets[0]]]
+    return np.stack([numbers(table, name, bad, gaps=True) for name in targets], axis=1)
 
 
-def numbers(table: Table, column: str, bad: BadRows[int]) -> NDArray[np.float64]:
-    """A column as numbers; cells that are none are reported as bad."""
+def numbers(
+    table: Table, column: str, bad: BadRows[int], *, gaps: bool = False
+) -> NDArray[np.float64]:
+    """A column as numbers; cells that are none are reported as bad, but for missing ones."""
     cells = table.columns[column]
     values = np.array([_number(cell) for cell in cells], dtype=np.float64)
     for i in np.flatnonzero(~usable(values)):
+        if gaps and is_missing(cells[i]):
+            continue
         _report(table, int(i), f"column {column!r} {_complaint(cells[i])}", bad)
     return values
-
-
-def texts(table: Table, column: str, bad: BadRows[int]) -> list[str]:
-    """A column as label texts; cells that are missing are reported as bad."""
-    cells = table.columns[column]
-    for i, cell in enumerate(cells):
-        if is_missing(cell):
-            _report(table, i, no_label(f"column {column!r}", cell), bad)
-    return [str(cell).strip() for cell in cells]
 
 
 def _number(cell: Any) -> float:

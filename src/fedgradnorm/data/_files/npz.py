@@ -13,9 +13,8 @@ from fedgradnorm._errors import DataError
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.read_rows import (
     FileRows,
-    is_missing,
+    label_text,
     missing_name,
-    no_label,
     row_place,
     usable,
 )
@@ -43,7 +42,7 @@ def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows
     if labels:
         return FileRows(x, _labels(path, y_key, y, bad), rows, None, bad)
     target = _floats(path, y_key, y).reshape(len(y), -1).astype(np.float64)
-    _report_bad(target, y_key, bad)
+    _report_bad(target, y_key, bad, gaps=True)
     return FileRows(x, target, rows, None, bad)
 
 
@@ -89,9 +88,9 @@ def _floats(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
         return array.astype(np.float32 if small else np.float64)
 
 
-def _report_bad(values: NDArray[Any], key: str, bad: BadRows[int]) -> None:
+def _report_bad(values: NDArray[Any], key: str, bad: BadRows[int], *, gaps: bool = False) -> None:
     table = values.reshape(len(values), -1)
-    good = usable(table)
+    good = usable(table) | (np.isnan(table) if gaps else False)
     for row in np.flatnonzero(~good.all(axis=1)):
         value = table[row][~good[row]][0]
         bad.add(int(row) + 1, f"array {key!r} holds {value}", row_place(int(row) + 1))
@@ -105,11 +104,7 @@ def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> list[st
             f"{path}: array {key!r} must hold one label per row, not {y.dtype} of shape {y.shape}"
         )
     if y.dtype.kind == "f":
-        _report_bad(y[:, None], key, bad)
+        _report_bad(y[:, None], key, bad, gaps=True)
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8", "replace")
-    labels = [str(label).strip() for label in y.tolist()]
-    for i, label in enumerate(labels):
-        if is_missing(label):
-            bad.add(i + 1, no_label(f"array {key!r}", label), row_place(i + 1))
-    return labels
+    return [label_text(label) for label in y.tolist()]

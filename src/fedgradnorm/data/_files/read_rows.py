@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._bad_rows import BadRows
 
@@ -27,8 +26,8 @@ MISSING = ("", "na", "n/a", "nan", "null", "none")
 class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
-    ``y`` is a table of numbers, or a list of label texts for a classification; ``inputs`` names the
-    columns of ``x`` where they have names.
+    ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
+    is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names.
     """
 
     x: NDArray[Any]
@@ -68,11 +67,9 @@ def usable(values: NDArray[Any]) -> NDArray[np.bool_]:
     return result
 
 
-def no_label(what: str, cell: object) -> str:
-    """The complaint about a label that is missing, or that reads as if it were."""
-    given = "" if cell is None else str(cell).strip()
-    hint = f" ({shown(given)} stands for none; rename it if it is a class)" if given else ""
-    return f"{what} has no label{hint}"
+def label_text(cell: object) -> str:
+    """A label as a text, empty where there is none."""
+    return "" if is_missing(cell) else str(cell).strip()
 
 
 def missing_name(source: str, what: str, name: str, names: Sequence[str]) -> DataError:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._making import binary, classification, multilabel, regression
-from fedgradnorm.tasks._task import Task, TaskKind
+from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
+from fedgradnorm.tasks._task import Task
 
 
 @dataclass(frozen=True)
 class TaskPlan:
     """A client's task, as far as it is known before its files are read."""
 
-    kind: TaskKind
+    kind: str
     name: str | None
     classes: int | None
     positive: str | int | None
@@ -40,12 +40,13 @@ class TaskPlan:
 _MAKERS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "multilabel": multilabel,
+    "ordinal": ordinal,
     "regression": regression,
 }
 
 
 _FITTING: dict[str, tuple[str, ...]] = {
-    "classes": ("classification",),
+    "classes": ("classification", "ordinal"),
     "class_weights": ("classification",),
     "pos_weight": ("binary", "multilabel"),
     "positive": ("binary",),

@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 class Iid(Partitioner):
     """Equal numbers of random rows, give or take one. Covers every row.
 
+    Args:
+        parts: how many clients, 1 or more.
+
     >>> [part.tolist() for part in Iid(2).split(5, seed=0)]
     [[2, 3, 4], [0, 1]]
     """
@@ -69,6 +72,9 @@ class Iid(Partitioner):
 @dataclass(frozen=True)
 class Size(Partitioner):
     """Random rows in the sizes given; rows beyond their sum go to no part.
+
+    Args:
+        sizes: rows of each client, each 1 or more.
 
     >>> [len(part) for part in Size((3, 1)).split(5, seed=0)]
     [3, 1]
@@ -101,6 +107,9 @@ class Size(Partitioner):
 @dataclass(frozen=True)
 class Linear(Partitioner):
     """Part i (from 1) gets i units of random rows, the last one also the rest. Covers every row.
+
+    Args:
+        parts: how many clients, 1 or more.
 
     >>> [len(part) for part in Linear(3).split(61, seed=0)]
     [10, 20, 31]
@@ -144,20 +153,26 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
     """Clients ``name-0``, ``name-1``, ... that share out one client's training rows.
 
     Each keeps the whole validation and test data, and all carry one task name, so that they can
-    share a weight (``key="task"`` in ``train``).
+    share a weight (``key="task"`` in ``train``). Rows without a label go to nobody.
 
     >>> from fedgradnorm import regression
     >>> whole = Client("a", regression(1), train=(np.ones((4, 2)), np.ones(4)))
     >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, Iid(2), 0)]
     [('a-0', 2, 'a'), ('a-1', 2, 'a')]
     """
-    labels = client.size if client.task.classes is None else client.train[1]
+    if client.tasks is not None or client.of is not None:
+        raise DataError(
+            f"client {client.owner!r} has several tasks, and its rows cannot be shared out; make "
+            "clients of parts of its arrays"
+        )
+    train, task = client.learns_from(), client.task
+    labels = client.size if task.classes is None or task.shape else train[1]
     try:
         parts = partitioner.split(labels, seed)
     except DataError as error:
         raise DataError(f"client {client.name!r}: {error}") from error
-    task = replace(client.task, name=client.task_name)
+    task = replace(task, name=client.task_name)
     return [
-        replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(client.train, rows))
+        replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(train, rows))
         for i, rows in enumerate(parts)
     ]

@@ -1,18 +1,14 @@
-"""The end of a run: when it comes, which state is kept, and what is said of it."""
+"""The best state so far: of clients that keep one round together, or of one client for itself."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import TrainingError
-from fedgradnorm._federation.federation import Federation
-from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.about import chosen_words
-from fedgradnorm._runs.csv_table import Row
 
 log = logging.getLogger("fedgradnorm")
 
@@ -33,7 +29,7 @@ class Judged(Protocol):
 
 
 class Best:
-    """The best state of one federation so far.
+    """The best state so far of clients that keep one round together.
 
     Evaluations are compared by the mean gain over the clients that have validation rows,
 
@@ -57,6 +53,11 @@ class Best:
     def stopped(self) -> bool:
         """Whether the gain has not grown for ``patience`` evaluations."""
         return self.patience is not None and self.waited >= self.patience
+
+    @property
+    def found(self) -> bool:
+        """Whether there is an evaluation that could be used."""
+        return math.isfinite(self.gain)
 
     def note(self, round_number: int, losses: Mapping[str, float]) -> None:
         """Take the validation losses of an evaluation; the first ones are before training."""
@@ -101,77 +102,24 @@ class Best:
 _KEPT = ("first", "round", "gain", "last_round", "last_gain", "waited", "state")
 
 
-class Stopping:
-    """The best states of a run's federations; none with ``keep="last"``.
+class OwnBest(Best):
+    """The best state so far of one client for itself, here or on its own machine.
 
-    A federation whose clients have no validation rows trains to the end and keeps its last state.
-    That can be only with ``share="none"``, where every client is a federation of its own.
+    With one client the best gain is the lowest loss. A loss that nothing can be compared with does
+    not end the run: it is passed over, and a later one may be the first.
     """
 
-    def __init__(self, federations: Sequence[Federation], settings: Settings) -> None:
-        self.share, self.count = settings.share, len(federations)
-        self.best: dict[int, Best] = {}
-        if settings.keep == "best":
-            judged = {i: f for i, f in enumerate(federations) if _has_rows(f)}
-            self.best = {i: Best(f, settings.patience) for i, f in judged.items()}
+    told = False
 
-    @property
-    def stopped(self) -> bool:
-        """Whether no federation has anything left to do."""
-        return len(self.best) == self.count and all(best.stopped for best in self.best.values())
-
-    def is_stopped(self, place: int) -> bool:
-        """Whether the federation at this place has ended before the others."""
-        return place in self.best and self.best[place].stopped
-
-    def announce(self, names: Iterable[str]) -> None:
-        """Name the clients whose losses do not count."""
-        judged = {c.name for b in self.best.values() for c in b.federation.clients if c.validation}
-        others = [name for name in names if name not in judged]
-        if self.best and others:
-            log.info("keep = 'best': no validation rows, so not counted: %s", ", ".join(others))
-
-    def note(self, round_number: int, rows: Iterable[Row]) -> None:
-        """Take the rows of an evaluation of all clients."""
-        losses = {row["client"]: row["loss"] for row in rows if row["split"] == SPLIT}
-        for best in self.best.values():
-            names = best.federation.names
-            best.note(round_number, {n: losses[n] for n in names if n in losses})
-
-    def restore(self) -> None:
-        """Give every federation its best state back."""
-        for best in self.best.values():
-            best.restore()
-
-    def about(self) -> dict[str, Any]:
-        """What is kept of the run, or of each client where nothing is shared."""
-        if self.share == "all":
-            return next(iter(self.best.values())).about()
-        return {"clients": {b.federation.names[0]: b.about() for b in self.best.values()}}
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """What must survive a restart."""
-        return [best.state_dict() for best in self.best.values()]
-
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what ``state_dict`` returned."""
-        for best, part in zip(self.best.values(), state, strict=True):
-            best.load_state_dict(part)
-
-
-def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
-    """Say how many clients are better off with what they tuned, and who could not tell."""
-    if chosen_words(kept):  # which the run's last line in the log says
-        if blind := [name for name, one in kept.items() if "after" not in one]:
-            why = "no validation rows to choose by, so not what was trained alone"
-            log.info("personalize: %s: %s", why, ", ".join(blind))
-        return
-    judged = [one for one in kept.values() if "after" in one]
-    if judged:
-        moved = sum(one["step"] > 0 for one in judged)
-        log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
-    if blind := [name for name, one in kept.items() if "after" not in one]:
-        log.info("personalize: no validation rows, so the last step is taken: %s", ", ".join(blind))
+    def note(self, round_number: int, losses: Mapping[str, float]) -> None:
+        """Take the client's validation loss of an evaluation."""
+        try:
+            super().note(round_number, losses)
+        except TrainingError as error:
+            self.waited += 1
+            if not self.told:
+                log.warning("round %d: %s; it is looked at again", round_number, error)
+            self.told = True
 
 
 def gain(first: Mapping[str, float], losses: Mapping[str, float]) -> float:
@@ -190,19 +138,15 @@ def gain(first: Mapping[str, float], losses: Mapping[str, float]) -> float:
 def _usable(losses: Mapping[str, float]) -> dict[str, float]:
     """The first losses that others can be compared with; a TrainingError if there are none."""
     usable = {name: loss for name, loss in losses.items() if math.isfinite(loss) and loss != 0}
-    for name in [name for name in losses if name not in usable]:
-        log.warning(
-            "client %r: its first validation loss is %g, so it does not count for keep = 'best'",
-            name, losses[name],
-        )  # fmt: skip
     if not usable:
         found = ", ".join(f"{name} {loss:g}" for name, loss in losses.items())
         raise TrainingError(
             "keep = 'best' compares validation losses with the first ones, and none of these is a "
             f"number other than 0 ({found}); look at the data, or use keep = 'last'"
         )
+    for name in [name for name in losses if name not in usable]:
+        log.warning(
+            "client %r: its first validation loss is %g, so it does not count for keep = 'best'",
+            name, losses[name],
+        )  # fmt: skip
     return usable
-
-
-def _has_rows(federation: Federation) -> bool:
-    return any(client.validation is not None for client in federation.clients)

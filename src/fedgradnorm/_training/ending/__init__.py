@@ -1,0 +1,1 @@
+"""The end of a run: when it comes, and which states are kept."""

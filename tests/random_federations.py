@@ -1,0 +1,186 @@
+"""Federations that nobody thought of: drawn by hypothesis, small enough to train in a moment.
+
+A federation is drawn dimension by dimension. To add one, add a field to :class:`Drawn` or
+:class:`DrawnClient` with a strategy of its values in ``FEDERATION`` or ``CLIENT``, and let
+``network``, ``client`` or ``options`` below do something with it. The test that uses them, in
+``test_random_federations.py``, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+import fedgradnorm as fgn
+import toys
+
+FEATURES, SIDE = 6, (4, 3)
+ROUNDS = 3
+
+
+class Away(fgn.tasks.Kind):
+    """A kind of one's own: absolute error."""
+
+    name = "away"
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).abs().mean(dim=1)
+
+
+KINDS = ("classes", "weighted", "binary", "labels", "ordered", "numbers", "own loss", "own kind")
+
+
+@dataclass(frozen=True)
+class DrawnClient:
+    """One client; ``kinds`` are those of its tasks, of which there may be several."""
+
+    kinds: tuple[str, ...]
+    size: int
+    gaps: bool  # whether labels are missing
+    loud: bool  # whether its losses are ten times larger
+    several: bool  # whether it has a table of tasks, though there may be one only
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A federation, before it is made."""
+
+    body: str  # a network of vectors, or of images whose targets have a shape
+    clients: tuple[DrawnClient, ...]
+    weighting: str
+    batch_size: int | None
+    head_steps: int
+    shared_steps: int
+    schedule: str
+    participation: float
+    head_optimizer: str
+    seed: int
+
+
+CLIENT = {
+    "kinds": st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True).map(tuple),
+    "size": st.integers(6, 14),
+    "gaps": st.booleans(),
+    "loud": st.booleans(),
+    "several": st.booleans(),
+}
+FEDERATION = {
+    "body": st.sampled_from(["dense", "smooth", "noisy", "images", "images"]),
+    "clients": st.lists(st.builds(DrawnClient, **CLIENT), min_size=1, max_size=3).map(tuple),
+    "weighting": st.sampled_from(["paper", "direct", "equal", "inverse"]),
+    "batch_size": st.sampled_from([2, 5, None]),
+    "head_steps": st.integers(1, 2),
+    "shared_steps": st.sampled_from([1, 1, 2]),
+    "schedule": st.sampled_from(["alternating", "alternating", "together"]),
+    "participation": st.sampled_from([1.0, 1.0, 0.5]),
+    "head_optimizer": st.sampled_from(["adam", "sgd"]),
+    "seed": st.integers(0, 2**20),
+}
+DRAWN = st.builds(Drawn, **FEDERATION)
+
+
+def network(drawn: Drawn) -> nn.Module:
+    """The shared network, in float64."""
+    makers = {
+        "dense": lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, 5)),
+        "smooth": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh()),
+        "noisy": lambda: nn.Sequential(
+            nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Tanh()
+        ),
+        "images": lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1)
+        ),
+    }
+    return toys.seeded(makers[drawn.body])
+
+
+def inputs(drawn: Drawn, rows: int, seed: int) -> np.ndarray:
+    """Rows that the network takes."""
+    row = (2, *SIDE) if drawn.body == "images" else (FEATURES,)
+    return np.random.default_rng(seed).normal(size=(rows, *row))
+
+
+def weighting(drawn: Drawn) -> fgn.Weighting:
+    made: Mapping[str, fgn.Weighting] = {
+        "paper": fgn.GradNorm(),
+        "direct": fgn.GradNorm(rule="direct"),
+        "equal": fgn.Equal(),
+        "inverse": fgn.weighting.InverseFirstLoss(),
+    }
+    return made[drawn.weighting]
+
+
+def options(drawn: Drawn) -> dict[str, Any]:
+    """Settings of ``fgn.train``."""
+    names = ("batch_size", "head_steps", "shared_steps", "schedule", "participation", "seed")
+    return {
+        **{name: getattr(drawn, name) for name in names},
+        "head_optimizer": drawn.head_optimizer,
+        "rounds": ROUNDS,
+        "lr": 0.01,
+        "device": "cpu",
+    }
+
+
+def clients(drawn: Drawn) -> list[fgn.Client]:
+    """All clients, made anew: the same ones every time."""
+    return [_client(drawn, one, place) for place, one in enumerate(drawn.clients)]
+
+
+def _client(drawn: Drawn, one: DrawnClient, place: int) -> fgn.Client:
+    x = inputs(drawn, one.size + 6, drawn.seed + place)
+    made = {kind: _task(drawn, one, kind, x, place) for kind in one.kinds}
+    train, test = slice(one.size), slice(one.size, None)
+    if one.several or len(made) > 1:
+        y = {kind: values for kind, (_, values) in made.items()}
+        return fgn.Client(
+            f"c{place}",
+            tasks={kind: task for kind, (task, _) in made.items()},
+            train=(x[train], {kind: values[train] for kind, values in y.items()}),
+            test=(x[test], {kind: values[test] for kind, values in y.items()}),
+        )
+    ((task, values),) = made.values()
+    return fgn.Client(f"c{place}", task, (x[train], values[train]), (x[test], values[test]))
+
+
+def _task(
+    drawn: Drawn, one: DrawnClient, kind: str, x: np.ndarray, place: int
+) -> tuple[fgn.Task, np.ndarray]:
+    """A task and its targets, some of them missing; the first rows are labelled."""
+    images = drawn.body == "images"
+    about = {"loss_scale": 10.0 if one.loud else 1.0, "shape": SIDE if images else ()}
+    z = x if images else x[:, :2]
+    score, pair = z[:, 0] + 0.3 * z[:, 1], np.stack([z[:, 0], 3 * z[:, 1]], axis=1)
+    three = (score > -0.3).astype(float) + (score > 0.5)
+    three[:3] = np.arange(3).reshape(3, *[1] * (three.ndim - 1))  # every class is there
+    two = np.minimum(three, 1)
+    found = {
+        "classes": lambda: (fgn.classification(3, **about), three),
+        "weighted": lambda: (fgn.classification(3, class_weights="balanced", **about), three),
+        "binary": lambda: (fgn.binary(pos_weight=3.0, **about), two),
+        "labels": lambda: (fgn.multilabel(2, **about), (pair > 0).astype(float)),
+        "ordered": lambda: (fgn.ordinal(3, **about), three),
+        "numbers": lambda: (fgn.regression(2, **about), pair),
+        "own loss": lambda: (fgn.classification(3, loss=_own_loss, **about), three),
+        "own kind": lambda: (fgn.tasks.of_kind(Away(), 2, **about), pair),
+    }
+    task, y = found[kind]()
+    if one.gaps:
+        lost = np.random.default_rng((drawn.seed, place, len(kind)))
+        y = y.copy()
+        whole = kind.startswith("own")
+        y[3:][lost.random(len(y) - 3) < 0.4] = np.nan
+        if not whole:
+            y[3:][lost.random(y[3:].shape) < 0.2] = np.nan
+        y[one.size :][:1] = 0.0  # a test split without a label is refused
+    return task, y
+
+
+def _own_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target, reduction="none", label_smoothing=0.1)

@@ -1,0 +1,108 @@
+"""Scores stand beside what the trivial answer scores, by the metric that a task names."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm._report.page.html_page import write_page
+from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.comparison_grids import tasks_grid
+from fedgradnorm._report.tables.summaries import results_table, task_rows
+from fedgradnorm._stored.groups import group
+from fedgradnorm._stored.reader import collect
+from fedgradnorm.data import client_from_arrays
+
+X = np.random.default_rng(6).normal(size=(60, toys.FEATURES))
+RAIN = (X[:, 0] > 1.2).astype(int)
+PRICE = 1000 * X[:, 1] + 5000
+
+
+def clients() -> list[fgn.Client]:
+    price = client_from_arrays(
+        "price",
+        fgn.regression(1),
+        (X[:40], PRICE[:40]),
+        test=(X[40:], PRICE[40:]),
+        standardize=True,
+    )
+    rain = fgn.binary(pos_weight="balanced", metrics=["auroc"])
+    return [
+        fgn.Client("rain", rain, (X[:40], RAIN[:40]), test=(X[40:], RAIN[40:])),
+        fgn.Client("dry", fgn.binary(pos_weight="balanced"), (X[:40], RAIN[:40])),
+        price.client,
+    ]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> list[Path]:
+    place, made = tmp_path_factory.mktemp("runs"), []
+    for name, weighting in (("a", fgn.Equal()), ("b", fgn.GradNorm())):
+        made.append(place / name)
+        how = {"rounds": 3, "lr": 0.01, "device": "cpu", "weighting": weighting}
+        fgn.train(toys.network(), clients(), folder=made[-1], **how)
+    return made
+
+
+def test_the_trivial_answer_is_the_most_frequent_class_and_the_mean(folders) -> None:
+    run = fgn.load(folders[0])
+    shown = run.summary()["trivial"]
+    assert shown["rain"] == 0.5  # the area under the curve of a guess
+    assert shown["dry"] == pytest.approx(1 - RAIN[:40].mean())
+    mean = np.abs(PRICE[40:] - PRICE[:40].mean()).mean()
+    assert shown["price"] == pytest.approx(mean)  # in the target's own units
+    assert run.summary().loc["price", "mae"] == pytest.approx(
+        np.abs(run.predict("price", X[40:])[:, 0] - PRICE[40:]).mean(), rel=1e-5
+    )
+
+
+def test_tables_show_the_named_metric_and_the_trivial_answer(folders, tmp_path) -> None:
+    groups, _ = group(collect(folders)[0])
+    rows = task_rows(records_of(groups))
+    assert {row.task: row.metric for row in rows} == {
+        "rain": "auroc",
+        "dry": "accuracy",
+        "price": "mae",
+    }
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(results_table(rows))
+    text = console.export_text()
+    assert "AUROC 0.500" in text
+    assert f"{100 * (1 - RAIN[:40].mean()):.1f} %" in text
+    page = tmp_path / "page.html"
+    write_page(folders, page)
+    html = page.read_text(encoding="utf-8")
+    assert "Trivial answer" in html
+    assert "AUROC 0.500" in html
+    grid = tasks_grid(read_comparison(folders))
+    assert "trivial" in grid.columns
+    place = grid.columns.index("trivial")
+    assert {row[0].text: row[place].text for row in grid.rows if row[place].text != "-"} == {
+        "rain": "AUROC 0.500",
+        "price": f"MAE {np.abs(PRICE[40:] - PRICE[:40].mean()).mean():.1f}",
+    }
+
+
+def test_a_resumed_run_of_an_earlier_version_says_that_its_units_change(tmp_path, caplog) -> None:
+    def train(**options) -> fgn.Run:
+        how = {"rounds": 3, "lr": 0.01, "device": "cpu", "folder": tmp_path / "run"}
+        return fgn.train(toys.network(), clients(), **how, **options)
+
+    toys.interrupted(train, at=2)
+    about = tmp_path / "run" / "run.json"
+    stored = json.loads(about.read_text())
+    for client in stored["clients"].values():
+        del client["trivial"]
+    about.write_text(json.dumps(stored))
+    train(resume=True)
+    said = [line.getMessage() for line in caplog.records if "target's units" in line.getMessage()]
+    assert len(said) == 1
+    assert "client 'price': an earlier version began this run" in said[0]

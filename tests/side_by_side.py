@@ -1,0 +1,114 @@
+"""Clients that share nothing, networks for them, and what it is to train the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm._federation.alone import Federations, SideBySide
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.trainer import Trainer
+
+ROUNDS = 8
+BASE = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.01, "share": "none", "eval_every": 4}
+
+
+def mlp() -> nn.Module:
+    return toys.seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU())
+    )
+
+
+def open_end() -> nn.Module:
+    return toys.seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)))
+
+
+def conv() -> nn.Module:
+    return toys.seeded(
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten()
+        )
+    )
+
+
+def half_frozen() -> nn.Module:
+    network = toys.network()
+    network[0].bias.requires_grad_(False)
+    return network
+
+
+def clients(validation: bool = True) -> list[fgn.Client]:
+    """Six of three kinds, of several sizes: some with the same heads, some with a shorter batch."""
+    sizes = {"corner": (48, 5), "side": (30, 24), "place": (24, 7)}
+    return [
+        fgn.Client(
+            f"{kind}-{size}",
+            toys.task(kind),
+            train=toys.rows(kind, size),
+            validation=toys.rows(kind, 11) if validation else None,
+            test=toys.rows(kind, 20),
+        )
+        for kind, both in sizes.items()
+        for size in both
+    ]
+
+
+def trainer(network: nn.Module, those: list[fgn.Client], engine: str, **more: Any) -> Trainer:
+    weighting = more.pop("weighting", fgn.Equal)
+    settings = Settings(**{**BASE, "engine": engine, **more})
+    made = Trainer(network, those, weighting(), settings, toys.CPU)
+    if settings.share == "none":
+        assert type(made.federations) is (SideBySide if engine == "auto" else Federations)
+    return made
+
+
+def finished(made: Trainer) -> Trainer:
+    """All of its rounds, evaluated as a run is."""
+    every = made.settings.eval_every
+    made.evaluate()
+    while not made.done:
+        made.advance()
+        if made.done or (every and made.round % every == 0):
+            made.evaluate()
+    return made
+
+
+def assert_close(left: Any, right: Any, tolerance: float = 1e-10) -> None:
+    """Nested states with the same keys, whose numbers differ by no more than rounding."""
+    if isinstance(left, Tensor):
+        torch.testing.assert_close(left, right, rtol=0, atol=tolerance)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_close(left[key], right[key], tolerance)
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_close(one, other, tolerance)
+    elif isinstance(left, float):
+        assert left == pytest.approx(right, rel=tolerance, abs=tolerance, nan_ok=True)
+    else:
+        assert left == right
+
+
+def state_of(made: Trainer) -> Any:
+    """Its state, without the empty places of moments that there are not."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        return {k: v for k, one in value.items() if not isinstance(v := filled(one), dict) or v}
+
+    return filled(made.state_dict())
+
+
+def assert_same_training(one: Trainer, other: Trainer) -> None:
+    assert_close(state_of(one), state_of(other))
+    assert_close(one.history.rows, other.history.rows)

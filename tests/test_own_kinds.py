@@ -1,0 +1,123 @@
+"""Ordered classes, and kinds of tasks of one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm._federation.head_start import trivial_answer
+
+X = np.random.default_rng(4).normal(size=(60, toys.FEATURES))
+STARS = np.clip(np.round(1.5 * X[:, 0] + 2), 0, 4).astype(int)
+VISITS = np.random.default_rng(5).poisson(np.exp(0.7 * X[:, 1] + 0.5)).astype(float)
+
+
+class Counts(fgn.tasks.Kind):
+    """How often something happens: a Poisson regression."""
+
+    name = "counts"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.poisson_nll_loss(output, target, reduction="none").mean(dim=1)
+
+    def target(self, where: str, y: Tensor, outputs: int) -> Tensor:  # noqa: ARG002
+        if (y < 0).any():
+            raise fgn.DataError(f"{where}: counts must be 0 or more")
+        return y
+
+    def answer(self, output: Tensor) -> Tensor:
+        return output.exp()
+
+    metrics = {"mae": lambda output, target: (output.exp() - target).abs().mean()}  # noqa: RUF012
+
+
+def clients() -> list[fgn.Client]:
+    some = np.where(np.arange(60) % 4 == 0, np.nan, VISITS)
+    both = {"stars": STARS.astype(float), "visits": some}
+    tasks = {"stars": fgn.ordinal(5), "visits": fgn.tasks.of_kind(Counts(), outputs=1)}
+    return [
+        fgn.Client("stars", fgn.ordinal(5, metrics=["f1"]), (X[:45], STARS[:45])),
+        fgn.Client("visits", tasks["visits"], (X, VISITS), test=(X, VISITS)),
+        fgn.Client("both", tasks=tasks, train=(X, both)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def looped() -> fgn.Run:
+    return fgn.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine="loop")
+
+
+@pytest.mark.parametrize("engine", ["joint", "stacked"])
+def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
+    run = fgn.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine=engine)
+    pair = toys.parameters(run.network), toys.parameters(looped.network)
+    torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
+
+
+def test_thresholds_are_in_order_and_probabilities_sum_to_one() -> None:
+    form = fgn.ordinal(5).form
+    output = 3 * torch.randn(40, 4, dtype=torch.float64)
+    p = form.probability(output)
+    assert (p >= 0).all()
+    torch.testing.assert_close(p.sum(dim=1), torch.ones(40, dtype=torch.float64))
+    median = (p.cumsum(dim=1) < 0.5).sum(dim=1)
+    assert (form.answer(output) == median).all()
+
+
+def test_a_far_class_costs_more_than_a_neighbour() -> None:
+    output, task = torch.tensor([[9.0, -9.0, 9.0, 9.0]]), fgn.ordinal(5)
+    losses = [float(task.loss(output, torch.tensor([c]))) for c in range(5)]
+    best = int(np.argmin(losses))
+    assert losses[best:] == sorted(losses[best:])
+    assert losses[: best + 1] == sorted(losses[: best + 1], reverse=True)
+
+
+def test_ordered_classes_start_at_their_shares_and_are_learned() -> None:
+    client = fgn.Client("a", fgn.ordinal(5), (X, STARS))
+    p = client.task.form.probability(trivial_answer(client)[None])[0]
+    np.testing.assert_allclose(p, np.bincount(STARS, minlength=5) / 60, atol=0.03)
+    run = fgn.train(toys.network(), [client], rounds=100, lr=0.05, head_start="targets")
+    assert run.summary().loc["a", "mae"] < 0.25
+    assert set(run.predict("a", X)) <= set(range(5))
+
+
+def test_a_kind_of_ones_own_checks_answers_and_measures(looped: fgn.Run) -> None:
+    rates = looped.predict("visits", X)
+    np.testing.assert_allclose(rates, np.exp(looped.predict("visits", X, outputs=True)))
+    mae = np.abs(rates[:, 0] - VISITS).mean()
+    assert looped.summary().loc["visits", "mae"] == pytest.approx(mae)
+    with pytest.raises(fgn.DataError, match="client 'a', train data: counts must be 0 or more"):
+        fgn.Client("a", fgn.tasks.of_kind(Counts(), 1), (X, VISITS - 9))
+
+
+def test_a_saved_run_needs_the_kind_again(looped: fgn.Run, tmp_path) -> None:
+    place = looped.save(tmp_path / "run")
+    with pytest.raises(fgn.ModelError, match=r"client 'visits' has a kind of task of its own, 'co"):
+        fgn.load(place)
+    loaded = fgn.load(place, kinds=[Counts()])
+    assert (loaded.predict("visits", X) == looped.predict("visits", X)).all()
+    assert list(loaded.predict("both", X)) == ["stars", "visits"]
+
+
+def test_kinds_that_cannot_be_used_are_named() -> None:
+    class Nothing(fgn.tasks.Kind):
+        name = "nothing"
+
+    class Regression(Counts):
+        name = "regression"
+
+    for kind in (Nothing(), Counts, "counts"):
+        with pytest.raises(fgn.ConfigError, match="has a name and a loss"):
+            fgn.tasks.of_kind(kind, 1)  # type: ignore[arg-type]
+    with pytest.raises(fgn.ConfigError, match="'regression' is there already"):
+        fgn.tasks.of_kind(Regression(), 1)
+    client = fgn.Client("a", fgn.tasks.of_kind(Counts(), 1), (X, VISITS))
+    with pytest.raises(fgn.ConfigError, match="nothing is known of the trivial answer"):
+        fgn.train(toys.network(), [client], rounds=1, head_start="targets")
+    with pytest.raises(fgn.ConfigError, match="at least 2 classes"):
+        fgn.ordinal(1)

@@ -1,0 +1,73 @@
+"""Any federation: every engine trains as the loop does, and a run comes back as it was."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+
+import fedgradnorm as fgn
+import random_federations as drawing
+import toys
+
+EXAMPLES = int(os.environ.get("RANDOM_FEDERATIONS", "6"))
+
+
+def train(drawn: drawing.Drawn, **options: Any) -> fgn.Run:
+    given = {**drawing.options(drawn), **options}
+    return fgn.train(
+        drawing.network(drawn), drawing.clients(drawn), weighting=drawing.weighting(drawn), **given
+    )
+
+
+def check_engines(drawn: drawing.Drawn, looped: fgn.Run) -> None:
+    for engine in ("joint", "stacked"):
+        try:
+            run = train(drawn, engine=engine)
+        except fgn.ConfigError as error:
+            if "cannot run this" not in str(error):
+                raise
+            continue
+        numbers = run.history.select_dtypes("number").columns
+        left, right = (one.history[numbers].to_numpy(float) for one in (run, looped))
+        np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-10)
+        for name, network in run.networks.items():
+            pair = toys.parameters(network), toys.parameters(looped.networks[name])
+            torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
+
+
+def check_way_back(drawn: drawing.Drawn, looped: fgn.Run) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+
+        def start(**options: Any) -> fgn.Run:
+            return train(drawn, engine="loop", **options)
+
+        toys.interrupted(start, at=2, folder=folder)
+        resumed = start(folder=folder, resume=True)
+        assert toys.same(toys.parameters(resumed.network), toys.parameters(looped.network))
+        loaded = fgn.load(folder, kinds=[drawing.Away()])
+        x = drawing.inputs(drawn, 5, 0)
+        for name in looped.clients:
+            np.testing.assert_array_equal(loaded.predict(name, x), looped.predict(name, x))
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES < 20,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(drawn=drawing.DRAWN)
+def test_any_federation_is_trained_alike_by_every_engine_and_comes_back(
+    drawn: drawing.Drawn,
+) -> None:
+    looped = train(drawn, engine="loop")
+    check_engines(drawn, looped)
+    check_way_back(drawn, looped)
