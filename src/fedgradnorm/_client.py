@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm._task_rows import task_rows
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
 from fedgradnorm.models._input_rows import Inputs, leaves, row_form
@@ -61,6 +62,7 @@ class Client:
     data, so that predictions take raw values, ``labels`` are the classes' names and ``columns``
     those of the inputs: by default those of the training data, where it comes as a DataFrame. Other
     DataFrames are then read by these names.
+    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`.
     The data is checked here, once, so that training never meets a bad row.
 
     With ``tasks``, a table of several by name, ``y`` is a table of targets by these names, and so
@@ -90,6 +92,7 @@ class Client:
     tasks: Mapping[str, Task] | None = None
     of: str | None = None
     stem: nn.Module | None = None
+    privacy: Privacy | None = None
 
     if TYPE_CHECKING:
 
@@ -108,6 +111,7 @@ class Client:
             *,
             of: str | None = None,
             stem: nn.Module | None = None,
+            privacy: Privacy | Mapping[str, Any] | None = None,
         ) -> None: ...
         @overload
         def __init__(
@@ -131,6 +135,8 @@ class Client:
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
         if self.columns is None:
             object.__setattr__(self, "columns", _training_columns(self))
+        terms = terms_of_client(self.name, self.privacy, several=self.tasks is not None)
+        object.__setattr__(self, "privacy", terms)
         if self.tasks is not None:
             object.__setattr__(self, "_rows", _several(self))
             return

@@ -177,6 +177,8 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
         return f"{len(private)} parameters of the network are private to each client"
     if first := next((client.name for client in clients if client.stem is not None), None):
         return f"client {first!r} has a first part of its own"
+    if promising := next((client.name for client in clients if client.privacy is not None), None):
+        return f"client {promising!r} has privacy, and clips the gradient of each of its rows"
     shapes = {form_words(row_form(client.train[0])) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"

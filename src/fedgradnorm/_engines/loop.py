@@ -24,11 +24,13 @@ from fedgradnorm._round.client_round import (
 from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import answers, represented
 from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.private.private_client import PrivateClient
+from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
-from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import own_stem
 from fedgradnorm.tasks._missing import labelled
@@ -71,6 +73,19 @@ class LoopEngine(Engine):
             )
             for name, head in heads.items()
         }
+        self.private = self._private(network, batch_size)
+
+    def _private(self, network: nn.Module, batch_size: int | None) -> dict[str, PrivateClient]:
+        """The clients that clip and noise; they work on a scratch copy that is as it was given."""
+        names = [name for name, client in self.clients.items() if client.privacy is not None]
+        plain = FlatNetwork(network, self.device) if names else self.network
+        found = {}
+        for name in names:
+            x, y = self.data[name]["train"]
+            assert isinstance(x, Tensor)  # other inputs are refused before
+            own = (self.clients[name], self.states[name].head, plain, (x, y))
+            found[name] = PrivateClient(*own, self.how, batch_size, self.seed)
+        return found
 
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """Everybody in ``active`` works in turn; a client that fails is rolled back and named."""
@@ -86,6 +101,10 @@ class LoopEngine(Engine):
         return self._stacked(shared, reports, failed=[n for n in active if n not in reports])
 
     def _run_client(self, name: str, shared: Tensor, round_number: int) -> Report:
+        if name in self.private:
+            with self._chance("noise", name, round_number):
+                private, state = self.private[name], self.states[name]
+                return private_round(private, state, shared, self.gauge, round_number)
         state, (x, y) = self.states[name], self.data[name]["train"]
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
         self._enter(state)

@@ -17,6 +17,7 @@ from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import make_head, probe_of
 from fedgradnorm._round.client_state import as_state
+from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import Settings
@@ -65,14 +66,14 @@ class Federation:
         basis: Basis | None = None,
     ) -> None:
         trainable_parameters(network)
-        self.clients = list(clients)
-        self.names = [client.name for client in clients]
+        self.clients, self.names = list(clients), [client.name for client in clients]
         self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
             weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
         weighting.bind(self.names)
+        self.sums = client_sums(clients, weighting, settings)
         self.shared_heads = SharedHeads(clients, settings.heads, device)
         if basis is None:
             basis = self._make_basis(network, weighting, device)
@@ -108,7 +109,7 @@ class Federation:
             self.clients,
             gauge,
             settings.local(),
-            weighting.needs,
+            weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT,
             device,
             heads=heads,
             batch_size=settings.batch_size,
@@ -142,7 +143,7 @@ class Federation:
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         """One round, and what became of it."""
-        if not active:
+        if not active and self.sums is None:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
         table = {key: c.tolist() for key, c in columns(self.server, reports, weights).items()}
@@ -162,6 +163,8 @@ class Federation:
         """One communication: clients work, the server weighs and steps."""
         shared = self.server.shared.data
         reports = self.engine.run_clients(shared, round_number, active)
+        if self.sums is not None:  # also where nobody came: that nobody did is not to be told
+            return reports, self.sums.server_round(self.server, reports, round_number)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
         self.server.begin_round(round_number)
@@ -232,12 +235,15 @@ class Federation:
 
     def state_dict(self) -> dict[str, Any]:
         """Server and clients, everything needed to go on."""
-        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()}
+        sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
+        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
+        if self.sums is not None:
+            self.sums.load_state_dict(state["sums"])
 
 
 def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> tuple[str, ...]:

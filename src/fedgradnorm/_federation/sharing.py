@@ -16,6 +16,7 @@ from fedgradnorm._federation.alone import Federations, alone
 from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import check_listed
+from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Weighting
 
@@ -58,6 +59,7 @@ def federations(
 ) -> Federations:
     """One federation of all clients, or with ``share="none"`` one for each client alone."""
     check_clients(clients, settings)
+    check_private(clients, settings, told_to(weighting))
     if settings.share == "none":
         return alone(network, clients, weighting, settings, device)
     kind = Ditto if settings.ditto else Federation

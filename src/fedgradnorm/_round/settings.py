@@ -13,6 +13,7 @@ import torch
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
@@ -64,6 +65,7 @@ class Settings:
     participation: Participation = 1.0
     shared: str | list[str] = "*"
     frozen: str | list[str] | None = None
+    privacy: ClientPrivacy | dict[str, Any] | None = None
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
@@ -116,7 +118,14 @@ class Settings:
             key="client",
             aggregate="mean",
             record_conflict=0,
+            privacy=None,
         )
+
+    @property
+    def client_privacy(self) -> ClientPrivacy | None:
+        """What is promised to clients."""
+        terms: ClientPrivacy | None = privacy_of(self.privacy, ClientPrivacy)
+        return terms
 
     def local(self) -> LocalSettings:
         """What concerns a client, with optimisers resolved."""
@@ -259,6 +268,10 @@ def _participation(name: str, value: object) -> Participation:
     return names(name, value)
 
 
+def _client_privacy(_: str, value: object) -> dict[str, Any]:
+    return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
+
+
 def _one_or_names(name: str, value: object) -> str | list[str]:
     return value if isinstance(value, str) else names(name, value)
 
@@ -283,6 +296,25 @@ _CHECKS: dict[str, Check] = {
     "participation": _participation,
     "shared": _one_or_names,
     **dict.fromkeys(("frozen", "gauge"), _if_given(_one_or_names)),
+    "privacy": _if_given(_client_privacy),
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
+
+
+def allowed(name: str) -> str:
+    """Which values a setting takes, in words, beside what its type says.
+
+    >>> allowed("batch_size"), allowed("engine")
+    ('1 or more', '')
+    """
+    least = {**_LEAST, **_LEAST_IF_GIVEN}.get(name)
+    return _RANGES.get(name, "") if least is None else f"{least} or more"
+
+
+_RANGES = {
+    **dict.fromkeys(("proximal", "ditto"), "0 or more"),
+    "lr": "above 0",
+    "epochs": f"above 0, at most {MOST_EPOCHS:g}",
+    "participation": "a share above 0 and at most 1, or names",
+}

@@ -29,6 +29,15 @@ MEASURED = 20
 """How often the validation loss is measured on the way, about."""
 
 
+MEANINGS = {
+    "steps": "steps at most, 1 or more; 0 is allowed with alone",
+    "lr": "learning rate, above 0; training.lr by default",
+    "what": '"head", "network" (both), or a list of layers beside the head',
+    "alone": "whether each client also trains alone, and chooses",
+}
+"""The keys of ``personalize``."""
+
+
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
     """The table ``personalize`` with every key in it; a ConfigError unless it is one.
 
@@ -41,7 +50,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
         )
     table = {"steps": 200, "lr": lr, "what": "head", "alone": False}
     for key in value:
-        choose(key if isinstance(key, str) else shown(key), table, f"key of {name}")
+        choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
     table |= plain(name, value)
     what = table["what"]
     parts = (

@@ -14,6 +14,7 @@ import torch
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._privacy.terms import privacy_table
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
@@ -69,6 +70,7 @@ def client_info(client: Client) -> dict[str, Any]:
         "task": client.task_name,
         "loss_scale": client.task.loss_scale,
         **({"class_weights": weights} if weights else {}),
+        **({"privacy": privacy_table(client.privacy)} if client.privacy else {}),
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
@@ -266,6 +268,7 @@ _CLIENT: dict[str, Rule] = {
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "privacy": _TABLE,
     "metric": _TEXT,
     "trivial": _TABLE,
     "size": _WHOLE,

@@ -318,6 +318,6 @@ def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
 
 def metric_names(table: History) -> set[str]:
     """The columns of a history that are clients' metrics."""
-    from fedgradnorm._runs.history import KEYS, SIGNALS
+    from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
 
-    return set(table.columns) - set(KEYS) - set(SIGNALS)
+    return set(table.columns) - {*KEYS, *SIGNALS, SPENT}

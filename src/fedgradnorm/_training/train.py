@@ -12,6 +12,7 @@ from torch import nn
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -66,6 +67,7 @@ def train(
     participation: Participation = 1.0,
     shared: str | list[str] = "*",
     frozen: str | list[str] | None = None,
+    privacy: ClientPrivacy | dict[str, Any] | None = None,
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
@@ -141,6 +143,8 @@ def train(
             ``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained
             with its head. Parameters without ``requires_grad`` are frozen.
         frozen: which parameters are not trained at all, by such patterns.
+        privacy: client-level differential privacy of the shared network, for hundreds of clients:
+            see :class:`fedgradnorm.ClientPrivacy`. The privacy of records is a client's own.
         gauge: layers or parameters whose gradient is measured; the last shared one by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
@@ -170,7 +174,7 @@ def train(
         average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
-        A :class:`fedgradnorm._runs.run.Run`.
+        A :class:`fedgradnorm.Run`.
     """
     settings = Settings(
         rounds=rounds,
@@ -203,6 +207,7 @@ def train(
         participation=participation,
         shared=shared,
         frozen=frozen,
+        privacy=privacy,
         gauge=gauge,
         engine=engine,
         device=device,
