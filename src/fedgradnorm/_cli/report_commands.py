@@ -14,8 +14,8 @@ from fedgradnorm._cli.output import check_picture, say
 from fedgradnorm._cli.report_files import EVERY, is_page, keep_fresh, show_page
 from fedgradnorm._cli.training_commands import show_runs
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._meanings import meanings
 from fedgradnorm._runs.layout import REPORT
+from fedgradnorm.experiments._config.meanings import meanings
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments._methods import Method
@@ -76,7 +76,8 @@ def methods(
 
     "Server sees" is beside the sum of the weighted updates, which every server that shares a
     network sees. "Keeps" is how many numbers per client it carries from round to round, "cost" its
-    work in a round with N clients and D shared parameters.
+    work in a round with N clients and D shared parameters. "Sums" says whether sums over the
+    clients are enough for the method, so that a federation can be private.
     """
     from fedgradnorm.experiments._methods import METHODS, find_method
 
@@ -84,11 +85,12 @@ def methods(
         _describe(find_method(name))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("method", "what it does", "server sees", "keeps", "cost", "paper"):
+    for title in ("method", "what it does", "server sees", "keeps", "cost", "sums", "paper"):
         table.add_column(title, no_wrap=title == "method")
     for method in METHODS.values():
         keeps = str(len(method.state) or "-")
-        row = (method.name, method.summary, _sees(method), keeps, method.cost, method.paper)
+        sums = "no" if method.beyond_sums else "yes"
+        row = (method.name, method.summary, _sees(method), keeps, method.cost, sums, method.paper)
         table.add_row(*row)
     say(table)
 
@@ -97,6 +99,7 @@ def _describe(method: Method) -> None:
     say(f"{method.name}: {method.summary} ({method.paper})")
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
+    say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")
     for section, values in (("training", method.settings), ("weighting", method.fixed)):
         for key, value in values.items():
             say(f"fixes {section}.{key} = {value!r}")
