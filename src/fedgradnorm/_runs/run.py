@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
@@ -258,6 +258,8 @@ class Run:
         """
         import pandas as pd
 
+        from fedgradnorm._runs.after.whole_frame import WholeFrame
+
         frame = self.history
         rows = []
         for name in self.clients:
@@ -277,7 +279,8 @@ class Run:
             if (kept := kept_round(self.about, name)) is not None:
                 row["kept_round"] = kept
             rows.append(row)
-        return pd.DataFrame(rows).set_index("client")
+        frame = pd.DataFrame(rows).set_index("client")
+        return cast("pd.DataFrame", WholeFrame(frame))
 
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""

@@ -57,16 +57,24 @@ class Page:
     notes: list[str]
 
 
-def write_page(places: Sequence[Path], path: str | Path) -> Page:
-    """Write the page on the runs at ``places`` to ``path``."""
+def write_page(places: Sequence[Path], path: str | Path, refresh: int = 0) -> Page:
+    """Write the page on the runs at ``places`` to ``path``.
+
+    An open page loads itself again every ``refresh`` seconds; never by default.
+    """
     made = make_page(places)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, made.html.encode())
+        write_atomically(path, _refreshing(made.html, refresh).encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return made
+
+
+def _refreshing(html: str, seconds: int) -> str:
+    again = f'<meta http-equiv="refresh" content="{seconds}">'
+    return html.replace("<title>", f"{again}\n<title>", 1) if seconds else html
 
 
 def make_page(places: Sequence[Path]) -> Page:
