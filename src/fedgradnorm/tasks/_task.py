@@ -48,7 +48,8 @@ class Task:
     ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
     that of a row's target, where every position has one. ``gaps`` says that some training targets
     are NaN: nobody gave these labels, and the loss leaves them out. ``judged_by`` is the metric
-    that tables show, where one was asked for by name.
+    that tables show, where one was asked for by name. ``labels`` are the names of the classes, in
+    the order of their numbers, where they are listed.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Task:
     gaps: bool = False
     own_kind: Kind | None = None
     judged_by: str | None = None
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.own_kind is None:
