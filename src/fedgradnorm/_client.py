@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
-from fedgradnorm._task_rows import task_rows
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
 from fedgradnorm.models._input_rows import Inputs, leaves, row_form
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for, numbered
 from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:

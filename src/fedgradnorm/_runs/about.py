@@ -20,7 +20,7 @@ from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._kind import OWN
-from fedgradnorm.tasks._registry import KINDS
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1

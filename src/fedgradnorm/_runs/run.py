@@ -29,9 +29,9 @@ from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 from fedgradnorm.tasks._positions import Shape
-from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
