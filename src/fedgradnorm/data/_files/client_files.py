@@ -114,17 +114,27 @@ def client_from_files(
 
     Args:
         name: of the client.
-        task: "classification", "binary", "multilabel" or "regression".
+        task: "classification", "binary", "multilabel", "ordinal" or "regression".
         train: file of the training rows.
         classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
         validation, test: files of held-out rows, instead of the shares.
         inputs: input columns (by default all others); with images, the column of paths (by default
             "path").
+        without: input columns that this client does not have.
+        categories: input columns of texts: a list, or a table with the values of each.
+        dates: input columns of dates, a table with the parts that each becomes.
+        date_format: how dates are written, as in ``datetime.strptime``.
+        cyclic: input columns that repeat, a table with the period of each.
+        missing: what an empty input becomes: "error", "mean", "median" or "indicator", for all or
+            by column.
         targets: the target column or columns.
+        labels: the labels of the classes, in order.
         images: folder of the images that the table names.
         size: images become size x size pixels.
         color: "grey" or "rgb".
         x_key, y_key: names of the arrays in an .npz archive.
+        split: how the training file is divided: by a "column", in "time" or by "group".
+        rows: how many of the rows are drawn; all by default.
         validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
         standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
@@ -134,6 +144,7 @@ def client_from_files(
         class_weights: of a classification: "balanced", or a number for each class.
         pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
         positive: of a binary task: the label that is 1.
+        above: of a binary task: the limit above which a number is 1.
         metrics: beside the usual ones, by name.
         tasks: several tasks by name, each a table of its own settings.
     """
