@@ -26,7 +26,7 @@ def block(language: str) -> str:
 def lines(column: int) -> list[tuple[str, list[str]]]:
     """Every want and what stands in backticks in that column of its row."""
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and line != HEADER]
-    assert PAGE.count(HEADER) == 2
+    assert PAGE.count(HEADER) == PAGE.count("\n## ")
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
     found = [
         (row[0], re.findall(r"`([^`]+)`", row[column] if column < len(row) else ""))
