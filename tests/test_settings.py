@@ -51,6 +51,7 @@ OTHER: dict[str, Any] = {
     "key": "task",
     "share": "none",
     "participation": 0.5,
+    "privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "total": 0.0},
     "gauge": "0",
     "engine": "loop",
     "device": "cpu",

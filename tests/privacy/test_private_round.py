@@ -387,8 +387,8 @@ def test_a_client_with_several_tasks_makes_no_promise() -> None:
     targets = {"sign": y, "first": x[:, :1]}
     with pytest.raises(fgn.ConfigError, match="several"):
         fgn.Client("a", tasks=tasks, train=(x, targets), privacy=fgn.Privacy(3.0, 1e-5))
+    both = fgn.Client("a", tasks=tasks, train=(x, targets))
     with pytest.raises(fgn.ConfigError, match="several tasks"):
-        both = fgn.Client("a", tasks=tasks, train=(x, targets))
         fgn.train(network(), [both], weighting=fgn.Equal(), privacy={"epsilon": 1, "delta": 1e-3})
 
 
