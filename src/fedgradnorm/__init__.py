@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
+    from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
@@ -64,6 +65,7 @@ __all__ = [
     "multilabel",
     "ordinal",
     "regression",
+    "sequences",
     "tasks",
     "train",
     "weighting",
@@ -81,6 +83,7 @@ __getattr__ = on_demand(
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Client": f"{__name__}._client.Client",
+        "sequences": f"{__name__}.models._input_rows.sequences",
         "ClientPrivacy": f"{__name__}._privacy.terms.ClientPrivacy",
         "Privacy": f"{__name__}._privacy.terms.Privacy",
         "load": f"{__name__}._runs.loading.load",

@@ -292,6 +292,9 @@ def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
     [
         ({"personalize": {"steps": 3}}, "personalize"),
         ({"final_head_steps": 2}, "final_head_steps"),
+        ({"shared": ["!1*"]}, "shared"),
+        ({"clip": 1.0}, "clips every row"),
+        ({"head_schedule": "CosineAnnealingLR"}, "head_schedule"),
         ({"ditto": 0.1}, "ditto"),
         ({"head_start": "targets"}, "head_start"),
         ({"engine": "joint"}, "clips the gradient of each"),

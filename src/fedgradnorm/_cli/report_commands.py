@@ -66,7 +66,8 @@ def methods(
 
     "Server sees" is beside the sum of the weighted updates, which every server that shares a
     network sees. "Keeps" is how many numbers per client it carries from round to round, "cost" its
-    work in a round with N clients and D shared parameters.
+    work in a round with N clients and D shared parameters. "Sums" says whether sums over the
+    clients are enough for the method, so that a federation can be private.
     """
     from fedgradnorm.experiments._methods import METHODS, find_method
 
@@ -74,11 +75,12 @@ def methods(
         _describe(find_method(name))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("method", "what it does", "server sees", "keeps", "cost", "paper"):
+    for title in ("method", "what it does", "server sees", "keeps", "cost", "sums", "paper"):
         table.add_column(title, no_wrap=title == "method")
     for method in METHODS.values():
         keeps = str(len(method.state) or "-")
-        row = (method.name, method.summary, _sees(method), keeps, method.cost, method.paper)
+        sums = "no" if method.beyond_sums else "yes"
+        row = (method.name, method.summary, _sees(method), keeps, method.cost, sums, method.paper)
         table.add_row(*row)
     say(table)
 
@@ -87,6 +89,7 @@ def _describe(method: Method) -> None:
     say(f"{method.name}: {method.summary} ({method.paper})")
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
+    say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")
     for section, values in (("training", method.settings), ("weighting", method.fixed)):
         for key, value in values.items():
             say(f"fixes {section}.{key} = {value!r}")

@@ -140,6 +140,7 @@ def show_runs(places: list[Path], picture: Path) -> None:
     from fedgradnorm._report.page.sentences import missing
     from fedgradnorm._report.record import records_of
     from fedgradnorm._report.tables.summaries import results_table, task_rows
+    from fedgradnorm._stored.generated import synthetic
     from fedgradnorm._stored.groups import group
     from fedgradnorm._stored.reader import collect
 
@@ -151,4 +152,4 @@ def show_runs(places: list[Path], picture: Path) -> None:
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     say(results_table(rows, f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""))
     tell([*nowhere, *missing(runs, groups), *notes])
-    say(f"figure: {figure(records, picture)}")
+    say(f"figure: {figure(records, picture, synthetic(runs))}")

@@ -78,3 +78,29 @@ def warn_of_order(clients: Sequence[Client]) -> None:
                 "client %r has the columns of client %r in another order, but they share a "
                 "network; give both the same inputs=[...]", client.name, other.name,
             )  # fmt: skip
+
+
+FAR = 100.0
+"""How far from 1 the size of targets is pointed out."""
+
+
+def warn_of_scale(clients: Sequence[Client]) -> None:
+    """Name the clients whose targets are far larger or smaller than 1, with what helps.
+
+    The size is the root of the mean square. Such a loss is 10,000 times louder or quieter than that
+    of other tasks, heads begin far from any answer, and one learning rate does not suit both.
+    """
+    sizes = {}
+    for client in clients:
+        if client.task.has_real_targets:
+            size = float(torch.as_tensor(client.train[1]).double().square().nanmean().sqrt())
+            if size > FAR or 0 < size < 1 / FAR:
+                sizes[client.name] = size
+    if sizes:
+        first = ", ".join(f"{name} {size:.3g}" for name, size in list(sizes.items())[:5])
+        log.warning(
+            "targets of %d client%s are far from the size of 1 (%s%s); standardize = true in "
+            "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
+            "deviation 1 and predicts in the old units; head_start='targets' begins at the mean",
+            len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
+        )  # fmt: skip

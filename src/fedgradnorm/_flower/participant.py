@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
+from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
@@ -27,14 +28,15 @@ from fedgradnorm._round.presence import Presence
 from fedgradnorm._round.private.private_client import question
 from fedgradnorm._round.private.private_plan import check_private, expected_rounds
 from fedgradnorm._runs.about import FORMAT, of_task
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import LEDGER, RESULT
-from fedgradnorm._runs.run import Run, TrainedClient, blueprints
+from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.ending.best import SPLIT
 from fedgradnorm._training.ending.stopping import log_personal
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._input_rows import row_form
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -60,7 +62,8 @@ class Participant:
             self.rows = tuple(at_home(row, rounds, folder) for row in self.rows)
         self.agreement, self.folder = agreement, folder
         self.tasks = [r.name.removeprefix(f"{r.of}/") for r in self.rows if r.of is not None]
-        self.network, client = copy.deepcopy(network), self.rows[0]
+        self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
+        client = self.rows[0]
         if self.tasks and settings.heads != "own":
             raise ConfigError(
                 f"heads = {settings.heads!r} cannot be run over the network by client "
@@ -68,9 +71,8 @@ class Participant:
             )
         start = settings.seed, settings.head_start
         heads = {row.name: make_head(self.network, row, *start) for row in self.rows}
-        probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
-        gauge = find_gauge(self.network, probe, settings.gauge)
-        log.info("gauge: %s", ", ".join(gauge))
+        gauge = gauge_of(self.network, [client], settings)
+        log_division(self.network, gauge)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
@@ -96,6 +98,7 @@ class Participant:
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
+        self.reported: dict[str, float] = {}  # of its last round, where it has one task
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and not self._judges:
@@ -157,6 +160,7 @@ class Participant:
         slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         columns = {key: getattr(reports, key).tolist() for key in SCALARS}
         told = dict(zip(names, zip(*columns.values(), strict=True), strict=True))
+        self.reported = dict(zip(columns, told[names[0]], strict=True))
         for name in active:
             loss = told[name][1]
             log.info("round %d: %sloss %.6g%s", order.round + 1, self._who(name), loss, spent)
@@ -219,28 +223,29 @@ class Participant:
             state = self.engine.states[row.name]
             own = None if state.own is None else self._network(state.own)
             head = copy.deepcopy(self.engine.heads()[row.name])
-            trained[row.name] = TrainedClient.from_client(row, head, state.buffers, own)
+            trained[row.name] = TrainedClient.from_client(row, head, state.state_dict(), own)
         heads = {name: one.head for name, one in trained.items()}
         about = {
             "format": FORMAT,
-            "settings": {"seed": self.agreement.settings.seed},
+            "settings": {
+                key: getattr(self.agreement.settings, key) for key in ("seed", "shared", "frozen")
+            },
             "weighting": {"name": "federation"},
             "clients": {row.name: _info(row) for row in self.rows},
-            "blueprints": blueprints(self.network, heads),
+            "blueprints": blueprints(self.network, heads, self.rows),
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run(trained, about, self._history(order, keeping), shared)
+        return Run(trained, about, self._history(order.run, order.round, keeping), shared)
 
-    def _history(self, order: Order, keeping: Keeping | None) -> History:
+    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
         """The evaluations on the way, where there were any, and that of what is kept.
 
         Of a private client also what it had spent after each of its rounds.
         """
-        round_number, ledger = order.round, self.ledger
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
-        history = History(metrics, private=ledger is not None)
-        history.append([] if ledger is None else ledger.rows(order.run))
+        history = History(metrics, private=self.ledger is not None)
+        history.append([] if self.ledger is None else self.ledger.rows(run))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
         parts = [part for part in found if part[0] < round_number]
         for split in SPLITS:
@@ -261,7 +266,7 @@ def _info(client: Client) -> dict[str, Any]:
         **of_task(client),
         "labels": client.labels,
         "columns": client.columns,
-        "inputs": list(client.train[0].shape[1:]),
+        "inputs": row_form(client.train[0]),
     }
 
 

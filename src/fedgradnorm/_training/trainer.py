@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._federation.sharing import federations, warn_of_order
+from fedgradnorm._federation.sharing import federations, warn_of_order, warn_of_scale
 from fedgradnorm._round.presence import Presence, batches_of
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
@@ -27,6 +27,7 @@ from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
+from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -65,13 +66,14 @@ class Trainer:
     ) -> None:
         clients = planned(clients, settings)
         self.clients = {client.name: client for client in clients}
+        sizes = [client.drawn for client in clients]
+        self.rounds = settings.total_rounds(sizes)
+        settings = settings.for_rounds(self.rounds)
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
-        sizes = [client.drawn for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
-        self.rounds = settings.total_rounds(sizes)
         self.round, self.ending = 0, False
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
@@ -202,8 +204,11 @@ class Trainer:
         return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
 
     def announce(self) -> None:
-        """Say where gradients are measured, and how their conflict is, where that costs more."""
-        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        """Say what is shared, where gradients are measured, and what recording costs more."""
+        log_division(self.network, self.federations[0].gauge)
+        warn_of_scale(list(self.clients.values()))
+        if self.device.type == "cuda" and any(f.server.rates for f in self.federations):
+            log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
         self.stopping.announce(self.names)
         self.presence.announce(self.rounds)
@@ -272,9 +277,7 @@ class Trainer:
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
                 network = None if with_others else owner.shared_network(own)
-                trained[name] = TrainedClient.from_client(
-                    client, heads[name], state[name]["buffers"], network
-                )
+                trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
         return Run(trained, about, self.history, shared, self.over, self.conflict)

@@ -13,7 +13,8 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.per_example import check_rows
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED
-from fedgradnorm._round.client_round import ClientState, LocalSettings
+from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.private.private_plan import budget_of, loss_bound
 from fedgradnorm.models._flat import FlatNetwork
 

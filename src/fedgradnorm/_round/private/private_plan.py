@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.accountant import Steps
@@ -22,8 +24,12 @@ REFUSED = {
     "final_head_steps": (0, "tunes heads on rows without noise"),
     "ditto": (0.0, "trains a second network on the same rows without noise"),
     "head_start": ("random", "starts a head at the mean of the targets"),
+    "shared": ("*", "leaves parts of the network to each client, which are trained without noise"),
+    "clip": (None, "clips a whole batch, and privacy clips every row"),
+    "head_clip": (None, "clips a whole batch, and privacy clips every row"),
+    "head_schedule": (None, "is not followed by private steps"),
 }
-"""Settings that would tell something of rows outside the account, and why."""
+"""Settings that would tell something of rows outside the account, or that do not fit, and why."""
 
 
 def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
@@ -98,6 +104,11 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
         raise ConfigError(
             f"{where}, and it is one of the tasks of client {client.of!r}: their rows are the same "
             "ones, which no account here adds up; make a client of each task with rows of its own"
+        )
+    if client.stem is not None or not isinstance(client.train[0], Tensor):
+        raise ConfigError(
+            f"{where}: gradients of single rows are taken of networks with one tensor of inputs "
+            "and no first part of a client's own; give it such inputs"
         )
     for name, (allowed, why) in REFUSED.items():
         value = getattr(settings, name)

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._privacy.budget import FIRST
 from fedgradnorm._privacy.per_example import Clipped, Parameters, RowGradients, named, row_loss
-from fedgradnorm._round.client_round import ClientState, Report, first_loss
+from fedgradnorm._round.client_round import Report, first_loss
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.private.private_client import PrivateClient
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from fedgradnorm._checks import shown
+from fedgradnorm._checks import shortened, shown
+from fedgradnorm._errors import ConfigError
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -55,3 +57,13 @@ def _near(value: Any, wishes: list[str]) -> str:
     allowed = re.findall(r"'([^']*)'", " ".join(wishes))
     near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+@contextmanager
+def blaming(where: str) -> Iterator[None]:
+    """Put the file in front of an error about it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = f"{where}: {error}" if where else str(error)
+        raise ConfigError(shortened(text)) from None
