@@ -18,7 +18,7 @@ from fedgradnorm.tasks._registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "docs/your-data.md", "docs/tasks.md", "docs/worth.md"]
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("your-data", "tasks", "networks", "worth"))]
 IN_ORDER = ["docs/start.md", "docs/data-files.md"]
 """Pages whose blocks, of whatever language, build on each other."""
 REAL = "docs/data-clients.md"  # its blocks need the files that it describes

@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from wording import entry, type_words, value_words
 
 from fedgradnorm import train
-from fedgradnorm._meanings import meanings
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
 from fedgradnorm._round.settings import allowed
@@ -21,6 +20,7 @@ from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._sources import _RENAMED, SOURCES
 from fedgradnorm.experiments._config.config_file import Config, Training
 from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
+from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 from fedgradnorm.experiments._methods import METHODS
 

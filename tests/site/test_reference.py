@@ -13,12 +13,12 @@ import pytest
 import typer
 
 from fedgradnorm._cli import app
-from fedgradnorm._meanings import meanings
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import Settings, allowed
 from fedgradnorm._training.train import train
 from fedgradnorm.data._sources import SOURCES
 from fedgradnorm.experiments._config.config_file import Config, Training
+from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 from fedgradnorm.experiments._methods import METHODS
 from test_public_surface import SURFACE

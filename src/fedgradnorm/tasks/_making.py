@@ -41,7 +41,8 @@ def classification(
     tables show the first.
 
     With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
-    [rows, classes, *shape] or [rows, *shape, classes], and a row's loss is the mean over positions.
+    ``[rows, classes, *shape]`` or ``[rows, *shape, classes]``, and a row's loss is the mean over
+    positions.
 
     >>> classification(3).outputs
     3

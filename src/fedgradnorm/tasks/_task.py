@@ -206,7 +206,7 @@ class Task:
         return self.form.shares(self.labels_of(y), self.outputs, names)
 
     def outputs_of(self, output: Tensor) -> Tensor:
-        """A head's outputs as the loss takes them: [rows, outputs, *shape]."""
+        """A head's outputs as the loss takes them: ``[rows, outputs, *shape]``."""
         if not self.shape:
             return output
         found = outputs_first(output, self.outputs, self.shape)

@@ -25,6 +25,7 @@ class Direction(Weighting):
     """Base: the active clients' updates, in the order of their names, to one vector."""
 
     needs = Needs.GRADIENT
+    beyond_sums = "every client's own update"
     capturable = False
 
     def __init__(self) -> None:

@@ -34,6 +34,7 @@ class FAMO(Weighting):
 
     needs = Needs.LOSS
     starts: ClassVar[Mapping[str, float]] = {"logit": 0.0, "last": 0.0, "rounds": 0.0, **MOMENTS}
+    beyond_sums = "all clients' logits at once, for their softmax"
 
     def __init__(self, logit_lr: float = 0.025, decay: float = 1e-3) -> None:
         super().__init__()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded
-from fedgradnorm.weighting._arithmetic import MOMENTS, adam, from_log
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._arithmetic import MOMENTS, adam
+from fedgradnorm.weighting._base import Needs, Signals
+from fedgradnorm.weighting._loss_based import ByLog
 
 
-class Uncertainty(Weighting):
+class Uncertainty(ByLog):
     """Uncertainty weighting: s_i is the log-variance of client i's task.
 
         minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
@@ -37,15 +38,15 @@ class Uncertainty(Weighting):
         super().__init__()
         self.scale_lr = bounded(f"{type(self).__name__}'s scale_lr", scale_lr)
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """exp(-s_i), after one step on s."""
+    def log_own(self, signals: Signals) -> Tensor:
+        """-s_i, after one step on s."""
         active, s = signals.active, self.rows["log_scale"]
         loss = torch.where(active, signals.loss.double(), 1)
         # With u = -s (UW) or u = s (IMTL-L): d/du of exp(u) F - u is exp(u) F - 1.
         gradient = self.sign * self.factor * ((self.sign * s).exp() * loss - 1)
         s.copy_(torch.where(active, s - adam(self.rows, gradient, active, self.scale_lr), s))
         self.rows["steps"] += active
-        return from_log(self.sign * s, active)
+        return self.sign * s
 
 
 class IMTLL(Uncertainty):

@@ -2,8 +2,9 @@
 
 Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
 (a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
-method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no part
-of a run. Only this module, its tables and its errors know pydantic.
+method's weighting), ``[privacy]`` (what clients promise) and ``[output]``. ``[compare]`` and
+``[sweep]`` are for comparisons and no part of a run. Only this module, its tables and its errors
+know pydantic.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pydantic import (
 )
 from torch import nn
 
-from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
@@ -42,6 +42,7 @@ from fedgradnorm.experiments._config.config_tables import (
 from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
 from fedgradnorm.experiments._config.overrides import overridden, put
 from fedgradnorm.experiments._config.plain import check_plain
+from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
 from fedgradnorm.experiments._methods import Method, find_method
 from fedgradnorm.weighting import Weighting
@@ -99,6 +100,9 @@ class Config(Strict):
     network: NetworkTable = Field(description="the shared network")
     training: Training = Field(default=Training(), description="every choice of the training")
     weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
+    privacy: dict[str, Any] = Field(
+        default={}, description="what every client promises its training rows: ``fgn.Privacy``"
+    )
     output: OutputTable = Field(default=OutputTable(), description="where results go")
     compare: CompareTable = Field(default=CompareTable(), description="for ``fedgradnorm compare``")
     sweep: dict[str, Any] = Field(
@@ -128,7 +132,7 @@ class Config(Strict):
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
         method = find_method(self.method)
-        unsaid = {name for name in ("point", "own") if not getattr(self, name)}
+        unsaid = {name for name in ("point", "own", "privacy") if not getattr(self, name)}
         table = self.model_dump(exclude={"compare", "sweep", *unsaid})
         table["training"] = {
             name: "none" if value is None else value
@@ -183,7 +187,7 @@ def load_config(
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
             changed["data"] = _anchored(changed["data"], path.parent)
-        return make_config(changed, origin, allow)
+        return make_config(beside(changed, path.parent), origin, allow)
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
@@ -196,9 +200,8 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
     method = find_method(config.method)
     _check_fixed(config, method)
     method.build(config.weighting)
-    settings = config.settings
-    settings.local()
-    optimizers.resolve(settings.server_optimizer, settings.lr)
+    terms_of(config.privacy)
+    _ = config.settings  # which checks them
     to_toml(config.table())
     for name in config.compare.own:
         _check_own(config, name)
@@ -251,7 +254,8 @@ def clients_of(config: Config, progress: DataProgress | None = None) -> list[Cli
     options = config.data.model_extra or {}
     with blaming(config._origin):
         try:
-            return load_clients(config.data.source, options, config.seed, progress)
+            found = load_clients(config.data.source, options, config.seed, progress)
+            return promised(found, config.privacy)
         except (OSError, MemoryError, OverflowError) as error:
             reason = shortened(str(error), 200) or type(error).__name__
             raise ConfigError(f"data source {config.data.source!r}: {reason}") from error
