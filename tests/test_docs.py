@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import METRICS
-from fedgradnorm.tasks._registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -55,6 +55,7 @@ OTHER: dict[str, Any] = {
     "key": "task",
     "share": "none",
     "participation": 0.5,
+    "privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "total": 0.0},
     "shared": ["0", "!0.bias"],
     "frozen": "0.bias",
     "gauge": "0",

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
-from fedgradnorm._task_rows import task_rows
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
 from fedgradnorm.models._input_rows import Inputs, leaves, row_form
+from fedgradnorm.tasks._labels.text_labels import named_tables, names_for, numbered
 from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -40,6 +41,26 @@ class Scaler(Protocol):
         """The scaler as tensors, saved with the run."""
 
 
+class Encoder(Protocol):
+    """Turns raw columns into the numbers that are scaled: first into codes, then into those."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the numbers of a row are called."""
+
+    def codes(self, x: Any, where: str) -> Tensor:
+        """Raw rows as one number a column."""
+
+    def encode(self, codes: Tensor) -> Tensor:
+        """Codes as the numbers of each row."""
+
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """The categories of columns that have some."""
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The encoding as texts and numbers, saved with the run."""
+
+
 SPLITS = ("train", "validation", "test")
 _NONE: Any = None  # what a client with several tasks has as its one task
 
@@ -49,19 +70,20 @@ class Client:
     """One participant: a name, a task, and its own data.
 
     Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
-    ``0 .. classes - 1`` for classification (0 and 1 for binary), one row of ``outputs`` numbers
-    for regression, one row of zeros and ones for multilabel, and so on at each position of a task
-    with a shape. NaN or None in ``y`` is a label that nobody gave: it counts for no loss and no
-    metric. A client with one task learns from its labelled rows alone. ``x`` may also be a dict of
-    arrays, with which the network is called as keyword arguments, or :func:`fedgradnorm.sequences`
-    of different lengths, which it gets padded and with a mask.
+    ``0 .. classes - 1`` for classification (0 and 1 for binary) or texts, one row of ``outputs``
+    numbers for regression, one row of zeros and ones for multilabel, and so on at each position of
+    a task with a shape. NaN or None in ``y`` is a label that nobody gave: it counts for no loss and
+    no metric. A client with one task learns from its labelled rows alone. ``x`` may also be a dict
+    of arrays, with which the network is called as keyword arguments, or
+    :func:`fedgradnorm.sequences` of different lengths, which it gets padded and with a mask.
 
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
     head, for a client whose inputs have another form. ``scaling`` is what was already done to the
     data, so that predictions take raw values, ``labels`` are the classes' names and ``columns``
     those of the inputs: by default those of the training data, where it comes as a DataFrame. Other
-    DataFrames are then read by these names.
+    DataFrames are then read by these names. ``encoding`` is how they were made of raw columns,
+    where that was done.
     ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`.
     The data is checked here, once, so that training never meets a bad row.
 
@@ -89,6 +111,7 @@ class Client:
     scaling: Scaler | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    encoding: Encoder | None = None
     tasks: Mapping[str, Task] | None = None
     of: str | None = None
     stem: nn.Module | None = None
@@ -108,6 +131,7 @@ class Client:
             scaling: Scaler | None = None,
             labels: tuple[str, ...] | None = None,
             columns: tuple[str, ...] | None = None,
+            encoding: Encoder | None = None,
             *,
             of: str | None = None,
             stem: nn.Module | None = None,
@@ -127,6 +151,7 @@ class Client:
             labels: Mapping[str, tuple[str, ...]] | None = None,
             columns: tuple[str, ...] | None = None,
             stem: nn.Module | None = None,
+            encoding: Encoder | None = None,
         ) -> None: ...
         def __init__(self, *args: Any, **options: Any) -> None: ...
 
@@ -145,6 +170,8 @@ class Client:
                 f"client {self.name!r}: task must be classification(...), binary(...), "
                 f"multilabel(...) or regression(...), not {self.task!r}"
             )
+        if self.labels is None:
+            object.__setattr__(self, "labels", _named_labels(self))
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
@@ -227,9 +254,16 @@ def _several(client: Client) -> tuple[Client, ...]:
             splits[split] = as_inputs(where, picked(pair[0], client.columns, where)), pair[1]
     given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}
     assert client.tasks is not None
+    splits, given["labels"] = named_tables(client.tasks, splits, given["labels"], client.name)
     return tuple(
-        Client(**parts, columns=client.columns, of=client.name, stem=client.stem)
-        for parts in task_rows(client.name, client.tasks, splits, given, as_tensor)
+        Client(
+            **parts,
+            columns=client.columns,
+            encoding=client.encoding,
+            of=client.name,
+            stem=client.stem,
+        )
+        for parts in task_rows(client.name, client.tasks, splits, given)
     )
 
 
@@ -253,6 +287,13 @@ def _learned(client: Client) -> Task:
         return client.task.learned(client.learns_from()[1])
     except ConfigError as error:
         raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
+
+
+def _named_labels(client: Client) -> tuple[str, ...] | None:
+    """The names of the classes: those that the task lists, or the texts of the training targets."""
+    pair = client.train
+    y = pair[1] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
+    return names_for(client.task, y, f"client {client.name!r}, train data")
 
 
 def _training_columns(client: Client) -> tuple[str, ...] | None:
@@ -284,6 +325,7 @@ def _checked(client: Client, split: str, pair: Any) -> tuple[Inputs, Tensor]:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
     x, y = picked(pair[0], client.columns, where), pair[1]
+    y = numbered(client.task, client.labels, y, where)
     x, y = as_inputs(where, x), as_tensor(where, y, "y")
     if y.ndim == 0 or len(x) != len(y):
         rows = 0 if y.ndim == 0 else len(y)

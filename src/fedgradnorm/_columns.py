@@ -38,11 +38,23 @@ def picked(x: Any, columns: Sequence[str] | None, where: str) -> Any:
             f"{where}: x is a DataFrame, but the training columns have no names to match; put its "
             "columns in the training order and give x.to_numpy()"
         )
+    own = _own_names(x, columns, where)
+    return x[[own[name] for name in columns]].to_numpy()
+
+
+def picked_columns(x: Any, columns: Sequence[str], where: str) -> dict[str, Any]:
+    """The cells of a frame's ``columns``, an array for each."""
+    own = _own_names(x, columns, where)
+    return {name: x[own[name]].to_numpy() for name in columns}
+
+
+def _own_names(x: Any, columns: Sequence[str], where: str) -> dict[str, Any]:
+    """What the frame itself calls its columns; a DataError where one of ``columns`` is missing."""
     own = dict(zip(names_of(x, where), x.columns, strict=True))
     missing = [name for name in columns if name not in own]
     if missing:
         raise DataError(f"{where}: x lacks {_listed(missing)}; it has {_listed(list(own))}")
-    return x[[own[name] for name in columns]].to_numpy()
+    return own
 
 
 def check_names(columns: Any, shape: Sequence[int], where: str) -> tuple[str, ...]:

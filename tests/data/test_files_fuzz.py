@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgradnorm._errors import DataError
+from fedgradnorm._errors import DataError, FedGradNormError
+from fedgradnorm.data._encoding.encoding import Encoding
 from fedgradnorm.data._files.client_files import client_from_files
 
 EXAMPLES = int(os.environ.get("FEDGRADNORM_FUZZ", "150"))
@@ -73,6 +74,58 @@ CELLS = st.one_of(
 def test_csv_text(tmp_path, rows):
     text = "area,rooms,kind\n" + "\n".join(",".join(row) for row in rows)
     only_our_error(tmp_path / "a.csv", text.encode("utf-8"))
+
+
+DATED = (
+    b"area,rooms,kind,when\n50,2,flat,2020-01-01\n,3,house,2020-01-02T03:04\n"
+    b"65,2,,\n1,5,flat,2021\n"
+)
+COLUMNS = st.sampled_from(["area", "rooms", "kind", "when", "x"])
+WORDS = st.sampled_from(["mean", "indicator", "hour", "elapsed", "flat", "2020-01-02", "x"])
+VALUES = st.one_of(st.none(), st.booleans(), st.floats(-1, 2), WORDS, st.lists(WORDS, max_size=2))
+TABLES = st.one_of(VALUES, st.lists(COLUMNS, max_size=2), st.dictionaries(COLUMNS, VALUES))
+KEYS = st.sampled_from(["column", "time", "group", "test", "validation"])
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "categories": TABLES,
+        "dates": TABLES,
+        "cyclic": TABLES,
+        "missing": TABLES,
+        "without": TABLES,
+        "labels": TABLES,
+        "above": VALUES,
+        "rows": VALUES,
+        "date_format": VALUES,
+        "split": st.one_of(
+            VALUES, st.dictionaries(KEYS, st.one_of(VALUES, COLUMNS, st.just(0.4)), max_size=3)
+        ),
+    },
+)
+
+
+@FUZZ
+@given(
+    data=st.one_of(st.just(DATED), mutated(DATED)),
+    options=OPTIONS,
+    task=st.sampled_from(["classification", "regression", "binary"]),
+    on_bad=st.sampled_from(["error", "drop"]),
+    target=COLUMNS,
+)
+def test_options_of_columns_and_splits(tmp_path, data, options, task, on_bad, target):
+    path = tmp_path / "a.csv"
+    path.write_bytes(data)
+    inputs = [name for name in ("area", "rooms", "kind", "when") if name != target]
+    try:
+        loaded = client_from_files(
+            "a", task=task, train=path, on_bad=on_bad, inputs=inputs, targets=target, **options
+        )
+    except FedGradNormError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        encoding = loaded.client.encoding
+        assert loaded.client.size >= 1
+        assert encoding is None or Encoding.from_plain(encoding.plain()) == encoding
 
 
 def npz_bytes():

@@ -138,3 +138,48 @@ def test_what_is_missing_among_numbers_is_no_label(tmp_path, text, kind, caplog)
         write(path, f"x,y\n1,1\n2,{text}\n3,3\n")
         with pytest.raises(DataError, match=r"data row 2 .*column 'y' is empty or NaN"):
             client_from_files("a", **swapped)
+
+
+def test_a_client_may_hold_one_of_the_labels_that_are_listed(tmp_path):
+    train, test = labelled(tmp_path, "no", "no"), labelled(tmp_path, "yes", "no", name="t.csv")
+    for task in ("classification", "binary"):
+        settings = {"task": task, "train": train, "test": test, "targets": "y"}
+        loaded = client_from_files("a", **settings, labels=["yes", "no"])
+        assert loaded.label_names == ("yes", "no")
+        assert loaded.client.train[1].tolist() == [1, 1]
+        assert loaded.client.test[1].tolist() == [0, 1]
+        with pytest.raises(DataError, match=r"the only training label is 'no'.*labels = "):
+            client_from_files("a", **settings)
+        for on_bad in ("error", "drop"):
+            with pytest.raises(DataError, match=r"data row 1 .*'no' is none of labels = \['yes'"):
+                client_from_files("a", **settings, labels=["yes", "maybe"], on_bad=on_bad)
+
+
+def test_a_number_above_a_limit_is_a_yes(tmp_path):
+    path = labelled(tmp_path, "0", "0.5", "2", "-3")
+    settings = {"task": "binary", "train": path, "targets": "y", "above": 0.5}
+    assert client_from_files("a", **settings).label_names == ("no", "yes")
+    loaded = client_from_files("a", **settings, labels=["dry", "wet"])
+    assert loaded.client.labels == ("dry", "wet")
+    assert loaded.client.train[1].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"labels": ["a"]}, "labels must be at least 2 texts"),
+        ({"labels": "ab"}, "labels must be a list of texts"),
+        ({"labels": ["a", "b", "a"]}, "labels names 'a' more than once"),
+        ({"labels": ["a", "b"], "classes": 2}, "labels and classes are both given"),
+        ({"labels": ["a", "b", "c"], "task": "binary"}, "labels of a binary task are two"),
+        ({"labels": ["a", "b"], "task": "regression"}, "labels is for a classification or binary"),
+        ({"above": 1, "task": "classification"}, "above is for a binary"),
+        ({"above": "x", "task": "binary"}, "above must be a number"),
+        ({"above": 1, "positive": "a", "task": "binary"}, "above and positive are both given"),
+    ],
+)
+def test_lists_of_labels_that_cannot_be_meant(tmp_path, options, says):
+    given = {"task": "classification", "train": labelled(tmp_path, "a", "b"), "targets": "y"}
+    with pytest.raises(fgn.ConfigError, match=says) as caught:
+        client_from_files("a", **{**given, **options})
+    one_line(caught)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import logging
 from collections.abc import Sequence
 
@@ -48,6 +49,24 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
             "validation=(x, y), or the data source a validation_share, or use keep='last'"
         )
     check_listed(settings.participation, list(dict.fromkeys(owners)))
+    if settings.share != "none":
+        _check_categories(clients)
+
+
+def _check_categories(clients: Sequence[Client]) -> None:
+    """A ConfigError where a column has other categories at another client: they share a network."""
+    first: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for client in clients:
+        found = {} if client.encoding is None else client.encoding.categories()
+        for column, values in found.items():
+            other, known = first.setdefault(column, (client.name, values))
+            if values != known:
+                every = json.dumps(list(dict.fromkeys((*known, *values))), ensure_ascii=False)
+                raise ConfigError(
+                    f"column {column!r} has other categories at client {client.name!r} than at "
+                    f"client {other!r}, and they share a network; list them for all clients: "
+                    f"categories = {{{column} = {every}}}"
+                )
 
 
 def federations(

@@ -266,6 +266,7 @@ def _info(client: Client) -> dict[str, Any]:
         **of_task(client),
         "labels": client.labels,
         "columns": client.columns,
+        **({"encoding": client.encoding.plain()} if client.encoding else {}),
         "inputs": row_form(client.train[0]),
     }
 

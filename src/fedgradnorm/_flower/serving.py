@@ -29,7 +29,7 @@ from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._round.server import ServerState
-from fedgradnorm._runs.about import FORMAT, now, read_about
+from fedgradnorm._runs.about import FORMAT, describe_weighting, now, read_about
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
@@ -43,7 +43,6 @@ from fedgradnorm._runs.layout import (
     public_key,
 )
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.describe import describe_weighting
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check

@@ -314,7 +314,7 @@ def allowed(name: str) -> str:
 
 _RANGES = {
     **dict.fromkeys(("proximal", "ditto"), "0 or more"),
-    "lr": "above 0",
+    **dict.fromkeys(("lr", "clip", "head_clip"), "above 0"),
     "epochs": f"above 0, at most {MOST_EPOCHS:g}",
     "participation": "a share above 0 and at most 1, or names",
 }

@@ -20,7 +20,8 @@ from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._kind import OWN
-from fedgradnorm.tasks._registry import KINDS
+from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
 
@@ -74,11 +75,25 @@ def client_info(client: Client) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **({"encoding": client.encoding.plain()} if client.encoding else {}),
         **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": row_form(client.train[0]),
         "fingerprint": client.fingerprint(),
     }
+
+
+def describe_weighting(weighting: Weighting) -> dict[str, Any]:
+    """The weighting's class and plain settings."""
+    plain = (bool, int, float, str)
+    settings: Mapping[str, Any] = {
+        key: value
+        for key, value in vars(weighting).items()
+        if not key.startswith("_") and isinstance(value, plain)
+    }
+    weights = getattr(weighting, "weights", None)
+    extra = {"weights": weights} if isinstance(weights, dict) else {}
+    return {"name": type(weighting).__name__, **settings, **extra}
 
 
 def of_task(client: Client) -> dict[str, Any]:
@@ -273,6 +288,10 @@ _CLIENT: dict[str, Rule] = {
     "trivial": _TABLE,
     "size": _WHOLE,
     "labels": ("a list of names or null", lambda value: value is None or _names(value)),
+    "encoding": (
+        "a list of tables",
+        lambda value: isinstance(value, list) and all(isinstance(v, dict) for v in value),
+    ),
     "splits": _COUNTS,
     "inputs": (
         "a list of whole numbers, or a table of such",

@@ -8,13 +8,16 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError, RunFolderError
-from fedgradnorm._runs.layout import temporary
+from fedgradnorm._runs.layout import CLIENTS, NETWORK, client_file, temporary
 from fedgradnorm._runs.reading import check_file, opened, present
+
+if TYPE_CHECKING:
+    from fedgradnorm._runs.run import Run
 
 CHECKSUM = "blake2b"
 """What a file's metadata call its checksum."""
@@ -157,3 +160,20 @@ def _fill(tagged: Any, tensors: Mapping[str, Tensor]) -> Any:
         items = [_fill(item, tensors) for item in content]
         return items if kind == "list" else tuple(items)
     return content
+
+
+def write_models(run: Run, folder: Path) -> None:
+    """The shared network and each client's head as safetensors with plain state_dict names."""
+    (folder / CLIENTS).mkdir(exist_ok=True)
+    if run.shared is not None:
+        write_tensors(folder / NETWORK, dict(run.shared.state_dict()))
+    for name, client in run.clients.items():
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "head": client.head.state_dict(),
+            "buffers": client.buffers,
+            "network": client.network.state_dict() if client.network else {},
+            "scaling": client.scaling.state_dict() if client.scaling else {},
+            "stem": client.stem.state_dict() if client.stem is not None else {},
+        }
+        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
+        write_tensors(client_file(folder, name), tensors)

@@ -22,13 +22,17 @@ class Claim:
     """A folder made where there was none, and locked.
 
     Until a run is begun in it, nothing else is written: ``release`` then takes away what is new.
-    ``config`` and ``log`` are what the run puts into the folder once it begins.
+    ``config``, ``log`` and ``dropped`` are what the run puts into the folder once it begins.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], config: str = "", log: Sequence[str] = ()
+        self,
+        path: str | os.PathLike[str],
+        config: str = "",
+        log: Sequence[str] = (),
+        dropped: Sequence[str] = (),
     ) -> None:
-        self.path, self.config, self.log = Path(path), config, log
+        self.path, self.config, self.log, self.dropped = Path(path), config, log, dropped
         self.begun = False
         self._made: list[Path] = []
         self._lock, self._new = self._take()

@@ -17,9 +17,18 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.csv_table import Table
-from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CLIENTS, CONFIG, FILES, LOG, TEMPORARY
+from fedgradnorm._runs.layout import (
+    ABOUT,
+    CHECKPOINT,
+    CLIENTS,
+    CONFIG,
+    DROPPED,
+    FILES,
+    LOG,
+    TEMPORARY,
+)
 from fedgradnorm._runs.reading import check_file, present
-from fedgradnorm._runs.run import Run, write_models
+from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import writing
 
 Place = str | os.PathLike[str]
@@ -110,6 +119,9 @@ class RunFolder:
             write_about(self.path, self.about)
         if self._claim.config and not present(self.path / CONFIG):
             checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
+        if self._claim.dropped:
+            lines = "".join(f"{line}\n" for line in self._claim.dropped)
+            checkpoint.write_atomically(self.path / DROPPED, lines.encode())
         self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
             if state is None:
@@ -140,7 +152,7 @@ class RunFolder:
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
         with writing(self.path):
-            write_models(run, self.path)
+            checkpoint.write_models(run, self.path)
             self.about = run.about
             self.about["finished"] = True
             self._keep_time()

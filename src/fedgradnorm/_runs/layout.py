@@ -7,6 +7,7 @@ config.toml              the resolved config, where the run was started from one
 metrics.csv              the history, append-only
 conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
+dropped.txt              rows that the data source left out, where it did
 checkpoint.safetensors   everything needed to go on, replaced atomically
 network.safetensors      the trained shared network, once finished
 clients/NAME.safetensors each client's head, once finished
@@ -24,11 +25,11 @@ from urllib.parse import quote
 
 ABOUT, CONFIG = "run.json", "config.toml"
 METRICS, CONFLICT = "metrics.csv", "conflict.csv"
-LOG, LINK_LOG = "log.txt", "superlink.log"
+LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
 CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.safetensors"
 CLIENTS, EVENTS = "clients", "tensorboard"
 LOCK = ".lock"
-FILES = (CONFIG, LOG, CHECKPOINT, METRICS, CONFLICT, NETWORK)
+FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, CONFLICT, NETWORK)
 """What is or will be an ordinary file in a run folder, beside run.json."""
 
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
@@ -39,6 +40,9 @@ BENEFIT = "benefit.csv"
 
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 """Beside the run folders, where MLflow is told of them."""
+
+WATCHED = "wandb-runs"
+"""Beside the run folders, where Weights & Biases is told of them."""
 
 FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "registered"
 """In a federation's folder: who takes part, Flower's database, and the clients' public keys."""

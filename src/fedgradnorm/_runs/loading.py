@@ -88,7 +88,9 @@ def _client(
         saved = _part(tensors, "stem")
         stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
-    named = {key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)}
+    named: dict[str, Any] = {
+        key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)
+    }
     return TrainedClient(
         head,
         info["kind"],
@@ -96,6 +98,7 @@ def _client(
         own,
         scaling,
         **named,
+        encoding=_encoding(info.get("encoding"), name),
         of=info.get("of"),
         shape=tuple(info.get("shape", ())),
         own_kind=_own_kind(name, info["kind"], kinds),
@@ -196,3 +199,14 @@ def _scaling(tensors: dict[str, Tensor], name: str) -> Any:
         return Scaling.from_state_dict(tensors)
     except FedGradNormError as error:
         raise _misfit(f"scaling of client {name!r}", str(error)) from error
+
+
+def _encoding(tables: list[dict[str, Any]] | None, name: str) -> Any:
+    if not tables:
+        return None
+    from fedgradnorm.data._encoding.encoding import Encoding
+
+    try:
+        return Encoding.from_plain(tables)
+    except FedGradNormError as error:
+        raise _misfit(f"encoding of client {name!r}", str(error)) from error

@@ -12,7 +12,7 @@ from fedgradnorm._client import Scaler
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._fitting import as_input
-from fedgradnorm.models._given_inputs import as_inputs, form_words
+from fedgradnorm.models._given_inputs import as_inputs, as_tensor, form_words
 from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
 
 
@@ -21,6 +21,7 @@ class Trained(Protocol):
 
     columns: tuple[str, ...] | None
     scaling: Any
+    encoding: Any
     stem: nn.Module | None
 
 
@@ -37,7 +38,7 @@ def network_inputs(
     of axes and other names are not.
     """
     where = f"client {client!r}"
-    given = as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
+    given = _given(where, x, one, row)
     _check_form(where, given, row)
     scaled = given
     if isinstance(given, Tensor):
@@ -47,6 +48,24 @@ def network_inputs(
     for (name, raw), leaf in both:
         _check_finite(f"{where}, {name}" if name else where, raw, leaf, one.columns)
     return values
+
+
+def _given(
+    where: str, x: Any, one: Trained, row: Sequence[int] | Mapping[str, Any] | None
+) -> Inputs:
+    """``x`` as numbers that are not scaled yet."""
+    if one.encoding is not None:
+        numbers: Tensor = one.encoding.encode(raw_inputs(x, one, where))
+        return numbers
+    return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
+
+
+def raw_inputs(x: Any, one: Trained, where: str) -> Tensor:
+    """``x`` as a tensor of numbers: its columns by name, and one number for each cell."""
+    if one.encoding is not None:
+        codes: Tensor = one.encoding.codes(x, where)
+        return codes
+    return as_tensor(where, picked(x, one.columns, where), "x")
 
 
 def holds_tensors(x: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import kept_round, write_about
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
-from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, NETWORK, client_file
+from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS
 from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
@@ -29,12 +29,14 @@ from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 from fedgradnorm.tasks._positions import Shape
-from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedgradnorm.weighting import Weighting
 
 
 @dataclass
@@ -51,6 +53,7 @@ class TrainedClient:
     scaling: Any = None
     labels: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    encoding: Any = None
     of: str | None = None
     shape: Shape = ()
     own_kind: Kind | None = None
@@ -73,6 +76,7 @@ class TrainedClient:
             client.scaling,
             client.labels,
             client.columns,
+            client.encoding,
             client.of,
             client.task.shape,
             client.task.own_kind,
@@ -161,10 +165,12 @@ class Run:
         the values; ``outputs=True`` is the same).
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
-        out. Tensors in, tensors out; arrays and DataFrames in, arrays out; names are always in an
-        array. Named inputs are a dict, sequences a list of arrays, as in training. A value that is
-        not finite is a DataError. Of a client with several tasks, give the row
-        (``"client/task"``), or the client: then the answers are in a table by task.
+        out. Categories, dates and gaps become numbers as in training; a category that training did
+        not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
+        in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
+        arrays, as in training. A value that is not finite is a DataError. Of a client with several
+        tasks, give the row (``"client/task"``), or the client: then the answers are in a table by
+        task.
         """
         rows = self.rows_of(client)
         if rows != [client]:
@@ -223,13 +229,34 @@ class Run:
         rate = {} if lr is None else {"lr": lr}
         return personalized(self, client, {"steps": steps, "what": what, **rate})
 
-    def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
-        """Write one client as one program: scaling, network, statistics and head (torch.export).
+    def add(
+        self,
+        client: Client,
+        others: Sequence[Client],
+        *,
+        weighting: Weighting | None = None,
+        **changes: Any,
+    ) -> Run:
+        """A run that goes on from this one with ``client`` too; ``others`` are all of its own.
 
+        It is ``fgn.train(..., start=run)`` with the network, the weighting and the settings of this
+        run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
+        ``folder``. A run holds no data, so its clients are given again.
+        """
+        from fedgradnorm._runs.after.adding import added
+
+        return added(self, client, others, weighting, changes)
+
+    def export(self, client: str, path: str | Path, *, x: Any = None) -> Path:
+        """Write one client as one program: encoding, scaling, network, statistics and head.
+
+        A path that ends with .pt2 is PyTorch's own format (torch.export), used as
+        ``torch.export.load(path).module()(x)``; .onnx is ONNX, with input ``x`` and output ``y``.
         It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
-        ``x`` are rows to try it on, whose kind of numbers it then takes; by default float64 where
-        inputs are scaled, else the network's. It is read back and compared with ``predict`` before
-        the file is written. Use it as ``torch.export.load(path).module()(x)``.
+        Categories are given by their place in the list, dates in seconds since 1970; both formats
+        hold a JSON text ``columns`` about that. ``x`` are rows to try it on, whose kind of numbers
+        it then takes; by default float64 where inputs are scaled, else the network's. It is read
+        back and compared with ``predict`` before the file is written.
         """
         from fedgradnorm._runs.after.exporting import export
 
@@ -286,29 +313,12 @@ class Run:
         """Write the run to a folder: JSON, CSV and safetensors only."""
         folder = Path(path)
         (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
-        write_models(self, folder)
+        checkpoint.write_models(self, folder)
         checkpoint.write_atomically(folder / METRICS, self.table.text().encode())
         if self.pairs.rows:
             checkpoint.write_atomically(folder / CONFLICT, self.pairs.text().encode())
         write_about(folder, {**self.about, "finished": self.finished})
         return folder
-
-
-def write_models(run: Run, folder: Path) -> None:
-    """The shared network and each client's head as safetensors with plain state_dict names."""
-    (folder / CLIENTS).mkdir(exist_ok=True)
-    if run.shared is not None:
-        checkpoint.write_tensors(folder / NETWORK, dict(run.shared.state_dict()))
-    for name, client in run.clients.items():
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "head": client.head.state_dict(),
-            "buffers": client.buffers,
-            "network": client.network.state_dict() if client.network else {},
-            "scaling": client.scaling.state_dict() if client.scaling else {},
-            "stem": client.stem.state_dict() if client.stem is not None else {},
-        }
-        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
-        checkpoint.write_tensors(client_file(folder, name), tensors)
 
 
 def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:

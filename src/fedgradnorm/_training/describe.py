@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from fedgradnorm._round.seeding import number
-from fedgradnorm._runs.about import FORMAT, client_info, now
+from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
@@ -57,16 +56,3 @@ def describe_network(network: nn.Module) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in network.parameters()),
         "structure": f"{number(layers, shapes):016x}",
     }
-
-
-def describe_weighting(weighting: Weighting) -> dict[str, Any]:
-    """The weighting's class and plain settings."""
-    plain = (bool, int, float, str)
-    settings: Mapping[str, Any] = {
-        key: value
-        for key, value in vars(weighting).items()
-        if not key.startswith("_") and isinstance(value, plain)
-    }
-    weights = getattr(weighting, "weights", None)
-    extra = {"weights": weights} if isinstance(weights, dict) else {}
-    return {"name": type(weighting).__name__, **settings, **extra}

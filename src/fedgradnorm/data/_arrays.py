@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._client import SPLITS, Client, Encoder
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._scaling import Scaling
 from fedgradnorm.tasks._task import Task
@@ -104,6 +104,7 @@ def several_from_arrays(
     seed: int = 0,
     labels: Mapping[str, tuple[str, ...]] | None = None,
     columns: tuple[str, ...] | None = None,
+    encoding: Encoder | None = None,
 ) -> Client:
     """A client with several tasks, as :func:`client_from_arrays` makes one with one.
 
@@ -138,6 +139,7 @@ def several_from_arrays(
         scaling=scalings or None,
         labels=labels or None,
         columns=columns,
+        encoding=encoding,
     )
 
 
@@ -157,7 +159,7 @@ def _dealt(
     """The splits, with shares of the training rows held out for those that ask for one."""
     found = {split: (pair[0], dict(pair[1])) for split, pair in splits.items() if pair is not None}
     x, table = found["train"]
-    for split, rows in _drawn(name, len(x), shares, found, seed).items():
+    for split, rows in held_out(name, len(x), shares, found, seed).items():
         found[split] = x[rows], {key: y[rows] for key, y in table.items()}
     return found
 
@@ -202,17 +204,20 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
 def _hold_out(client: Client, shares: Mapping[str, float], seed: int) -> Client:
     """Move a seeded share of the training rows into each split that asks for one."""
     there = [split for split in SPLITS if getattr(client, split) is not None]
-    drawn = _drawn(client.name, len(client.train[0]), shares, there, seed)
+    drawn = held_out(client.name, len(client.train[0]), shares, there, seed)
     moved = {split: rows_of(client.train, rows) for split, rows in drawn.items()}
     return with_splits(client, moved) if moved else client
 
 
-def _drawn(
+def held_out(
     name: str, size: int, shares: Mapping[str, float], there: Collection[str], seed: int
-) -> dict[str, NDArray[Any]]:
-    """Which of ``size`` training rows go to each split that asks for some; empty if none does."""
+) -> dict[str, NDArray[np.int64]]:
+    """Which of ``size`` training rows go to each split that asks for some; empty if none does.
+
+    Rows keep their order. ``there`` are splits that have rows of their own already.
+    """
     order = random_generator(seed).permutation(size)
-    moved: dict[str, NDArray[Any]] = {}
+    moved: dict[str, NDArray[np.int64]] = {}
     start = 0
     for split, share in shares.items():
         count = _held_out_rows(name, size, split, share, split in there)

@@ -28,15 +28,17 @@ class BadRows(Generic[Row]):
         self.source = source
         self.reasons: dict[Row, str] = {}
 
-    def add(self, row: Row, why: str, place: str = "") -> None:
+    def add(self, row: Row, why: str, place: str = "", way_out: str = "") -> None:
         """Note the first thing that is wrong with a row, or raise a DataError that names it.
 
-        ``place`` says where the row is, unless ``row`` itself does.
+        ``place`` says where the row is, unless ``row`` itself does; ``way_out`` what can be done
+        beside correcting it or leaving it out.
         """
         message = " ".join(f"{place or row!s}: {why}".split())
         if self.on_bad == "error":
             where = f"{self.source}, {message}" if self.source else message
-            raise DataError(f"{where}; correct it, or leave such rows out with on_bad='drop'")
+            more = f", or {way_out}" if way_out else ""
+            raise DataError(f"{where}; correct it, or leave such rows out with on_bad='drop'{more}")
         self.reasons.setdefault(row, message)
 
     @property

@@ -36,11 +36,16 @@ def summed_up(reasons: Sequence[str]) -> str:
 
 
 def log_dropped(what: str, reasons: Sequence[str], where_listed: str = "") -> None:
-    """Warn of rows left out: ``what`` was left out, why, and where every row is listed."""
+    """Warn of rows left out: ``what`` was left out, why, and where every row is listed.
+
+    The record carries the rows, so that a run made from a config can write them to its folder.
+    """
     if not reasons:
         return
     logger.warning(
-        "%s: %s (all in the log at level DEBUG%s)", what, summed_up(reasons), where_listed
+        "%s: %s (all in the log at level DEBUG%s)",
+        *(what, summed_up(reasons), where_listed),
+        extra={"dropped": [f"{what}:", *(f"  {reason}" for reason in reasons)]},
     )
     for reason in reasons:
         logger.debug("left out: %s", reason)

@@ -80,7 +80,7 @@ def _loaded(name: str, given: dict[str, Any], progress: DataProgress | None) -> 
     source = SOURCES[choose(name, SOURCES, "data source")]
     function = source.load()
     if name == "files":
-        return _from_files(function, given)
+        return _from_files(function, given, progress)
     what = f"data source {name!r}"
     check_options(what, given, options_of(function, without=("progress",), renamed=_RENAMED))
     for key in source.paths:
@@ -117,8 +117,9 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     """
     result = dict(options)
     if name == "files":
-        base = user_path(result.get("base", "."), "data.base")
-        result["base"] = os.path.abspath(folder / base)  # noqa: PTH100 (keeps symlinks as given)
+        from fedgradnorm.data._files.file_source import anchored_base
+
+        result["base"] = anchored_base(result.get("base", "."), folder)
         return result
     for key in SOURCES[name].paths if name in SOURCES else ():
         value = result.get(key)
@@ -129,7 +130,9 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     return result
 
 
-def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> list[Client]:
+def _from_files(
+    function: Callable[..., Any], options: Mapping[str, Any], progress: DataProgress | None
+) -> list[Client]:
     """One client for each table of ``[[data.clients]]``, or one for each of its tasks.
 
     Other options hold for all of them.
@@ -148,6 +151,8 @@ def _from_files(function: Callable[..., Any], options: Mapping[str, Any]) -> lis
         check_options(what, given, options_of(function))
         client: Client = _call(what, partial(function, **given)).client
         made.append(client if terms is None else replace(client, privacy=terms))
+        if progress:
+            progress(number, len(tables))
     return [row for client in made for row in client.rows]
 
 

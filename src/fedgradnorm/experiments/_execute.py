@@ -15,7 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._runs.claim import Claim
-from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG
+from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG, DROPPED
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
@@ -27,16 +27,17 @@ from fedgradnorm.experiments._config.config_file import Config, build, clients_o
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A config's clients, and what was logged while they were loaded."""
+    """A config's clients, what was logged while they were loaded, and the rows left out."""
 
     clients: list[Client]
     log: list[str]
+    dropped: list[str]
 
 
 def load_data(config: Config, progress: DataProgress | None = None) -> LoadedData:
     """Load the clients of a config."""
-    with _collected_log() as lines:
-        return LoadedData(clients_of(config, progress), lines)
+    with _collected_log() as handler:
+        return LoadedData(clients_of(config, progress), handler.lines, handler.dropped)
 
 
 def execute(
@@ -67,7 +68,7 @@ def execute(
     data = data or load_data(config, data_progress)
     network, clients, weighting, settings = build(config, data.clients)
     begin = _begin(start, network)
-    with Claim(folder, config.text(), data.log) as claim:
+    with Claim(folder, config.text(), data.log, data.dropped) as claim:
         if not resume:
             _refuse_taken(folder)  # another process may have been faster
         try:
@@ -146,27 +147,29 @@ def free_folder(parent: Path, name: str) -> Path:
 
 
 @contextmanager
-def _collected_log() -> Iterator[list[str]]:
+def _collected_log() -> Iterator[_ListHandler]:
     """What the library logs before there is a folder to log into."""
-    logger, lines = logging.getLogger("fedgradnorm"), list[str]()
-    handler = _ListHandler(lines)
+    logger, handler = logging.getLogger("fedgradnorm"), _ListHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = logger.level
     if logger.getEffectiveLevel() > logging.INFO:
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        yield lines
+        yield handler
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
 class _ListHandler(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.lines = lines
+        self.lines: list[str] = []
+        self.dropped: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the formatted line."""
-        self.lines.append(self.format(record))
+        """Keep the formatted line, and the rows that it sums up."""
+        rows = getattr(record, "dropped", [])
+        self.lines.append(self.format(record) + (f"; every row is in {DROPPED}" if rows else ""))
+        self.dropped += rows

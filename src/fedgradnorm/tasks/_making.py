@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import OWN, Kind
+from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._positions import Shape, checked_shape
-from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._split_metrics import check_metrics
 from fedgradnorm.tasks._task import Task, TaskKind
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
@@ -21,8 +23,9 @@ Weights = Literal["balanced"] | Sequence[float]
 
 
 def classification(
-    classes: int,
+    classes: int | None = None,
     *,
+    labels: Sequence[str] | None = None,
     loss: LossFunction | None = None,
     class_weights: Weights | None = None,
     metrics: Metrics | None = None,
@@ -31,6 +34,9 @@ def classification(
     shape: Shape | int = (),
 ) -> Task:
     """One of ``classes`` labels 0 .. classes - 1 per row; cross-entropy unless ``loss`` is given.
+
+    ``labels`` lists their names instead. A client's targets may then be these names; without a list
+    text labels become class numbers in sorted order.
 
     With ``class_weights`` a row's loss is w[y] times its cross-entropy. ``"balanced"`` makes all
     classes count the same: w_c = n / (C n_c), with n_c of the client's n training rows in class c.
@@ -46,17 +52,28 @@ def classification(
 
     >>> classification(3).outputs
     3
+    >>> classification(labels=["no", "yes"]).outputs
+    2
     """
+    names = _listed(labels)
+    if names is not None:
+        if classes is not None and classes != len(names):
+            raise ConfigError(f"{len(names)} labels for {classes!r} classes; leave classes out")
+        classes = len(names)
+    if classes is None:
+        raise ConfigError("a classification needs a number of classes or a list of labels")
     if class_weights is not None:
         _only_one(loss, "class_weights")
         loss = WeightedCrossEntropy(
             checked_weights("class_weights", class_weights, classes), classes=classes
         )
-    return _task("classification", classes, loss, metrics, loss_scale, name, shape)
+    task = _task("classification", classes, loss, metrics, loss_scale, name, shape)
+    return replace(task, labels=names)
 
 
 def binary(
     *,
+    labels: Sequence[str] | None = None,
     loss: LossFunction | None = None,
     pos_weight: Literal["balanced"] | float | None = None,
     metrics: Metrics | None = None,
@@ -66,6 +83,8 @@ def binary(
 ) -> Task:
     """0 or 1 per row, from one output; binary cross-entropy of its sigmoid, or a ``loss``.
 
+    ``labels`` names them, that of 0 first; a client's targets may then be these names.
+
     With ``pos_weight`` p a row with a 1 counts p times as much as one with a 0; ``"balanced"`` is
     p = zeros / ones. Both weights are scaled so that the mean weight of a training row is 1.
     ``shape`` is as in :func:`classification`.
@@ -73,10 +92,13 @@ def binary(
     >>> binary().outputs
     1
     """
+    names = _listed(labels)
+    if names is not None and len(names) != 2:
+        raise ConfigError(f"a binary task has two labels, not {len(names)}; use classification")
     if pos_weight is not None:
         _only_one(loss, "pos_weight")
         loss = WeightedBinary(checked_weights("pos_weight", pos_weight, 1), labels=1)
-    return _task("binary", 1, loss, metrics, loss_scale, name, shape)
+    return replace(_task("binary", 1, loss, metrics, loss_scale, name, shape), labels=names)
 
 
 def multilabel(
@@ -186,6 +208,10 @@ def _task(
     own = usual.loss if loss is None else loss
     form = checked_shape(shape)
     return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
+
+
+def _listed(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if labels is None else LabelMap.listed(labels, "labels").names
 
 
 def _only_one(loss: LossFunction | None, what: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
 from fedgradnorm.tasks._missing import (
     has_gaps,
@@ -21,7 +22,6 @@ from fedgradnorm.tasks._missing import (
     without_gaps,
 )
 from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
-from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
     Restoring,
@@ -48,7 +48,8 @@ class Task:
     ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
     that of a row's target, where every position has one. ``gaps`` says that some training targets
     are NaN: nobody gave these labels, and the loss leaves them out. ``judged_by`` is the metric
-    that tables show, where one was asked for by name.
+    that tables show, where one was asked for by name. ``labels`` are the names of the classes, in
+    the order of their numbers, where they are listed.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Task:
     gaps: bool = False
     own_kind: Kind | None = None
     judged_by: str | None = None
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.own_kind is None:

@@ -1,4 +1,4 @@
-"""Who else is told how a run goes: TensorBoard or MLflow, as ``[output] tracking`` asks.
+"""Who else is told how a run goes: TensorBoard, MLflow or W&B, as ``[output] tracking`` asks.
 
 A sink is a progress callback that is closed at the end, so ``fgn.train(..., progress=sink)`` works
 as well. Each imports its package when the first round is over; nothing else here does.
@@ -17,7 +17,7 @@ from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._training.trainer import Progress
 
-Tracking = Literal["none", "tensorboard", "mlflow"]
+Tracking = Literal["none", "tensorboard", "mlflow", "wandb"]
 Show = bool | Callable[[Progress], None]
 
 _BESIDE = {*KEYS, "active", "held"}
@@ -36,14 +36,19 @@ class Sink(Protocol):
 def open_sink(kind: Tracking, folder: str | Path, config: Mapping[str, Any]) -> Sink:
     """The sink of that name for the run in ``folder``; ``config`` is what it is labelled with."""
     if find_spec(kind) is None:
+        extra = "wandb" if kind == "wandb" else "tracking"
         raise ConfigError(
             f"output.tracking = {kind!r} needs a package that is not here; "
-            "install it with: pip install fedgradnorm[tracking]"
+            f"install it with: pip install fedgradnorm[{extra}]"
         )
     if kind == "tensorboard":
         from fedgradnorm._training.sinks.tensorboard_sink import TensorBoard
 
         return TensorBoard(Path(folder), config)
+    if kind == "wandb":
+        from fedgradnorm._training.sinks.wandb_sink import WandB
+
+        return WandB(Path(folder), config)
     from fedgradnorm._training.sinks.mlflow_sink import MLflow
 
     return MLflow(Path(folder), config)

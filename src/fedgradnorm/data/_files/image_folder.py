@@ -13,7 +13,7 @@ import numpy as np
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.named_columns import read_table, table_targets
+from fedgradnorm.data._files.named_columns import mark_cells, read_table, table_targets
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._memory import check_memory
 from fedgradnorm.data._paths import there
@@ -37,6 +37,7 @@ def rows_from_images(
     *,
     size: int,
     color: Color,
+    marks: Sequence[str] = (),
 ) -> FileRows:
     """Images ``[n, 1 or 3, size, size]`` in 0 .. 1 and the targets of the table at ``path``.
 
@@ -47,7 +48,9 @@ def rows_from_images(
         raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
     if not (there(folder) and folder.is_dir()):
         raise DataError(f"{folder}: no such folder of images; check the path")
-    table = read_table(path, [path_column, *targets], bad)
+    wanted = list(dict.fromkeys([path_column, *targets, *marks]))
+    table = read_table(path, wanted, bad)
+    cells = mark_cells(table, marks, bad)
     y = table_targets(table, targets, labels, bad)
     shape = (1 if color == "grey" else 3, size, size)
     pixels = len(table.rows) * math.prod(shape)
@@ -60,7 +63,7 @@ def rows_from_images(
             x[i] = _pixels(_inside(root, table.columns[path_column][i]), size, color)
         except DataError as error:
             rows.report(int(i), f"column {path_column!r}: {error}")
-    return FileRows(x.astype(np.float32) / 255, y, table.rows, table.lines, bad)
+    return FileRows(x.astype(np.float32) / 255, y, table.rows, table.lines, bad, marks=cells)
 
 
 def _inside(root: Path, name: object) -> Path:

@@ -7,18 +7,25 @@ never guesses at rows that have too few or too many fields.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgradnorm._checks import shown
+from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._encoding.column_kinds import CategoryColumn, Column, NumberColumn
+from fedgradnorm.data._encoding.column_plan import ColumnPlan
+from fedgradnorm.data._files.in_archive import opened
 from fedgradnorm.data._files.read_rows import (
     FileRows,
+    each,
     is_missing,
     label_text,
     missing_name,
@@ -26,6 +33,7 @@ from fedgradnorm.data._files.read_rows import (
     usable,
 )
 from fedgradnorm.data._memory import check_memory
+from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +53,9 @@ class Table:
 
 
 def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
-    """The named columns of a CSV or Parquet file, or all of them."""
+    """The named columns of a CSV or Parquet file or of a DataFrame, or all of them."""
+    if is_frame(path):
+        return frame_table(bad.source, path, columns)
     if path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path, columns)
     return _read_csv(path, columns, bad)
@@ -57,25 +67,98 @@ def rows_from_table(
     targets: Sequence[str],
     labels: bool,
     bad: BadRows[int],
+    plan: ColumnPlan | None = None,
+    marks: Sequence[str] = (),
     *,
     aside: Sequence[str] = (),
 ) -> FileRows:
     """Inputs and targets of a table; without ``inputs``, every column but the targets is one.
 
-    Columns ``aside``, the targets of other tasks, are never inputs.
+    ``plan`` says what the inputs are; columns of ``marks``, which decide the split, are no inputs
+    unless they are named. Columns ``aside``, the targets of other tasks, are never inputs.
     """
-    wanted = None if inputs is None else [*inputs, *targets]
+    plan = plan or ColumnPlan()
+    wanted = None
+    if inputs is not None:
+        wanted = list(dict.fromkeys([*_there(inputs, plan), *targets, *marks]))
     table = read_table(path, wanted, bad)
-    for target in targets:
-        if target not in table.columns:
-            raise missing_name(table.source, "column", target, list(table.columns))
-    left = [name for name in table.columns if name not in targets and name not in aside]
-    names = left if inputs is None else inputs
+    for name in (*targets, *marks):
+        if name not in table.columns:
+            raise missing_name(table.source, "column", name, list(table.columns))
+    beside = {*targets, *aside, *(name for name in marks if name not in plan.named())}
+    names = [n for n in table.columns if n not in beside] if inputs is None else list(inputs)
     if not names:
         raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
-    x = np.stack([numbers(table, name, bad) for name in names], axis=1)
+    plan.check(names, table.source)
+    found = [_input(table, plan.column(name), bad) for name in names]
+    x = np.stack([codes for codes, _ in found], axis=1)
     y = table_targets(table, targets, labels, bad)
-    return FileRows(x, y, table.rows, table.lines, bad, tuple(names))
+    texts = {name: known for name, (_, known) in zip(names, found, strict=True) if known}
+    cells = mark_cells(table, marks, bad)
+    return FileRows(x, y, table.rows, table.lines, bad, tuple(names), texts, cells)
+
+
+def _there(inputs: Sequence[str], plan: ColumnPlan) -> list[str]:
+    return [name for name in inputs if name not in plan.without]
+
+
+def mark_cells(table: Table, marks: Sequence[str], bad: BadRows[int]) -> dict[str, list[Any]]:
+    """The cells of columns that decide the split; an empty one is a bad row."""
+    for name in marks:
+        for i, empty in enumerate(each(is_missing, table.columns[name])):
+            if empty:
+                _report(table, i, f"column {name!r}, which decides the split, is empty", bad)
+    return {name: table.columns[name] for name in marks}
+
+
+def _input(
+    table: Table, column: Column, bad: BadRows[int]
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """The codes of an input column, and for categories the texts that they stand for."""
+    if column.absent:
+        return np.full(len(table.rows), np.nan), ()
+    cells = table.columns[column.name]
+    known: tuple[str, ...] = ()
+    if isinstance(column, CategoryColumn):
+        texts = {text for text in each(_text, cells) if text}
+        known = LabelMap.seen(texts).names
+        # By the file's own list: which rows train, and so which categories are known, comes later.
+        column = replace(column, categories=known)
+    codes = _codes(column, cells)
+    for i in np.flatnonzero(~usable(codes)):
+        if not is_missing(cells[i]):
+            _report(table, int(i), f"column {column.name!r} {_wrong(column, cells[i])}", bad)
+        elif not column.allows_gaps:
+            why = f"column {column.name!r} is empty or NaN"
+            _report(table, int(i), why, bad, "fill such cells with missing='mean'")
+    return codes, known
+
+
+def _codes(column: Column, cells: Sequence[Any]) -> NDArray[np.float64]:
+    """The code of each cell; NaN where there is none."""
+
+    def code(cell: Any) -> float:
+        try:
+            return np.nan if is_missing(cell) else column.code(cell)
+        except ValueError:
+            return np.nan
+
+    number = isinstance(column, NumberColumn)
+    return np.array(each(_number if number else code, cells), dtype=np.float64)
+
+
+def _text(cell: Any) -> str:
+    """A category; empty where there is none."""
+    return "" if is_missing(cell) else str(cell).strip()
+
+
+def _wrong(column: Column, cell: object) -> str:
+    """What is wrong with a cell that is not empty."""
+    try:
+        column.code(cell)
+    except ValueError as error:
+        return f"is {shown(cell)}, {error}"
+    return f"is {shown(cell)}"
 
 
 def table_targets(
@@ -95,7 +178,7 @@ def numbers(
 ) -> NDArray[np.float64]:
     """A column as numbers; cells that are none are reported as bad, but for missing ones."""
     cells = table.columns[column]
-    values = np.array([_number(cell) for cell in cells], dtype=np.float64)
+    values = np.array(each(_number, cells), dtype=np.float64)
     for i in np.flatnonzero(~usable(values)):
         if gaps and is_missing(cells[i]):
             continue
@@ -117,9 +200,9 @@ def _complaint(cell: object) -> str:
     return f"is {shown(cell)}, {'too large' if is_number else 'not a number'}"
 
 
-def _report(table: Table, index: int, why: str, bad: BadRows[int]) -> None:
+def _report(table: Table, index: int, why: str, bad: BadRows[int], way_out: str = "") -> None:
     row, line = table.rows[index], None if table.lines is None else table.lines[index]
-    bad.add(row, why, row_place(row, line))
+    bad.add(row, why, row_place(row, line), way_out)
 
 
 def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
@@ -129,28 +212,30 @@ def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> T
     if not names:
         raise DataError(f"{path}: the file is empty; expected a header line and rows")
     places = _places(str(path), names, columns)
-    cells: list[list[str]] = [[] for _ in places]
-    rows, lines = [], []
+    pick: Any = itemgetter(*places.values()) if len(places) > 1 else None
+    kept, rows, lines = list[Sequence[str]](), list[int](), list[int]()
     for row, (line, fields) in enumerate(records, start=1):
         if len(fields) != len(names):
             why = f"{len(fields)} fields where the header has {len(names)}"
             bad.add(row, why, row_place(row, line))
+            fields += [""] * (len(names) - len(fields))
         rows.append(row)
         lines.append(line)
-        for column, place in zip(cells, places.values(), strict=True):
-            column.append(fields[place] if place < len(fields) else "")
-    return Table(str(path), dict(zip(places, cells, strict=True)), rows, lines)
+        kept.append(pick(fields) if pick else [fields[place] for place in places.values()])
+    cells = {name: [one[i] for one in kept] for i, name in enumerate(places)}
+    return Table(str(path), cells, rows, lines)
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(first line, fields) of each record that is not blank; the first one is the header."""
     line = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with opened(path) as data:
+            file = io.TextIOWrapper(data, encoding="utf-8-sig", newline="")
             reader = csv.reader(file, delimiter=_delimiter(file.readline()), strict=True)
             file.seek(0)
             for fields in reader:
-                if any("\0" in field for field in fields):
+                if "\0" in "".join(fields):
                     raise DataError(f"{path}, line {line + 1}: not a text file; export it as CSV")
                 if fields:
                     yield line + 1, fields
@@ -205,19 +290,29 @@ def _parquet_table(path: Path, columns: Sequence[str] | None) -> Table:
     import pandas as pd
     from pyarrow import parquet
 
-    about = parquet.read_metadata(path)
-    needed = about.num_rows * about.num_columns * CELL_BYTES
-    check_memory(needed, f"{path}: unpacked, it", DataError)
-    frame = pd.read_parquet(path)
-    places = _places(str(path), [str(name).strip() for name in frame.columns], columns)
+    with opened(path) as file:
+        about = parquet.read_metadata(file)
+        needed = about.num_rows * about.num_columns * CELL_BYTES
+        check_memory(needed, f"{path}: unpacked, it", DataError)
+        return frame_table(str(path), pd.read_parquet(file), columns)
+
+
+def frame_table(source: str, frame: Any, columns: Sequence[str] | None) -> Table:
+    """The named columns of a pandas DataFrame, or all of them."""
+    places = _places(source, [str(name).strip() for name in frame.columns], columns)
     cells = {}
     for name, place in places.items():
         series = frame.iloc[:, place]
         cells[name] = series.astype(object).where(series.notna(), None).tolist()
-    return Table(str(path), cells, list(range(1, len(frame) + 1)))
+    return Table(source, cells, list(range(1, len(frame) + 1)))
 
 
-def check_columns(inputs: Sequence[str] | None, targets: Sequence[str], labels: bool) -> None:
+def check_columns(
+    inputs: Sequence[str] | None,
+    targets: Sequence[str],
+    labels: bool,
+    without: Sequence[str] = (),
+) -> None:
     """Refuse column lists that cannot be meant: no target, a target among inputs, doubles."""
     if not targets:
         raise ConfigError("targets must name at least one column")
@@ -227,6 +322,9 @@ def check_columns(inputs: Sequence[str] | None, targets: Sequence[str], labels: 
         doubles = [name for name in names if list(names).count(name) > 1]
         if doubles:
             raise ConfigError(f"{what} names column {doubles[0]!r} more than once")
-    both = [name for name in inputs or () if name in targets]
+    both = [name for name in inputs or () if name in targets and name not in without]
     if both:
-        raise ConfigError(f"column {both[0]!r} is both an input and a target; leave it out of one")
+        raise ConfigError(
+            f"column {both[0]!r} is both an input and a target; leave it out of one, or say "
+            f"without = [{both[0]!r}] where other clients have it as an input"
+        )

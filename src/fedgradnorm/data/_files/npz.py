@@ -11,6 +11,7 @@ from numpy.lib.npyio import NpzFile
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._files.in_archive import opened
 from fedgradnorm.data._files.read_rows import (
     FileRows,
     label_text,
@@ -49,7 +50,7 @@ def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows
 def _arrays(path: Path, x_key: str, y_key: str) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         # Opened here, because NumPy leaves the file open when it is no archive.
-        with path.open("rb") as file:
+        with opened(path) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, NpzFile):
                 raise DataError(f"{path}: a single array, not an .npz archive; use numpy.savez")

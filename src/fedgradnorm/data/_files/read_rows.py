@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from fedgradnorm.data._bad_rows import BadRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+Value = TypeVar("Value")
 
 LARGEST = float(np.finfo(np.float32).max)
 """Training is in single precision, so a larger number is as bad as an infinite one."""
@@ -27,7 +29,9 @@ class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
     ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
-    is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names.
+    is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names, ``texts``
+    are the categories that the numbers of a column of ``x`` stand for, and ``marks`` the cells of
+    columns that decide the split.
     """
 
     x: NDArray[Any]
@@ -36,6 +40,8 @@ class FileRows:
     lines: Sequence[int] | None
     bad: BadRows[int]
     inputs: tuple[str, ...] | None = None
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def report(self, index: int, why: str) -> None:
         """Report the row at position ``index``."""
@@ -58,6 +64,14 @@ class FileRows:
 def is_missing(cell: object) -> bool:
     """Whether a cell holds no value: the one rule for labels and for numbers."""
     return cell is None or str(cell).strip().lower() in MISSING
+
+
+def each(function: Callable[[Any], Value], cells: Sequence[Any]) -> list[Value]:
+    """The function of every cell; a text that occurs again is not looked at again."""
+    if not all(type(cell) is str for cell in cells):
+        return [function(cell) for cell in cells]
+    found = {cell: function(cell) for cell in set(cells)}
+    return [found[cell] for cell in cells]
 
 
 def usable(values: NDArray[Any]) -> NDArray[np.bool_]:

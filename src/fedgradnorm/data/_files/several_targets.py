@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm.data._arrays import Loaded, several_from_arrays
+from fedgradnorm.data._arrays import Loaded, Standardize, several_from_arrays
 from fedgradnorm.data._dropped import tell_unlabelled
-from fedgradnorm.data._files.class_labels import LabelMap
-from fedgradnorm.data._files.client_files import (
-    COUNTED,
-    KINDS,
-    FileSource,
-    label_map,
-    read_splits,
-    tell_dropped,
-    tell_untrained,
-    usable_rows,
-)
+from fedgradnorm.data._files.client_files import KINDS
+from fedgradnorm.data._files.encoded_rows import encoded
+from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
+from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
+from fedgradnorm.data._files.file_source import FileSource
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._files.task_plan import TaskPlan
+from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._task import Task
 
 OPTIONS = (
@@ -31,6 +28,8 @@ OPTIONS = (
     "y_key",
     "classes",
     "positive",
+    "labels",
+    "above",
     "class_weights",
     "pos_weight",
     "metrics",
@@ -46,15 +45,15 @@ class Asked:
     plan: TaskPlan
     targets: tuple[str, ...]
     y_key: str | None
-    labels: bool
 
 
 def load_several(
     name: str,
     source: FileSource,
-    files: Mapping[str, Path],
+    files: Mapping[str, Any],
     tables: Any,
-    options: Mapping[str, Any],
+    division: Division,
+    standardize: Standardize,
     single: Mapping[str, Any],
 ) -> Loaded:
     """A client with several tasks, whose targets are in the same files.
@@ -63,32 +62,50 @@ def load_several(
     """
     asked = _asked_tasks(name, tables, single)
     aside = _targets(asked, files["train"])
-    read = {key: read_splits(_for_task(source, one, aside), files) for key, one in asked.items()}
+    read = {k: _for_task(source, one, aside).read_all(files) for k, one in asked.items()}
     for split in files:
         _join([rows[split] for rows in read.values()])
-    known = {
-        key: label_map(read[key], one.plan) if one.labels else None for key, one in asked.items()
-    }
-    splits: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for key, found in read.items():
-        for split, rows in found.items():
-            x, y = usable_rows(rows, known[key])
-            splits.setdefault(split, (x, {}))[1][key] = y
-        tell_unlabelled(f"{name}/{key}", [table[key] for _, table in splits.values()])
     first = next(iter(read.values()))
+    parts = division.parts(name, first)
+    for split in files:
+        _join([rows[split] for rows in read.values()])
     tell_dropped(name, first.values())
+    encoding, x = encoded(name, source.columns, parts)
+    splits: dict[str, tuple[Any, dict[str, Any]]] = {part: (x[part], {}) for part in parts}
     tasks, names = {}, dict[str, tuple[str, ...]]()
     for key, one in asked.items():
-        tasks[key], own = _made(one, known[key], splits["train"][1][key].shape[-1])
+        known = label_map(read[key], one.plan) if one.plan.counted else None
+        for part, (file, at) in parts.items():
+            rows = _same_file(read[key], first, file)
+            splits[part][1][key] = (
+                np.asarray(rows.y)[at]
+                if known is None
+                else class_numbers(rows, at, known, one.plan)
+            )
+        tell_unlabelled(f"{name}/{key}", [table[key] for _, table in splits.values()])
+        tasks[key], own = _made(one, known, splits["train"][1][key].shape[-1])
         names |= {key: own} if own else {}
-    held = {"validation": splits.get("validation"), "test": splits.get("test"), **options}
     client = several_from_arrays(
-        name, tasks, splits["train"], labels=names, columns=first["train"].inputs, **held
+        name,
+        tasks,
+        splits["train"],
+        validation=splits.get("validation"),
+        test=splits.get("test"),
+        standardize=standardize,
+        labels=names,
+        columns=first["train"].inputs if encoding is None else encoding.features,
+        encoding=encoding,
     )
     for row in client.rows:
         tell_untrained(row)
-    dropped = {rows.bad.source: tuple(sorted(rows.bad.reasons)) for rows in first.values()}
-    return Loaded(client, dropped={file: rows for file, rows in dropped.items() if rows})
+    return Loaded(client, dropped=dropped_rows(first.values()))
+
+
+def _same_file(
+    own: Mapping[str, FileRows], first: Mapping[str, FileRows], file: FileRows
+) -> FileRows:
+    """The rows that a task has of a file that was read for the first task."""
+    return own[next(split for split, rows in first.items() if rows is file)]
 
 
 def _made(one: Asked, known: LabelMap | None, width: int) -> tuple[Task, tuple[str, ...]]:
@@ -124,11 +141,11 @@ def _asked(what: str, table: Mapping[str, Any]) -> Asked:
     kind = choose(str(table["task"]), KINDS, f"task of {what}")
     options = {key: table.get(key) for key in ("class_weights", "pos_weight", "metrics")}
     named = table.get("task_name"), table.get("classes"), table.get("positive")
-    plan = TaskPlan(kind, *named, options)
+    plan = TaskPlan(kind, *named, options, table.get("labels"), table.get("above"))
     plan.check(what)
     targets = table.get("targets") or ()
     columns = (targets,) if isinstance(targets, str) else tuple(targets)
-    return Asked(plan, columns, table.get("y_key"), kind in COUNTED)
+    return Asked(plan, columns, table.get("y_key"))
 
 
 def _join(parts: Sequence[FileRows]) -> None:
@@ -141,9 +158,9 @@ def _join(parts: Sequence[FileRows]) -> None:
         rows.bad.reasons.update(reasons)
 
 
-def _targets(asked: Mapping[str, Asked], path: Path) -> tuple[str, ...]:
+def _targets(asked: Mapping[str, Asked], path: Any) -> tuple[str, ...]:
     """All target columns of a table: none of them is an input of any task."""
-    if path.suffix.lower() == ".npz":
+    if not is_frame(path) and path.suffix.lower() == ".npz":
         return ()
     return tuple(dict.fromkeys(column for task in asked.values() for column in task.targets))
 
@@ -151,4 +168,4 @@ def _targets(asked: Mapping[str, Asked], path: Path) -> tuple[str, ...]:
 def _for_task(source: FileSource, one: Asked, aside: tuple[str, ...]) -> FileSource:
     """How the files are read for one of the tasks."""
     key = one.y_key or source.y_key
-    return replace(source, targets=one.targets, labels=one.labels, y_key=key, aside=aside)
+    return replace(source, targets=one.targets, labels=one.plan.reads_texts, y_key=key, aside=aside)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgradnorm._checks import bounded
 from fedgradnorm._errors import ConfigError
+from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
 from fedgradnorm.tasks._task import Task
+
+COUNTED = ("classification", "binary", "ordinal")
+"""Kinds of tasks in which a row has one label."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +25,51 @@ class TaskPlan:
     classes: int | None
     positive: str | int | None
     options: Mapping[str, Any]
+    labels: Sequence[str] | None = None
+    above: float | None = None
 
     def check(self, client: str) -> None:
-        """A ConfigError for options of another kind of task."""
+        """A ConfigError for options of another kind of task, or two that say the same."""
         for key, fits in _FITTING.items():
             given = getattr(self, key, self.options.get(key))
             if given is not None and self.kind not in fits:
                 kinds = " or ".join(fits)
                 raise ConfigError(f"client {client!r}: {key} is for a {kinds}; leave it out")
+        for one, other in (("labels", "classes"), ("labels", "positive"), ("above", "positive")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(
+                    f"client {client!r}: {one} and {other} are both given; leave {other} out"
+                )
+        if self.above is not None:
+            bounded(f"client {client!r}: above", self.above, low=float("-inf"))
+        self.label_map(f"client {client!r}: ")
+
+    @property
+    def counted(self) -> bool:
+        """Whether a row has one label."""
+        return self.kind in COUNTED
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the target column holds labels, not numbers."""
+        return self.counted and self.above is None
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes there must be, where that is said."""
+        return 2 if self.kind == "binary" else self.classes
+
+    def label_map(self, whose: str = "") -> LabelMap | None:
+        """The labels that are listed; a ConfigError for a list that cannot be."""
+        if self.labels is None:
+            return None
+        listed = LabelMap.listed(self.labels, f"{whose}labels")
+        if self.kind == "binary" and len(listed.names) != 2:
+            raise ConfigError(
+                f"{whose}labels of a binary task are two, that of 0 and that of 1, not "
+                f"{len(listed.names)}; use task='classification'"
+            )
+        return listed
 
     def make(self, outputs: int) -> Task:
         """The task, with so many classes, labels or numbers."""
@@ -47,8 +89,10 @@ _MAKERS: dict[str, Callable[..., Task]] = {
 
 _FITTING: dict[str, tuple[str, ...]] = {
     "classes": ("classification", "ordinal"),
+    "labels": ("classification", "binary", "ordinal"),
     "class_weights": ("classification",),
     "pos_weight": ("binary", "multilabel"),
     "positive": ("binary",),
+    "above": ("binary",),
 }
 """The kinds of task that an option is for."""

@@ -1,11 +1,13 @@
-"""Class labels as they stand in files, and the class numbers they become."""
+"""Labels as people write them, and the numbers they become."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError
 
 
@@ -23,6 +25,38 @@ class LabelMap:
     numeric: bool
 
     @classmethod
+    def seen(cls, labels: Iterable[str]) -> LabelMap:
+        """The distinct ones, sorted, as numbers where all are."""
+        distinct = set(labels)
+        values = {_value(label) for label in distinct}
+        if None in values:
+            return cls(tuple(sorted(distinct)), False)
+        return cls(
+            tuple(_name(value) for value in sorted(v for v in values if v is not None)), True
+        )
+
+    @classmethod
+    def listed(cls, labels: Any, what: str, least: int = 2) -> LabelMap:
+        """In the order given; a ConfigError unless they are distinct texts or numbers.
+
+        >>> LabelMap.listed(["no", "yes"], "labels").codes(["yes", "perhaps"])
+        [1, None]
+        """
+        plain = isinstance(labels, Sequence) and not isinstance(labels, str)
+        if not plain or not all(isinstance(v, str | int | float) for v in labels):
+            raise ConfigError(f"{what} must be a list of texts, not {shown(labels)}")
+        texts = [str(label).strip() for label in labels]
+        values = [_value(text) for text in texts]
+        numeric = None not in values
+        names = tuple(_name(v) for v in values if v is not None) if numeric else tuple(texts)
+        if len(names) < least or "" in names:
+            raise ConfigError(f"{what} must be at least {least} texts, not {shown(labels)}")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{what} names {twice!r} more than once")
+        return cls(names, numeric)
+
+    @classmethod
     def fit(
         cls,
         labels: Sequence[str],
@@ -37,24 +71,19 @@ class LabelMap:
         whole = isinstance(classes, int) and not isinstance(classes, bool)
         if classes is not None and not (whole and classes >= 2):
             raise ConfigError(f"classes must be at least 2, not {classes!r}")
-        distinct = set(labels)
-        values = {_value(label) for label in distinct}
-        numeric = None not in values
-        if numeric:
-            found = sorted(value for value in values if value is not None)
-            if classes is not None and all(v.is_integer() and 0 <= v < classes for v in found):
-                found = [float(i) for i in range(classes)]
-            names = tuple(_name(value) for value in found)
-        elif task == "ordinal":
+        found = cls.seen(labels)
+        if task == "ordinal" and not found.numeric:
             raise DataError(
                 f"{source}: labels of an ordinal task must be numbers, which have an order, not "
-                f"{min(distinct)!r}"
+                f"{found.names[0]!r}; or list them in their order: labels = [...]"
             )
-        else:
-            names = tuple(sorted(distinct))
+        if classes is not None and found._counts_below(classes):
+            found = replace(found, names=tuple(map(str, range(classes))))
+        names = found.names
         if len(names) < 2:
             raise DataError(
-                f"{source}: the only training label is {names[0]!r}; a classification needs two"
+                f"{source}: the only training label is {names[0]!r}; a classification needs two, "
+                f"or a list of them: labels = [{names[0]!r}, ...]"
             )
         if classes is not None and len(names) != classes:
             way_out = f"leave classes out, or number the labels 0 .. {classes - 1}"
@@ -63,7 +92,12 @@ class LabelMap:
                 f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; "
                 + (way_out if task == "classification" else "use task='classification'")
             )
-        return cls(names, numeric)
+        return found
+
+    def _counts_below(self, classes: int) -> bool:
+        """Whether all are whole numbers from 0 to below ``classes``."""
+        values = [float(name) for name in self.names] if self.numeric else [-1.0]
+        return all(v.is_integer() and 0 <= v < classes for v in values)
 
     def codes(self, labels: Sequence[str]) -> list[int | None]:
         """The class number of each label, None where it is unknown."""

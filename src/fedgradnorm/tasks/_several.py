@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
+from fedgradnorm.models._given_inputs import as_tensor
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
-Splits = Mapping[str, tuple[Tensor, Any] | None]
+Splits = Mapping[str, tuple[Inputs, Any] | None]
 
 
 def task_rows(
@@ -20,7 +22,6 @@ def task_rows(
     tasks: Mapping[str, Task],
     splits: Splits,
     given: Mapping[str, Any],
-    as_tensor: Callable[[str, Any, str], Tensor],
 ) -> list[dict[str, Any]]:
     """What the client of each task is made of; all hold the very same inputs.
 
@@ -28,7 +29,7 @@ def task_rows(
     label in a held-out split has no such split.
     """
     _check_tasks(name, tasks)
-    data = {s: _split(name, s, tasks, pair, as_tensor) for s, pair in splits.items() if pair}
+    data = {s: _split(name, s, tasks, pair) for s, pair in splits.items() if pair}
     if "train" not in data:
         raise DataError(f"client {name!r}: train must be a pair (x, targets by task)")
     x, targets = data["train"]
@@ -63,9 +64,8 @@ def _split(
     name: str,
     split: str,
     tasks: Mapping[str, Task],
-    pair: tuple[Tensor, Any],
-    as_tensor: Callable[[str, Any, str], Tensor],
-) -> tuple[Tensor, dict[str, Tensor]]:
+    pair: tuple[Inputs, Any],
+) -> tuple[Inputs, dict[str, Tensor]]:
     """The inputs and each task's targets of a split, as tensors."""
     where = f"client {name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Mapping):

@@ -1,0 +1,62 @@
+"""A client that joins a finished run: training goes on with all, by the settings of the run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import fedgradnorm
+from fedgradnorm import weighting as weightings
+from fedgradnorm._checks import shown
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError, FedGradNormError
+from fedgradnorm._round.settings import completed
+from fedgradnorm._runs.about import describe_weighting
+from fedgradnorm._runs.run import Run
+from fedgradnorm.weighting import Weighting
+
+
+def added(
+    run: Run,
+    client: Client,
+    others: Sequence[Client],
+    weighting: Weighting | None,
+    changes: Mapping[str, Any],
+) -> Run:
+    """``fgn.train(..., start=run)`` with this client too, and what the run was trained by."""
+    if not isinstance(client, Client):
+        raise DataError(f"client must be an fgn.Client, not {shown(client)}")
+    if run.shared is None:
+        raise ConfigError("nothing was shared in this run, so nobody can join it")
+    absent = [name for name in run.clients if name not in {other.name for other in others}]
+    if absent:
+        raise ConfigError(
+            f"a run holds no data, and client {absent[0]!r} of this one is not among those given; "
+            "give all of them, or go on without it: fgn.train(network, clients, start=run)"
+        )
+    settings = completed(run.about["settings"])
+    if "rounds" in changes or "epochs" in changes:
+        settings = {**settings, "rounds": None, "epochs": None}
+    rule = _weighting(run) if weighting is None else weighting
+    # The public function, since training is a room above this one.
+    return fedgradnorm.train(
+        run.shared, [*others, client], weighting=rule, start=run, **{**settings, **changes}
+    )
+
+
+def _weighting(run: Run) -> Weighting:
+    """The weighting that the run was trained by, made anew; a ConfigError where it cannot be."""
+    stored = run.about["weighting"]
+    kind = getattr(weightings, str(stored["name"]), None)
+    try:
+        taken = inspect.signature(kind).parameters if isinstance(kind, type) else {}
+        made = kind(**{key: stored[key] for key in taken if key in stored}) if kind else None
+    except (TypeError, ValueError, FedGradNormError):
+        made = None
+    if not isinstance(made, Weighting) or describe_weighting(made) != stored:
+        raise ConfigError(
+            f"the run was trained by weighting {stored['name']!r}, which cannot be made again from "
+            "what it stores; give it: run.add(client, others, weighting=...)"
+        )
+    return made

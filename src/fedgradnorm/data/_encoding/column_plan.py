@@ -1,0 +1,192 @@
+"""What a user wants done with input columns, before any file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._checks import bounded, one_of, shown
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._encoding.clock_parts import PARTS
+from fedgradnorm.data._encoding.column_kinds import (
+    GAPS,
+    CategoryColumn,
+    Column,
+    DateColumn,
+    Gaps,
+    NumberColumn,
+)
+from fedgradnorm.data._encoding.encoding import Encoding
+from fedgradnorm.tasks._labels.label_map import LabelMap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Names = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Which input columns are categories, dates or places on a circle, and what a gap becomes."""
+
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    date_format: str | None = None
+    cyclic: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, Gaps] | Gaps = "error"
+    without: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        categories: Names | Mapping[str, Sequence[Any]] | None,
+        dates: Names | Mapping[str, Names] | None,
+        date_format: str | None,
+        cyclic: Mapping[str, float] | None,
+        missing: Any,
+        without: Names | None,
+    ) -> ColumnPlan:
+        """The options of ``client_from_files``, checked."""
+        listed = {
+            name: LabelMap.listed(values, f"categories of {name!r}", least=1).names
+            if values
+            else ()
+            for name, values in _table(categories, (), "categories").items()
+        }
+        parts = {
+            name: tuple(one_of(f"a part of date {name!r}", part, PARTS) for part in _names(value))
+            for name, value in _table(dates, ("hour", "month"), "dates").items()
+        }
+        turns = {
+            name: bounded(f"the period of {name!r} in cyclic", value, above=True)
+            for name, value in _table(cyclic or {}, None, "cyclic").items()
+        }
+        if date_format is not None and not isinstance(date_format, str):
+            raise ConfigError(f"date_format must be a text, not {shown(date_format)}")
+        plan = cls(listed, parts, date_format, turns, _gaps(missing), _names(without or ()))
+        plan._check_kinds()
+        return plan
+
+    @property
+    def plain(self) -> bool:
+        """Whether all columns are numbers without gaps, and there is nothing to do."""
+        return self == ColumnPlan()
+
+    def named(self) -> set[str]:
+        """The columns that an option names."""
+        gaps = set() if isinstance(self.missing, str) else set(self.missing)
+        return {*self.categories, *self.dates, *self.cyclic, *self.without} | gaps
+
+    def check(self, inputs: Sequence[str], source: str) -> None:
+        """A ConfigError where an option names a column that is no input."""
+        for name in sorted(self.named() - set(inputs)):
+            raise ConfigError(
+                f"{source}: {name!r} is named among categories, dates, cyclic, missing or without, "
+                f"but is no input; the inputs are {', '.join(map(repr, inputs[:10]))}"
+            )
+
+    def column(self, name: str) -> Column:
+        """What is to be made of a column, as far as it is known before its rows are read."""
+        gaps = self.missing if isinstance(self.missing, str) else self.missing.get(name, "error")
+        absent = name in self.without
+        if name in self.categories:
+            return CategoryColumn(name, gaps, absent, self.categories[name])
+        if name in self.dates:
+            return DateColumn(name, gaps, absent, self.dates[name], self.date_format)
+        return NumberColumn(name, gaps, absent, self.cyclic.get(name))
+
+    def learned(
+        self,
+        names: Sequence[str],
+        codes: NDArray[np.float64],
+        texts: Mapping[str, Sequence[str]],
+        source: str,
+    ) -> Encoding:
+        """The encoding, from the codes of training rows.
+
+        ``texts`` are the categories that the codes of a column stand for.
+        """
+        found = []
+        for i, name in enumerate(names):
+            column, values = self.column(name), codes[:, i]
+            if not column.absent and np.isnan(values).all():
+                raise DataError(
+                    f"{source}: input column {name!r} is empty in all training rows; leave it out "
+                    f"of inputs, or say without = [{name!r}]"
+                )
+            if isinstance(column, CategoryColumn) and not column.categories:
+                column = replace(column, categories=_seen(column, values, texts, source))
+            found.append(column.learned(values))
+        return Encoding(tuple(found))
+
+    def _check_kinds(self) -> None:
+        kinds = {"categories": self.categories, "dates": self.dates, "cyclic": self.cyclic}
+        for one, table in kinds.items():
+            for other, names in kinds.items():
+                both = sorted(set(table) & set(names)) if one < other else []
+                if both:
+                    raise ConfigError(f"column {both[0]!r} is in {one} and in {other}; choose one")
+
+
+def _seen(
+    column: CategoryColumn,
+    codes: NDArray[np.float64],
+    texts: Mapping[str, Sequence[str]],
+    source: str,
+) -> tuple[str, ...]:
+    if column.absent:
+        raise ConfigError(
+            f"{source}: column {column.name!r} is not there (without), so its categories cannot be "
+            f"learned; list them: categories = {{{column.name} = [...]}}"
+        )
+    known = texts[column.name]
+    return LabelMap.seen(known[int(code)] for code in set(codes[~np.isnan(codes)])).names
+
+
+def recoded(
+    column: Column, codes: NDArray[np.float64], texts: Sequence[str]
+) -> NDArray[np.float64]:
+    """Codes by a file's own list of categories as codes by the column's list."""
+    table = np.array([*(column.code(text) for text in texts), np.nan])
+    places = np.where(np.isnan(codes), len(texts), codes).astype(np.int64)
+    found: NDArray[np.float64] = table[places]
+    return found
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Iterable) or isinstance(names, Mapping):
+        raise ConfigError(f"expected a name or a list of names, not {shown(value)}")
+    listed = tuple(names)
+    for name in listed:
+        if not isinstance(name, str):
+            raise ConfigError(f"a column's name must be a text, not {shown(name)}")
+    return listed
+
+
+def _table(value: Any, default: Any, what: str) -> dict[str, Any]:
+    """A table by column, from a table or from a list of columns."""
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        _names(value.keys())
+        return dict(value)
+    try:
+        return dict.fromkeys(_names(value), default)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+
+
+def _gaps(missing: Any) -> Mapping[str, Gaps] | Gaps:
+    if not isinstance(missing, Mapping):
+        return _gap("missing", missing)
+    return {name: _gap(f"missing of {name!r}", how) for name, how in missing.items()}
+
+
+def _gap(what: str, how: Any) -> Gaps:
+    one_of(what, how, GAPS)
+    gap: Gaps = how
+    return gap

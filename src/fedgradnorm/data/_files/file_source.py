@@ -1,0 +1,141 @@
+"""How a client's files are read, whatever their format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._columns import is_frame
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm.data._bad_rows import BadRows, OnBad
+from fedgradnorm.data._encoding.column_plan import ColumnPlan
+from fedgradnorm.data._files.image_folder import Color, rows_from_images
+from fedgradnorm.data._files.in_archive import is_place, is_there
+from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
+from fedgradnorm.data._files.npz import rows_from_npz
+from fedgradnorm.data._files.read_rows import FileRows
+from fedgradnorm.data._paths import ENV, user_path
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """How a client's files are to be read."""
+
+    targets: tuple[str, ...]
+    labels: bool
+    inputs: tuple[str, ...] | None = None
+    images: Path | None = None
+    size: int = 40
+    color: Color = "grey"
+    x_key: str = "x"
+    y_key: str = "y"
+    on_bad: OnBad = "error"
+    columns: ColumnPlan = field(default_factory=ColumnPlan)
+    marks: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        choose(self.on_bad, ("error", "drop"), "on_bad")
+        if self.columns.without and self.inputs is None:
+            raise ConfigError("without needs inputs: list all input columns, those not there too")
+        if self.images is not None and not self.columns.plain:
+            raise ConfigError(
+                "categories, dates, cyclic, missing and without are for columns of numbers and "
+                "texts; leave them out where inputs are images"
+            )
+
+    def read_all(self, files: Mapping[str, Any]) -> dict[str, FileRows]:
+        """The rows of each split's file; the training file decides the columns and their order."""
+        source, splits = self, dict[str, FileRows]()
+        for split, file in files.items():
+            splits[split] = source.read(file, split)
+            if splits[split].inputs is not None:
+                source = replace(source, inputs=splits[split].inputs)
+        return splits
+
+    def read(self, path: Any, split: str) -> FileRows:
+        """The rows of one file, in the format its ending says, or of a DataFrame."""
+        named = f"the DataFrame of {split}" if is_frame(path) else str(path)
+        bad: BadRows[int] = BadRows(self.on_bad, named)
+        if not is_frame(path):
+            if not is_there(path):
+                raise DataError(f"{path}: no such file; check the path")
+            suffix = path.suffix.lower()
+            if suffix == ".npz":
+                return self._read_npz(path, bad)
+            if suffix not in TABLE_SUFFIXES:
+                known = ", ".join(TABLE_SUFFIXES)
+                raise DataError(f"{path}: unknown ending {suffix!r}; use one of {known}, .npz")
+        check_columns(self.inputs, self.targets, self.labels, self.columns.without)
+        if self.images is None:
+            return rows_from_table(
+                path,
+                self.inputs,
+                self.targets,
+                self.labels,
+                bad,
+                self.columns,
+                self.marks,
+                aside=self.aside,
+            )
+        return rows_from_images(
+            path,
+            self.images,
+            self._path_column(),
+            self.targets,
+            self.labels,
+            bad,
+            size=self.size,
+            color=self.color,
+            marks=self.marks,
+        )
+
+    def _read_npz(self, path: Path, bad: BadRows[int]) -> FileRows:
+        if self.images or self.inputs or self.targets or self.marks or not self.columns.plain:
+            raise ConfigError(
+                f"{path}: an .npz file has no columns or image paths; leave out inputs, targets, "
+                "images, split and what is said of columns, and use x_key and y_key"
+            )
+        return rows_from_npz(path, self.x_key, self.y_key, self.labels, bad)
+
+    def _path_column(self) -> str:
+        columns = self.inputs or ("path",)
+        if len(columns) > 1:
+            raise ConfigError(f"with images, inputs names the one column of paths, not {columns}")
+        return columns[0]
+
+
+def names(columns: str | Sequence[str]) -> tuple[str, ...]:
+    """A name or several as a tuple."""
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def data_path(base: str | Path | None, path: Any, what: str) -> Any:
+    """A path that starts at ``base``, or else in the folder named by FEDGRADNORM_DATA.
+
+    A DataFrame is itself.
+    """
+    if is_frame(path):
+        return path
+    start, name = user_path("." if base is None else base, "base"), user_path(path, what)
+    here, folder = start / name, os.environ.get(ENV)
+    if folder and not is_place(here):
+        known = Path(folder).expanduser()
+        return next((p for p in (known / start / name, known / name) if is_place(p)), here)
+    return here
+
+
+def anchored_base(base: Any, folder: Path) -> str:
+    """Where files are looked for, to hold wherever a run is resumed from.
+
+    It starts at ``folder``, the config's; one that only the data folder has is left as it is.
+    """
+    start = user_path(base, "data.base")
+    known = os.environ.get(ENV)
+    elsewhere = known and not start.is_absolute() and is_place(Path(known).expanduser() / start)
+    if elsewhere and not is_place(folder / start):
+        return str(base)
+    return os.path.abspath(folder / start)  # noqa: PTH100 (keeps symlinks as given)

@@ -1,0 +1,50 @@
+"""A client that joins a finished run: the same numbers as a start by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedgradnorm as fgn
+import toys
+
+
+class Own(fgn.Weighting):
+    needs = fgn.Needs.LOSS
+
+    def weigh(self, signals):
+        return 1 / signals.loss
+
+
+def test_training_goes_on_with_all_by_the_settings_of_the_run(tmp_path) -> None:
+    *before, late = toys.clients()
+    how = {"lr": 0.01, "batch_size": 8, "weighting": fgn.GradNorm(gamma=0.3, rule="direct")}
+    run = fgn.train(toys.network(), before, rounds=3, **how)
+    loaded = fgn.load(run.save(tmp_path / "run"))
+    by_hand = fgn.train(run.network, [*before, late], start=run, rounds=2, **how)
+    for one in (run, loaded):
+        joined = one.add(late, before, rounds=2)
+        assert list(joined.clients) == [client.name for client in (*before, late)]
+        assert toys.same(joined.network.state_dict(), by_hand.network.state_dict())
+        assert joined.table.rows == by_hand.table.rows
+        assert joined.about["weighting"] == run.about["weighting"]
+        assert joined.about["settings"]["lr"] == 0.01
+    assert run.add(late, before).about["rounds"] == 3
+    kept = run.add(late, before, rounds=1, folder=tmp_path / "joined")
+    assert fgn.load(tmp_path / "joined").about["start"] == kept.about["start"]
+
+
+def test_what_cannot_be_added_is_named() -> None:
+    *before, late = toys.clients()
+    run = fgn.train(toys.network(), before, rounds=1, weighting=Own())
+    with pytest.raises(fgn.ConfigError, match=r"'Own', which cannot be made again.*weighting="):
+        run.add(late, before)
+    assert run.add(late, before, weighting=fgn.Equal(), rounds=1).about["weighting"]["name"]
+    with pytest.raises(fgn.ConfigError, match=f"client '{before[0].name}' of this one is not amon"):
+        run.add(late, before[1:])
+    with pytest.raises(fgn.DataError, match=r"client must be an fgn\.Client, not 3"):
+        run.add(3, before)
+    with pytest.raises(fgn.DataError, match="two clients are named"):
+        run.add(before[0], before, weighting=fgn.Equal())
+    alone = fgn.train(toys.network(), before, rounds=1, share="none")
+    with pytest.raises(fgn.ConfigError, match="nothing was shared"):
+        alone.add(late, before)
