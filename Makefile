@@ -10,10 +10,13 @@ QUICK  := $(patsubst %,tests/test_%.py,batches bounds client client_round contri
           $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
           $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
 
-.PHONY: demo test quick coverage test-cpus check format lint types layers dist bench clean
+.PHONY: demo docs test quick coverage test-cpus check format lint types layers dist bench clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
+
+docs: $(DEV)       ## the site, in build/site; every warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -n docs build/site $(ARGS)
 
 test: $(DEV)       ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

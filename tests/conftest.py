@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,12 @@ ORDER = 1
 """The seed of the tests' order, and of Python's and NumPy's generators at each test's start."""
 AT_ONCE = 8
 """Tests that a process of xdist's is given at a time: enough to share what a module prepares."""
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 
 # The toys are far too small for more than one thread; a test of the machine may want more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -86,3 +95,16 @@ def clients() -> list[Client]:
 @pytest.fixture
 def network() -> nn.Module:
     return toys.network()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium as the system has it; where there is none, its tests are skipped."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine: tools/install-browser.sh installs one")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        yield chromium
+        chromium.close()

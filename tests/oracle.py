@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm.models._gauge import find_gauge

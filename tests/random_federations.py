@@ -45,6 +45,7 @@ class DrawnClient:
     gaps: bool  # whether labels are missing
     loud: bool  # whether its losses are ten times larger
     several: bool  # whether it has a table of tasks, though there may be one only
+    stem: bool  # whether it has a first part of its own
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class Drawn:
     schedule: str
     participation: float
     head_optimizer: str
+    parts: str  # what of the network is shared
+    rates: str  # whether learning rates follow a schedule
+    clip: float | None
+    named: bool  # whether inputs are a dict
     seed: int
 
 
@@ -69,6 +74,7 @@ CLIENT = {
     "gaps": st.booleans(),
     "loud": st.booleans(),
     "several": st.booleans(),
+    "stem": st.sampled_from([False, False, False, True]),
 }
 FEDERATION = {
     "body": st.sampled_from(["dense", "smooth", "noisy", "images", "images"]),
@@ -80,9 +86,25 @@ FEDERATION = {
     "schedule": st.sampled_from(["alternating", "alternating", "together"]),
     "participation": st.sampled_from([1.0, 1.0, 0.5]),
     "head_optimizer": st.sampled_from(["adam", "sgd"]),
+    "parts": st.sampled_from(["all", "all", "frozen", "private"]),
+    "rates": st.sampled_from(["constant", "scheduled"]),
+    "clip": st.sampled_from([None, None, 0.5]),
+    "named": st.booleans(),
     "seed": st.integers(0, 2**20),
 }
 DRAWN = st.builds(Drawn, **FEDERATION)
+PARTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "frozen": {"frozen": "0.bias"},
+    "private": {"shared": "!0.bias"},
+}
+RATES: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "scheduled": {
+        "server_schedule": "cosine",
+        "head_schedule": {"name": "StepLR", "step_size": 2},
+    },
+}
 
 
 def network(drawn: Drawn) -> nn.Module:
@@ -100,8 +122,13 @@ def network(drawn: Drawn) -> nn.Module:
     return toys.seeded(makers[drawn.body])
 
 
-def inputs(drawn: Drawn, rows: int, seed: int) -> np.ndarray:
-    """Rows that the network takes."""
+def inputs(drawn: Drawn, rows: int, seed: int) -> Any:
+    """Rows that the network takes; a keyword of nn.Sequential is ``input``."""
+    x = _numbers(drawn, rows, seed)
+    return {"input": x} if drawn.named else x
+
+
+def _numbers(drawn: Drawn, rows: int, seed: int) -> np.ndarray:
     row = (2, *SIDE) if drawn.body == "images" else (FEATURES,)
     return np.random.default_rng(seed).normal(size=(rows, *row))
 
@@ -122,6 +149,10 @@ def options(drawn: Drawn) -> dict[str, Any]:
     return {
         **{name: getattr(drawn, name) for name in names},
         "head_optimizer": drawn.head_optimizer,
+        "clip": drawn.clip,
+        "head_clip": drawn.clip,
+        **PARTS[drawn.parts],
+        **RATES[drawn.rates],
         "rounds": ROUNDS,
         "lr": 0.01,
         "device": "cpu",
@@ -134,19 +165,29 @@ def clients(drawn: Drawn) -> list[fgn.Client]:
 
 
 def _client(drawn: Drawn, one: DrawnClient, place: int) -> fgn.Client:
-    x = inputs(drawn, one.size + 6, drawn.seed + place)
+    x = _numbers(drawn, one.size + 6, drawn.seed + place)
     made = {kind: _task(drawn, one, kind, x, place) for kind in one.kinds}
+    first, rest = ({"input": part} if drawn.named else part for part in np.split(x, [one.size]))
+    stem = _stem(drawn) if one.stem else None
     train, test = slice(one.size), slice(one.size, None)
     if one.several or len(made) > 1:
         y = {kind: values for kind, (_, values) in made.items()}
         return fgn.Client(
             f"c{place}",
             tasks={kind: task for kind, (task, _) in made.items()},
-            train=(x[train], {kind: values[train] for kind, values in y.items()}),
-            test=(x[test], {kind: values[test] for kind, values in y.items()}),
+            train=(first, {kind: values[train] for kind, values in y.items()}),
+            test=(rest, {kind: values[test] for kind, values in y.items()}),
+            stem=stem,
         )
     ((task, values),) = made.values()
-    return fgn.Client(f"c{place}", task, (x[train], values[train]), (x[test], values[test]))
+    splits = (first, values[train]), (rest, values[test])
+    return fgn.Client(f"c{place}", task, *splits, stem=stem)
+
+
+def _stem(drawn: Drawn) -> nn.Module:
+    """A first part that leaves the shape of rows as it is."""
+    images = drawn.body == "images"
+    return toys.seeded(lambda: nn.Conv2d(2, 2, 1) if images else nn.Linear(FEATURES, FEATURES))
 
 
 def _task(

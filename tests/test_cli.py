@@ -47,7 +47,7 @@ def config(tmp_path):
 
 def test_help_and_version():
     for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
-                  ["worth"], ["reproduce"], ["export"], ["data", "show"],
+                  ["worth"], ["reproduce"], ["export"], ["init"], ["data", "show"],
                   ["data", "generate", "radcom"], ["data", "generate", "faces"],
                   ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
         result = cli(*words, "--help")

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import METRICS
-from fedgradnorm.tasks._registry import KINDS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "docs/your-data.md", "docs/tasks.md", "docs/worth.md"]
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("your-data", "tasks", "networks", "worth"))]
+IN_ORDER = ["docs/start.md", "docs/data-files.md"]
+"""Pages whose blocks, of whatever language, build on each other."""
 REAL = "docs/data-clients.md"  # its blocks need the files that it describes
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
 NOT_HERE = {
@@ -68,6 +70,29 @@ def test_commands_run(page, tmp_path):
             env={**os.environ, "PATH": path},
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", IN_ORDER)
+def test_blocks_run_from_the_first_to_the_last(page, tmp_path):
+    """In one process, which loads PyTorch once; a block of TOML is a file of its first word."""
+    found = re.findall(r"```(\w+)\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert {language for language, _ in found} <= {"python", "toml", "bash"}
+    lines = ["from fedgradnorm._cli import app"]
+    for language, text in found:
+        if language == "toml":
+            lines.append(f"open({text.split()[1]!r}, 'w').write({text!r})")
+        elif language == "bash":
+            words = [shlex.split(line) for line in text.splitlines() if line not in NOT_HERE]
+            assert all(one[0] == "fedgradnorm" for one in words), words
+            lines += [f"assert not app({one[1:]!r}, standalone_mode=False)" for one in words]
+        else:
+            lines.append(text)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.slow

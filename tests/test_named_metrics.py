@@ -22,6 +22,7 @@ MAKERS: dict[str, Any] = {
     "classification": lambda **o: fgn.classification(3, **o),
     "binary": fgn.binary,
     "multilabel": lambda **o: fgn.multilabel(3, **o),
+    "ordinal": lambda **o: fgn.ordinal(3, **o),
     "regression": lambda **o: fgn.regression(2, **o),
 }
 PAIRS = [(name, kind) for name, known in METRICS.items() for kind in known.kinds]
@@ -37,6 +38,10 @@ def split(kind: str, rows: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     if kind == "classification":
         y = torch.arange(rows) % 3
         return scores, y, 50 * torch.nn.functional.one_hot(y, 3).double()
+    if kind == "ordinal":  # above class 0?, and how much less likely above class 1
+        y = torch.arange(rows) % 3
+        right = torch.stack([50.0 * (2 * (y > 0) - 1), torch.where(y > 1, -50.0, 100.0)], dim=1)
+        return scores[:, :2], y, right.double()
     if kind == "regression":
         return scores[:, :2], drawn(rows, 2, seed=1), drawn(rows, 2, seed=1)
     y = ((torch.arange(rows)[:, None] + torch.arange(3)) % 2).double()

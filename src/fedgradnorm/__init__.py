@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from fedgradnorm import data, experiments, models, tasks, weighting
     from fedgradnorm._benefit.benefit import Benefit
     from fedgradnorm._client import Client
+    from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.alone.worth import worth
     from fedgradnorm._training.train import train
+    from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
@@ -36,6 +38,7 @@ __all__ = [
     "Benefit",
     "BySize",
     "Client",
+    "ClientPrivacy",
     "ConfigError",
     "DataError",
     "Equal",
@@ -44,6 +47,7 @@ __all__ = [
     "Interrupted",
     "ModelError",
     "Needs",
+    "Privacy",
     "Run",
     "RunFolderError",
     "Signals",
@@ -61,6 +65,7 @@ __all__ = [
     "multilabel",
     "ordinal",
     "regression",
+    "sequences",
     "tasks",
     "train",
     "weighting",
@@ -78,6 +83,9 @@ __getattr__ = on_demand(
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Client": f"{__name__}._client.Client",
+        "sequences": f"{__name__}.models._input_rows.sequences",
+        "ClientPrivacy": f"{__name__}._privacy.terms.ClientPrivacy",
+        "Privacy": f"{__name__}._privacy.terms.Privacy",
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",

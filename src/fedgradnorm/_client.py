@@ -12,17 +12,20 @@ from torch import Tensor, nn
 
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._task_rows import as_tensor, check_finite, task_rows
+from fedgradnorm._privacy.terms import Privacy, terms_of_client
+from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
+from fedgradnorm.models._input_rows import Inputs, leaves, row_form
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for, numbered
 from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any] | Tensor
-    Split = tuple[Array, Array]
-    Splits = tuple[Array, Mapping[str, Array]]
+    Split = tuple[Any, Array]
+    Splits = tuple[Any, Mapping[str, Array]]
 
 
 class Scaler(Protocol):
@@ -70,13 +73,18 @@ class Client:
     ``0 .. classes - 1`` for classification (0 and 1 for binary) or texts, one row of ``outputs``
     numbers for regression, one row of zeros and ones for multilabel, and so on at each position of
     a task with a shape. NaN or None in ``y`` is a label that nobody gave: it counts for no loss and
-    no metric. A client with one task learns from its labelled rows alone.
+    no metric. A client with one task learns from its labelled rows alone. ``x`` may also be a dict
+    of arrays, with which the network is called as keyword arguments, or
+    :func:`fedgradnorm.sequences` of different lengths, which it gets padded and with a mask.
 
     ``head`` is any module from the representation to the task's outputs; by default one linear
-    layer. ``scaling`` is what was already done to the data, so that predictions take raw values,
-    ``labels`` are the classes' names and ``columns`` those of the inputs: by default those of the
-    training data, where it comes as a DataFrame. Other DataFrames are then read by these names.
-    ``encoding`` is how they were made of raw columns, where that was done.
+    layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
+    head, for a client whose inputs have another form. ``scaling`` is what was already done to the
+    data, so that predictions take raw values, ``labels`` are the classes' names and ``columns``
+    those of the inputs: by default those of the training data, where it comes as a DataFrame. Other
+    DataFrames are then read by these names. ``encoding`` is how they were made of raw columns,
+    where that was done.
+    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`.
     The data is checked here, once, so that training never meets a bad row.
 
     With ``tasks``, a table of several by name, ``y`` is a table of targets by these names, and so
@@ -106,6 +114,8 @@ class Client:
     encoding: Encoder | None = None
     tasks: Mapping[str, Task] | None = None
     of: str | None = None
+    stem: nn.Module | None = None
+    privacy: Privacy | None = None
 
     if TYPE_CHECKING:
 
@@ -124,6 +134,8 @@ class Client:
             encoding: Encoder | None = None,
             *,
             of: str | None = None,
+            stem: nn.Module | None = None,
+            privacy: Privacy | Mapping[str, Any] | None = None,
         ) -> None: ...
         @overload
         def __init__(
@@ -138,6 +150,7 @@ class Client:
             scaling: Scaler | Mapping[str, Scaler] | None = None,
             labels: Mapping[str, tuple[str, ...]] | None = None,
             columns: tuple[str, ...] | None = None,
+            stem: nn.Module | None = None,
             encoding: Encoder | None = None,
         ) -> None: ...
         def __init__(self, *args: Any, **options: Any) -> None: ...
@@ -147,6 +160,8 @@ class Client:
             raise DataError(f"a client's name must be a non-empty text, not {self.name!r}")
         if self.columns is None:
             object.__setattr__(self, "columns", _training_columns(self))
+        terms = terms_of_client(self.name, self.privacy, several=self.tasks is not None)
+        object.__setattr__(self, "privacy", terms)
         if self.tasks is not None:
             object.__setattr__(self, "_rows", _several(self))
             return
@@ -193,13 +208,13 @@ class Client:
         """Number of training rows that batches are drawn from: see :meth:`learns_from`."""
         return len(self.train[0]) if self.of else self.size
 
-    def learns_from(self) -> tuple[Tensor, Tensor]:
+    def learns_from(self) -> tuple[Inputs, Tensor]:
         """The training rows that batches are drawn from.
 
         Of a client with one task they are the labelled ones. Several tasks read the same batches,
         so there each leaves out what it has no label for.
         """
-        x, y = (torch.as_tensor(part) for part in self.train)
+        x, y = self.train[0], torch.as_tensor(self.train[1])
         there = labelled(y)
         if self.of or bool(there.all()):
             return x, y
@@ -220,9 +235,11 @@ class Client:
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
             for part in getattr(self, split) or ():
-                tensor = torch.as_tensor(part).contiguous()
-                digest.update(f"{split} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                for name, leaf in leaves(part).items():
+                    tensor = leaf.contiguous()
+                    where = f"{split} {name} " if name else f"{split} "
+                    digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
+                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -234,12 +251,18 @@ def _several(client: Client) -> tuple[Client, ...]:
     for split, pair in splits.items():
         if pair is not None and isinstance(pair, (tuple, list)) and len(pair) == 2:
             where = f"client {client.name!r}, {split} data"
-            splits[split] = as_tensor(where, picked(pair[0], client.columns, where), "x"), pair[1]
+            splits[split] = as_inputs(where, picked(pair[0], client.columns, where)), pair[1]
     given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}
     assert client.tasks is not None
     splits, given["labels"] = named_tables(client.tasks, splits, given["labels"], client.name)
     return tuple(
-        Client(**parts, columns=client.columns, encoding=client.encoding, of=client.name)
+        Client(
+            **parts,
+            columns=client.columns,
+            encoding=client.encoding,
+            of=client.name,
+            stem=client.stem,
+        )
         for parts in task_rows(client.name, client.tasks, splits, given)
     )
 
@@ -282,33 +305,33 @@ def _training_columns(client: Client) -> tuple[str, ...] | None:
 
 def _check_rows(client: Client) -> None:
     """A DataError unless the rows of all splits look alike, and ``columns`` names their parts."""
-    expected = tuple(client.train[0].shape[1:])
+    expected = row_form(client.train[0])
     if client.columns is not None:
-        names = check_names(client.columns, expected, f"client {client.name!r}")
+        shape = expected if isinstance(expected, list) else ()
+        names = check_names(client.columns, shape, f"client {client.name!r}")
         object.__setattr__(client, "columns", names)
     for split in SPLITS[1:]:
         pair = getattr(client, split)
-        if pair is not None and tuple(pair[0].shape[1:]) != expected:
+        if pair is not None and (form := row_form(pair[0])) != expected:
             raise DataError(
                 f"client {client.name!r}: a row of {split} x has shape "
-                f"{tuple(pair[0].shape[1:])}, a training row {expected}; they must be equal"
+                f"{form_words(form)}, a training row {form_words(expected)}; they must be equal"
             )
 
 
-def _checked(client: Client, split: str, pair: Any) -> tuple[Tensor, Tensor]:
+def _checked(client: Client, split: str, pair: Any) -> tuple[Inputs, Tensor]:
     """The split as tensors, or a DataError that names the client, the split and the value."""
     where = f"client {client.name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
     x, y = picked(pair[0], client.columns, where), pair[1]
     y = numbered(client.task, client.labels, y, where)
-    x, y = (as_tensor(where, part, name) for part, name in zip((x, y), "xy", strict=True))
-    if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{where}: x is empty; a client needs at least one row")
+    x, y = as_inputs(where, x), as_tensor(where, y, "y")
     if y.ndim == 0 or len(x) != len(y):
         rows = 0 if y.ndim == 0 else len(y)
         raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
-    check_finite(where, x, "x")
+    for name, leaf in leaves(x).items():
+        check_finite(where, leaf, f"x[{name!r}]" if name else "x")
     check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
     y = client.task.target(where, y)
     if not labelled(y).any():

@@ -107,6 +107,11 @@ class Joined:
         for parameter, owner in self._owners:
             moments[parameter] = owner.state[parameter]
 
+    def set(self, options: Mapping[str, Any]) -> None:
+        """Step with these options, such as a rate, from now on."""
+        for group in self._optimizer.param_groups:
+            group.update(options)
+
     def clear(self) -> None:
         """Forget the gradients: a parameter without one does not step."""
         self._optimizer.zero_grad()

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._stored.groups import group

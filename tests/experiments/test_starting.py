@@ -15,7 +15,7 @@ import toys
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint

@@ -190,3 +190,5 @@ def test_the_commands_print_them(tmp_path):
         for value in means:
             digits = 1 if value >= 100 else 2 if value >= 10 else 3
             assert f"{value:.{digits}f}" in shown.output, (command, value)
+    assert f"page:    {tmp_path / 'out' / 'report.html'}" in shown.output
+    assert (tmp_path / "out" / "report.html").read_bytes().startswith(b"<!doctype html>")

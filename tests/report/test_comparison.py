@@ -276,7 +276,7 @@ def test_synthetic_data_is_said_on_the_figure(tmp_path):
                        ({"source": "faces"}, "drawn faces")):  # fmt: skip
         made = StoredRun("a", "fedrep", 0, one.rows, one.about, {**one.config, "data": data})
         comparison = comparison_of([made])
-        assert comparison.synthetic.startswith(says)
+        assert says in comparison.synthetic
         assert bool(comparison.synthetic) == bool(says)
     assert draw(comparison, tmp_path) == [tmp_path / "curves.png"]
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")

@@ -36,13 +36,13 @@ def headline(html: str) -> str:
 def test_one_file_with_everything_and_a_headline_from_the_data(tmp_path):
     page = make_page([four(tmp_path)])
     assert headline(page.html) == "fedgradnorm is best on both tasks."
-    assert "for both tasks (paired t-test over seeds" in page.html
+    assert "(paired t-test over seeds" in page.html
     assert not page.notes
     assert {row.method for row in page.rows} == {"fedrep", "fedgradnorm"}
     data = data_of(page.html)
     assert list(data["sections"]) == ["curves", "weights", "norms", "ratios"]
     assert all("lo" in s for p in data["sections"]["curves"] for s in p["series"])
-    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page.html)
+    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", page.html)
     assert make_page([tmp_path]).html == page.html
 
 
@@ -59,7 +59,76 @@ def test_one_method_and_methods_that_share_nothing(tmp_path):
 def test_what_is_level_is_called_level(tmp_path):
     write_run(tmp_path, "fedrep")
     write_run(tmp_path, "fedgradnorm")
-    assert headline(make_page([tmp_path]).html) == "No method is ahead on both tasks."
+    assert headline(make_page([tmp_path]).html) == "The best methods are level on both tasks."
+
+
+def test_a_lead_within_the_spread_of_the_seeds_is_level(tmp_path):
+    for seed, shift in ((0, -0.05), (1, 0.04)):
+        write_run(tmp_path, "fedrep", seed)
+        write_run(tmp_path, "fedgradnorm", seed, shift=shift)
+    page = make_page([tmp_path])
+    assert headline(page.html) == "The best methods are level on both tasks."
+    means = {(row.method, row.task): row.value.mean for row in page.rows}
+    assert means["fedgradnorm", "gender"] > means["fedrep", "gender"]
+    assert ">level</span>" in page.html
+    assert ">best</span>" not in page.html
+    write_run(tmp_path / "one", "fedrep")
+    write_run(tmp_path / "one", "fedgradnorm", shift=-0.05)
+    page = make_page([tmp_path / "one"])
+    assert headline(page.html) == "The best methods are level on both tasks."
+    assert "One seed cannot tell a lead from luck" in page.html
+
+
+def test_a_sweep_is_told_point_by_point_and_never_ranks_across_points(tmp_path):
+    """At every point fedgradnorm is ahead; across points its second one would lose to fedrep."""
+    for seed in (0, 1):
+        for place, scale in enumerate((1, 10)):
+            config = f"[data]\nloss_scale = {scale}\n[point]\n'data.loss_scale' = {scale}\n"
+            for method, shift in (("fedrep", 0.0), ("fedgradnorm", -0.03)):
+                write_run(tmp_path / f"{place}", method, seed, shift=shift + 0.1 * place,
+                          config=config)  # fmt: skip
+    html = make_page([tmp_path]).html
+    assert headline(html) == (
+        "Sweep over loss_scale, 2 points by 2 tasks: fedgradnorm is best on 4."
+    )
+    rows = re.search(r'id="points".*?<tbody>(.*?)</tbody>', html, re.DOTALL)[1]
+    assert rows.count("<strong>fedgradnorm</strong>") == 4
+    data = data_of(html)
+    assert next(iter(data["sections"])) == "sweep"
+    assert {len(s["x"]) for panel in data["sections"]["sweep"] for s in panel["series"]} == {2}
+    within = re.findall(r'<tr data-group="0" data-within="(\d)"[^>]*data-methods="(\d)"', html)[:4]
+    labels = {method: data["methods"][int(method)].split()[-1] for _, method in within}
+    assert len({(place, labels[method]) for place, method in within}) == 2
+
+
+def test_curves_show_first_what_the_headline_speaks_of(tmp_path):
+    first = [p["view"] for p in data_of(make_page([four(tmp_path)]).html)["sections"]["curves"]]
+    assert first[0] == "Accuracy or error"
+    write_run(tmp_path / "one")
+    page = make_page([tmp_path / "one"])
+    assert "training loss" in headline(page.html)
+    assert data_of(page.html)["sections"]["curves"][0]["view"] == "Loss"
+
+
+def test_weights_are_on_a_logarithmic_axis_that_all_tasks_share(tmp_path):
+    panels = data_of(make_page([four(tmp_path)]).html)["sections"]["weights"]
+    assert all(panel["log"] for panel in panels)
+    assert len({tuple(panel["range"]) for panel in panels}) == 1
+    low, high = panels[0]["range"]
+    assert 10**low < 1 < 1.1 < 10**high
+
+
+def test_generated_data_is_called_synthetic(tmp_path):
+    for number, (table, says) in enumerate((
+        ('source = "faces"', "Synthetic data: drawn faces, not photographs"),
+        ('source = "radcom"', "Synthetic data: generated signals"),
+        ('source = "radcom"\npath = "r.h5"', ""), ('source = "mtfl"', ""),
+    )):  # fmt: skip
+        write_run(tmp_path / str(number), config=f"[data]\n{table}\n")
+        html = make_page([tmp_path / str(number)]).html
+        assert ('id="synthetic"' in html) == bool(says)
+        assert says in html
+        assert data_of(html)["synthetic"] == ("Synthetic data" if says else "")
 
 
 def test_targets_follow_their_definition():
@@ -179,7 +248,8 @@ def test_a_variant_is_called_as_it_was_written_and_has_a_switch(tmp_path):
     assert not notes
     page = make_page([tmp_path]).html
     rows = re.findall(
-        rf'<tr data-group="0" data-methods="(\d)"[^>]*>(?:(?!</tr>).)*{variant}', page
+        rf'<tr data-group="0" data-within="0" data-methods="(\d)"[^>]*>(?:(?!</tr>).)*{variant}',
+        page,
     )
     assert rows
     assert set(rows) == {"2"}

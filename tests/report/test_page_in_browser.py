@@ -1,5 +1,6 @@
 """The page opened in headless Chromium: it asks for nothing, complains of nothing, and works."""
 
+import csv
 from contextlib import contextmanager
 
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 
 from fedgradnorm._report.colours import COLOURS
 from fedgradnorm._report.page.html_page import write_page
+from fedgradnorm.experiments._methods import METHODS
 from report.run_folders import write_run
 from report.test_page import NASTY
 
@@ -65,9 +67,10 @@ def curves(page, section):
 def test_every_section_has_its_curves(browser, page_file):
     with opened(browser, page_file) as page:
         assert page.locator("h1").inner_text() == "fedgradnorm is best on both tasks."
-        # Two tasks; held-out and training of two methods, and the run that stopped early.
-        # Bands are areas without a line.
-        assert curves(page, "curves") == 2 * 5
+        # Two tasks; held-out and training of two methods. Bands are areas without a line. The run
+        # that stopped early was evaluated twice: two markers.
+        assert curves(page, "curves") == 2 * 4
+        assert page.locator('section[data-section="curves"] path.point').count() == 2 * 2
         for section in ("weights", "norms", "ratios"):
             assert curves(page, section) == 2 * 3 if section != "norms" else 2 * 2
         assert curves(page, "conflict") == 2
@@ -75,9 +78,9 @@ def test_every_section_has_its_curves(browser, page_file):
 
 def test_switches(browser, page_file):
     with opened(browser, page_file) as page:
-        assert curves(page, "curves") == 10
+        assert curves(page, "curves") == 8
         page.get_by_role("button", name="training", exact=True).click()
-        assert curves(page, "curves") == 2 * 3
+        assert curves(page, "curves") == 2 * 2
         page.locator('.toggles [data-method="0"]').click()  # and the run of it that stopped early
         assert curves(page, "curves") == 2
         assert page.locator("#comparison tbody tr:visible").count() == 2
@@ -86,7 +89,8 @@ def test_switches(browser, page_file):
         assert page.locator("#comparison tbody tr:visible").count() == 1
         page.locator('.toggles [data-task="0"]').click()
         page.locator('.toggles [data-method="0"]').click()
-        assert curves(page, "curves") == 2 * 3
+        assert curves(page, "curves") == 2 * 2
+        page.get_by_role("button", name="Loss", exact=True).click()
         page.get_by_role("button", name="Accuracy or error").click()
         units = page.locator('section[data-section="curves"] figcaption small')
         assert units.all_inner_texts() == ["accuracy", "mae"]
@@ -125,11 +129,85 @@ def test_switches_reach_the_points_of_a_sweep(browser, tmp_path):
     with opened(browser, tmp_path / "page.html") as page:
         table = page.locator("#tests table").first
         assert table.locator("tbody tr:visible").count() == 4  # two tasks, two methods
-        page.get_by_role("button", name="fedgradnorm gamma=0.5").click()
+        assert curves(page, "sweep") == 2 * 2  # two tasks, a line for each method
+        page.get_by_role("button", name="gamma=0.5").click()
         assert table.locator("tbody tr:visible").count() == 4
         assert table.locator("td.mute").count() == 2
-        page.get_by_role("button", name="fedgradnorm gamma=1.5").click()
+        page.get_by_role("button", name="gamma=1.5").click()
         assert table.locator("tbody tr:visible").count() == 2
+        assert curves(page, "sweep") == 2
+
+
+@pytest.fixture(scope="module")
+def many_file(tmp_path_factory):
+    """Twelve methods of two seeds, on generated data."""
+    folder = tmp_path_factory.mktemp("many")
+    for number, method in enumerate(list(METHODS)[:12]):
+        for seed in (0, 1):
+            config = '[data]\nsource = "faces"\n'
+            write_run(folder / "runs", method, seed, shift=0.01 * number, config=config)
+    write_page([folder / "runs"], folder / "page.html")
+    return folder / "page.html"
+
+
+def test_two_of_many_methods_are_two_clicks_away(browser, many_file):
+    with opened(browser, many_file) as page:
+        first = page.evaluate("document.querySelector('main section').id")
+        assert first == "ranking"
+        assert page.locator("#ranking tbody tr:visible").count() == 12
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 8
+        assert page.locator("main details[open]").count() == 0
+        page.get_by_role("button", name="only fedrep", exact=True).click()
+        page.locator(".toggles").get_by_role("button", name="fedgradnorm", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 2
+        assert curves(page, "weights") == 2 * 2
+        page.get_by_role("button", name="none", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 0
+        page.get_by_role("searchbox").fill("gradnorm")
+        named = page.locator(".toggles [data-method]:visible").all_inner_texts()
+        assert named
+        assert all("gradnorm" in name for name in named)
+        page.get_by_role("searchbox").press("Enter")
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == len(named)
+        page.get_by_role("button", name="all", exact=True).click()
+        assert page.locator("#ranking tbody tr:not(.mute)").count() == 12
+
+
+def test_files_of_tables_and_figures_and_a_contents_list(browser, many_file):
+    with opened(browser, many_file) as page:
+        made = {}
+        for name in ("CSV of ranking", "PNG of ranking", "CSV of weights-gender",
+                     "PNG of weights-gender"):  # fmt: skip
+            with page.expect_download() as waiting:
+                page.get_by_role("button", name=name, exact=True).click()
+            made[name] = waiting.value.path().read_bytes()
+        table = list(csv.reader(made["CSV of ranking"].decode().splitlines()))
+        assert [row[1] for row in table[1:]] == page.locator(
+            "#ranking tbody td:nth-child(2)"
+        ).all_inner_texts()
+        points = list(csv.DictReader(made["CSV of weights-gender"].decode().splitlines()))
+        assert {point["method"] for point in points} == set(list(METHODS)[:12])
+        assert {point["weight" if "weight" in point else "Weight"] for point in points} == {"1"}
+        for name, content in made.items():
+            assert content.startswith(b"\x89PNG") == name.startswith("PNG")
+        shown = page.locator(".plot .annotation-text").first
+        assert shown.text_content() == "Synthetic data"
+        links = page.locator(".contents a").evaluate_all("a => a.map(x => x.getAttribute('href'))")
+        assert all(page.locator(link).count() == 1 for link in links)
+        assert {"#ranking", "#table", "#curves", "#tests", "#provenance"} <= set(links)
+
+
+def test_hover_shows_the_whole_label_and_the_value(browser, page_file):
+    with opened(browser, page_file) as page:
+        curves(page, "curves")
+        page.evaluate(
+            """() => { const plot = document.querySelector('.plot');
+                const at = plot.data.findIndex((t) => t.name === "fedgradnorm");
+                Plotly.Fx.hover(plot, [{curveNumber: at, pointNumber: 1}]); }"""
+        )
+        shown = page.locator(".hoverlayer").first.text_content()
+        assert "fedgradnorm" in shown
+        assert "% at epoch 1" in shown
 
 
 def test_a_method_has_one_colour_in_its_key_curves_and_intervals(browser, page_file):
@@ -170,9 +248,16 @@ def test_sorting(browser, page_file):
             heading.locator("button").click()
             assert heading.get_attribute("aria-sort") == direction
             values = [float(v) for v in column.evaluate_all("e => e.map(x => x.dataset.value)")]
-            assert values == sorted(values, reverse=direction == "descending")
+            by_task = [values[:2], values[2:]]
+            assert by_task == [sorted(v, reverse=direction == "descending") for v in by_task]
+            tasks = page.locator("#comparison tbody th").all_inner_texts()
+            assert tasks == sorted(tasks, key=["gender", "landmark"].index)
         page.locator("#comparison thead th button").first.click()
         assert column.all_inner_texts() == before
+        # Of accuracies the highest is first, of errors the lowest.
+        page.locator("#comparison thead th").nth(2).locator("button").click()
+        methods = page.locator("#comparison tbody tr > td:nth-child(2)").all_inner_texts()
+        assert methods == ["fedgradnorm", "fedrep"] * 2
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

@@ -13,6 +13,7 @@ from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
@@ -29,7 +30,7 @@ class Trained(Protocol):
     about: dict[str, Any]
     finished: bool
 
-    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+    def head_outputs(self, client: str, x: Inputs) -> Tensor:
         """The outputs of a client's head for inputs as its network takes them."""
 
 
@@ -113,7 +114,7 @@ def metric_of(task: Task, by: By) -> str:
 def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
     assert client.test is not None
-    x, y = (torch.as_tensor(part) for part in client.test)
+    x, y = client.test[0], torch.as_tensor(client.test[1])
     if not bool((there := labelled(y)).all()):
         x, y = x[there], client.task.whole(y[there])
     output, task = run.head_outputs(client.name, x), client.task.for_targets(y)

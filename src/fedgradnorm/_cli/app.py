@@ -11,6 +11,7 @@ from fedgradnorm._cli import data_commands as data
 from fedgradnorm._cli import demo
 from fedgradnorm._cli import export_command as exporting
 from fedgradnorm._cli import federation_commands as federation
+from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import theory_command as theory
 from fedgradnorm._cli import training_commands as training
@@ -24,7 +25,7 @@ Train one shared network and a personal head per client, each client with a task
 The server weighs the clients' losses by a **method**: equal weights (`fedrep`), FedGradNorm's
 dynamic ones (`fedgradnorm`), or our faster rule (`fedgradnorm-direct`).
 
-Start with `fedgradnorm demo`, then copy one of the files in configs/ and `fedgradnorm run` it.
+Start with `fedgradnorm demo`. Then `fedgradnorm init pumps` writes a config to begin with.
 Exit codes: 0 done, 1 training failed, 2 bad input, 130 stopped with Ctrl-C.
 """
 
@@ -33,7 +34,6 @@ app = typer.Typer(
     cls=Commands,
     help=HELP,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,6 +57,7 @@ def _options(
 
 for command in (
     demo.demo,
+    starting.init,
     training.run,
     training.resume,
     exporting.export,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
-from fedgradnorm._cli.training_commands import Allow, Overrides, trial_display
+from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed, trial_display
 from fedgradnorm._cli.watching import watching
 from fedgradnorm._errors import ConfigError, TrainingError
-from fedgradnorm._runs.layout import FIGURES, TABLES
+from fedgradnorm._runs.layout import FIGURES, REPORT, TABLES
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments._config.config_file import Config
@@ -28,9 +28,6 @@ Seeds = Annotated[
     typer.Option("--seeds", "-s", help="How many, from the config's own on.", show_default=False),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time, each in a process.")]
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda or auto.", show_default=False)
-]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Where runs, tables and figures go.", show_default=False),
@@ -65,7 +62,7 @@ def compare(
     stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
     where it has one; [sweep] holds lists in the place of values and runs every combination.
     Settings after a method's name make a variant of it, which may stand beside the method itself.
-    Tables (CSV, Markdown, LaTeX) and figures are written beside the runs.
+    Tables (CSV, Markdown, LaTeX), figures and the page report.html are written beside the runs.
 
     Examples:
 
@@ -148,11 +145,6 @@ def reproduce(
         raise trouble
 
 
-def changed(overrides: list[str] | None, device: str | None) -> list[str]:
-    """The words that change a config, with the device among them."""
-    return [*([f"training.device={device}"] if device else []), *(overrides or [])]
-
-
 def run_and_show(
     config: Config,
     methods: list[str] | None,
@@ -226,10 +218,11 @@ def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> Non
 
 
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
-    """Print the tables and what is missing; write tables and figures to ``out``."""
+    """Print the tables and what is missing; write tables, figures and the page to ``out``."""
     from fedgradnorm._report.comparison import read_comparison
     from fedgradnorm._report.figures.comparison_figures import draw
     from fedgradnorm._report.grid import to_terminal, write_grids
+    from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
 
     comparison = read_comparison(places, baseline)
@@ -239,3 +232,5 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     write_grids(all_grids(comparison), out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(comparison, out / FIGURES)))}")
+    write_page(places, out / REPORT)
+    say(f"page:    {out / REPORT} (opens in any browser, works offline)")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Set up a federation between machines, or try one on this.", no_args_is_help=True
 )
+Private = Annotated[
+    bool, typer.Option("--private", help="The server sees only sums over the clients.")
+]
 
 
 @app.command()
@@ -30,6 +33,7 @@ def init(
         typer.Option("--host", help="The server's names or addresses for clients, the main first."),
     ] = "localhost",
     port: Annotated[int, typer.Option("--port", help="Where the server listens.")] = 9092,
+    private: Private = False,
 ) -> None:
     """Make the certificates and keys of a federation, and a folder to hand to each client.
 
@@ -40,14 +44,20 @@ def init(
 
     check_installed()
     names, hosts = ([w.strip() for w in text.split(",") if w.strip()] for text in (clients, host))
-    for home in init_federation(folder, names, hosts, port):
+    for home in init_federation(folder, names, hosts, port, private):
         say(f"for client {home.name}: {home} (its key is secret: hand it over safely)")
     say(f"server:  fedgradnorm serve CONFIG --federation {folder}")
     say(f"clients: put {AGREED} and data into the folder, then fedgradnorm join {CLIENT}")
 
 
 @app.command("try")
-def try_(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None) -> None:
+def try_(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    private: Private = False,
+    allow: Allow = None,
+) -> None:
     """Run a config as a federation on this machine: every client a process, TLS and all.
 
     Example: `fedgradnorm federation try configs/demo.toml training.rounds=20`
@@ -67,7 +77,7 @@ def try_(config: ConfigFile, overrides: Overrides = None, *, allow: Allow = None
         clients = clients_of(wanted, bar)
     folder = run_folder(wanted, resume=False)
     with live_display(None, "federation", err) as show:
-        done = try_federation(wanted, clients, folder, show=show, waiting=_waiting)
+        done = try_federation(wanted, clients, folder, show=show, waiting=_waiting, private=private)
     _show(done, folder)
 
 
@@ -144,10 +154,11 @@ def _waiting(missing: list[str]) -> None:
 def _show(done: Coordinator, folder: Path) -> None:
     """A row per client, or one for each of its tasks, and where the run is."""
     table = Table("client", "rounds", "weight", "left out", "refused", "bounded", "MB exchanged")
-    weights = dict(zip(done.rows, done.server.weighting.weight.tolist(), strict=True))
+    weights = done.weights()
     for row, name in done.rows.items():
         counts = (done.missed[name], done.refused[name], done.bounded[name])
-        numbers = (done.states[name], f"{weights[row]:.4f}", *counts)
+        weight = f"{weights[row]:.4f}" if row in weights else "-"  # in a private one
+        numbers = (done.states[name], weight, *counts)
         table.add_row(row, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")

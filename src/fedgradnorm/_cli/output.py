@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import Progress
+from rich.table import Table
 from typer.core import TyperGroup
 
 from fedgradnorm._errors import FedGradNormError, TrainingError
@@ -58,11 +59,17 @@ def fail(message: str, code: int) -> typer.Exit:
 def say(text: Any = "") -> None:
     """Print to stdout; paths and names are taken as they are, and a file is wider than 80.
 
-    A table that is wider yet runs on, into the terminal's next line if need be: cut, it would lose
-    its last columns.
+    A table that is wider than the terminal becomes several, one below the other: cut, it would lose
+    its last columns or digits.
     """
     if not out.is_terminal:
         out.width = FILE_WIDTH
+    elif isinstance(text, Table):
+        from fedgradnorm._report.tables.fitted import fitted
+
+        for part in fitted(text, out.width):
+            out.print(part, markup=False, crop=False)
+        return
     out.print(text, markup=False, soft_wrap=isinstance(text, str), crop=False)
 
 

@@ -11,9 +11,11 @@ from rich import box
 from rich.table import Table
 
 from fedgradnorm._cli.output import check_picture, say
-from fedgradnorm._cli.report_files import is_page, show_page
+from fedgradnorm._cli.report_files import EVERY, is_page, keep_fresh, show_page
 from fedgradnorm._cli.training_commands import show_runs
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._runs.layout import REPORT
+from fedgradnorm.experiments._config.meanings import meanings
 
 if TYPE_CHECKING:
     from fedgradnorm.experiments._methods import Method
@@ -34,12 +36,16 @@ def report(
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open what was written.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the page again while runs go on, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show runs side by side: a table, and a page of curves that needs nothing but a browser.
 
     Runs of one method are taken as its seeds. Without --out the page is report.html in the folder
     given, or in the working folder where there are several. It is one file and works offline. What
-    is unfinished or damaged is said, and shown as far as it goes.
+    is unfinished or damaged is said, and shown as far as it goes. With --watch an open page shows
+    what is new by itself, until all runs are finished.
 
     Examples:
 
@@ -48,13 +54,17 @@ def report(
     - `fedgradnorm report runs/radcom-compare --out figure.pdf`
     """
     path = out or (runs[0] if len(runs) == 1 else Path()) / REPORT
+    if watch and not is_page(path):
+        raise ConfigError(f"{path}: --watch keeps a page fresh; its name must end in .html")
     if is_page(path):
-        show_page(runs, path)
+        show_page(runs, path, refresh=EVERY if watch else 0)
     else:
         check_picture(path)
         show_runs(runs, path)
     if show:
         webbrowser.open(path.resolve().as_uri())
+    if watch:
+        keep_fresh(runs, path)
 
 
 def methods(
@@ -66,7 +76,8 @@ def methods(
 
     "Server sees" is beside the sum of the weighted updates, which every server that shares a
     network sees. "Keeps" is how many numbers per client it carries from round to round, "cost" its
-    work in a round with N clients and D shared parameters.
+    work in a round with N clients and D shared parameters. "Sums" says whether sums over the
+    clients are enough for the method, so that a federation can be private.
     """
     from fedgradnorm.experiments._methods import METHODS, find_method
 
@@ -74,11 +85,12 @@ def methods(
         _describe(find_method(name))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("method", "what it does", "server sees", "keeps", "cost", "paper"):
+    for title in ("method", "what it does", "server sees", "keeps", "cost", "sums", "paper"):
         table.add_column(title, no_wrap=title == "method")
     for method in METHODS.values():
         keeps = str(len(method.state) or "-")
-        row = (method.name, method.summary, _sees(method), keeps, method.cost, method.paper)
+        sums = "no" if method.beyond_sums else "yes"
+        row = (method.name, method.summary, _sees(method), keeps, method.cost, sums, method.paper)
         table.add_row(*row)
     say(table)
 
@@ -87,12 +99,15 @@ def _describe(method: Method) -> None:
     say(f"{method.name}: {method.summary} ({method.paper})")
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
+    say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")
     for section, values in (("training", method.settings), ("weighting", method.fixed)):
         for key, value in values.items():
             say(f"fixes {section}.{key} = {value!r}")
+    means = meanings(method.weighting)
     for key, option in method.options().items():
         needed = option.default is option.empty
-        say(f"option weighting.{key}, {'required' if needed else f'default {option.default!r}'}")
+        default = "required" if needed else f"default {option.default!r}"
+        say(f"option weighting.{key}, {default}: {means.get(key, 'see the documentation')}")
 
 
 def _sees(method: Method) -> str:

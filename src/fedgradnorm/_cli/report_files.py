@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._cli.output import say
+from fedgradnorm._runs.layout import ABOUT, METRICS
+
+EVERY = 5
+"""Seconds between two looks at the runs, and between two loads of a page that is open."""
 
 
 def is_page(path: Path) -> bool:
@@ -13,12 +18,12 @@ def is_page(path: Path) -> bool:
     return path.suffix.lower() in (".html", ".htm")
 
 
-def show_page(places: Sequence[Path], path: Path) -> None:
+def show_page(places: Sequence[Path], path: Path, refresh: int = 0) -> None:
     """Write the page; say in the terminal what its table and its notes say."""
     from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.summaries import results_table
 
-    page = write_page(places, path)
+    page = write_page(places, path, refresh)
     if page.rows:
         seeds = max(row.seeds for row in page.rows)
         note = f"mean over {seeds} seeds ± 95% interval" if seeds > 1 else ""
@@ -26,3 +31,33 @@ def show_page(places: Sequence[Path], path: Path) -> None:
     for line in page.notes:
         say(line)
     say(f"page: {path}")
+
+
+def keep_fresh(places: Sequence[Path], path: Path, every: float = EVERY) -> None:
+    """Write the page again whenever a run has something new, until all of them are finished.
+
+    The page loads itself again while this goes on, and no longer once it is over.
+    """
+    from fedgradnorm._report.page.html_page import write_page
+    from fedgradnorm._stored.reader import collect
+
+    seen = _state(places)
+    try:
+        while not all(run.finished for run in collect(places)[0]):
+            time.sleep(every)
+            now = _state(places)
+            if now != seen:
+                write_page(places, path, EVERY)
+                seen = now
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{path} is as fresh as the last look") from None
+    finally:
+        write_page(places, path)
+    say(f"all runs are finished; page: {path}")
+
+
+def _state(places: Sequence[Path]) -> set[tuple[Path, int]]:
+    """When the files that a page is made from were changed."""
+    names = (METRICS, ABOUT)
+    found = (file for place in places for name in names for file in place.rglob(name))
+    return {(file, file.stat().st_mtime_ns) for file in found if file.exists()}

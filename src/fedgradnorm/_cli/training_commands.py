@@ -38,6 +38,9 @@ Allow = Annotated[
 ]
 
 
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or auto.", show_default=False)
+]
 From = Annotated[
     Path | None,
     typer.Option(
@@ -50,7 +53,12 @@ From = Annotated[
 
 
 def run(
-    config: ConfigFile, overrides: Overrides = None, *, start: From = None, allow: Allow = None
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    device: Device = None,
+    start: From = None,
+    allow: Allow = None,
 ) -> None:
     """Train one config and keep everything in a run folder.
 
@@ -70,7 +78,7 @@ def run(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import execute, new_folder
 
-    wanted = load_config(config, overrides or [], allow=allow or ())
+    wanted = load_config(config, changed(overrides, device), allow=allow or ())
     folder = new_folder(wanted)
     with resumable(f"fedgradnorm resume {folder}{allowing(allow)}"), data_bar("data") as bar:
         execute(wanted, folder, start=start, progress=True, data_progress=bar)
@@ -98,6 +106,11 @@ def resume(
         with resumable(f"fedgradnorm resume {run}{allowing(allow)}"), data_bar("data") as bar:
             execute(config, run, resume=True, progress=True, data_progress=bar)
     show_run(run)
+
+
+def changed(overrides: list[str] | None, device: str | None) -> list[str]:
+    """The words that change a config, with the device among them."""
+    return [*([f"training.device={device}"] if device else []), *(overrides or [])]
 
 
 def allowing(modules: list[str] | None) -> str:
@@ -140,6 +153,7 @@ def show_runs(places: list[Path], picture: Path) -> None:
     from fedgradnorm._report.page.sentences import missing
     from fedgradnorm._report.record import records_of
     from fedgradnorm._report.tables.summaries import results_table, task_rows
+    from fedgradnorm._stored.generated import synthetic
     from fedgradnorm._stored.groups import group
     from fedgradnorm._stored.reader import collect
 
@@ -151,4 +165,4 @@ def show_runs(places: list[Path], picture: Path) -> None:
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     say(results_table(rows, f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""))
     tell([*nowhere, *missing(runs, groups), *notes])
-    say(f"figure: {figure(records, picture)}")
+    say(f"figure: {figure(records, picture, synthetic(runs))}")

@@ -42,11 +42,14 @@ class Board:
     def __init__(self) -> None:
         self.running: dict[str, News] = {}
         self.over = 0
+        self.count = 0
+        self.began = time.monotonic()
         self.said = time.monotonic()
 
     def show(self, news: Sequence[News]) -> None:
         """Take what is new."""
         for item in news:
+            self.count = item.count or self.count
             if item.done:
                 self.over += 1
                 self.running.pop(item.trial.title, None)
@@ -62,8 +65,22 @@ class Board:
                 stage = f", {item.event.stage}" if item.event.stage else ""
                 count = f"round {item.event.round}/{item.event.rounds}{stage}"
                 grid.add_row(Text(title), bar, count)
-        grid.add_row(Text(f"{self.over} runs done" if self.over else "starting ...", style="dim"))
+        grid.add_row(
+            Text(self.left() if self.running or self.over else "starting ...", style="dim")
+        )
         return grid
+
+    def left(self) -> str:
+        """How many of all runs are done, and about how long the rest takes."""
+        events = [item.event for item in list(self.running.values()) if item.event is not None]
+        done = self.over + sum(event.round / event.rounds for event in events)
+        text = f"{self.over} of {self.count} runs done" if self.count else f"{self.over} runs done"
+        if not self.count or done < 0.02:
+            return text
+        seconds = (time.monotonic() - self.began) * (self.count - done) / done
+        minutes, rest = divmod(round(seconds), 60)
+        about = f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+        return f"{text} ({100 * done / self.count:.0f} %), about {about} left"
 
     def lines(self, news: Sequence[News]) -> None:
         """Print plain lines."""
@@ -71,14 +88,14 @@ class Board:
         for item in news:
             if item.done:
                 how = f"failed: {item.failed}" if item.failed else "done"
-                self._say(f"{item.trial.title}: {how} ({self.over} runs over)")
+                self._say(f"{item.trial.title}: {how} ({self.left()})")
         if self.running and time.monotonic() - self.said >= PLAIN_SECONDS:
             parts = [
                 f"{title} {100 * item.event.round // item.event.rounds}%"
                 for title, item in self.running.items()
                 if item.event is not None
             ]
-            self._say("under way: " + ", ".join(parts))
+            self._say(f"under way: {', '.join(parts)}; {self.left()}")
 
     def _say(self, line: str) -> None:
         self.said = time.monotonic()

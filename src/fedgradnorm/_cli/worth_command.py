@@ -6,9 +6,16 @@ from typing import Annotated
 
 import typer
 
-from fedgradnorm._cli.compare_commands import Device, Jobs, Out, changed
+from fedgradnorm._cli.compare_commands import Jobs, Out
 from fedgradnorm._cli.output import data_bar, resumable, say
-from fedgradnorm._cli.training_commands import Allow, ConfigFile, Overrides, trial_display
+from fedgradnorm._cli.training_commands import (
+    Allow,
+    ConfigFile,
+    Device,
+    Overrides,
+    changed,
+    trial_display,
+)
 from fedgradnorm._cli.watching import watching
 from fedgradnorm._runs.layout import BENEFIT, REPORT
 

@@ -24,7 +24,17 @@ from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._given_inputs import form_words
+from fedgradnorm.models._input_rows import (
+    Inputs,
+    call,
+    concatenated,
+    has_sequences,
+    in_chunks,
+    row_form,
+)
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")
@@ -103,6 +113,8 @@ def joint_obstacle(
         return "it sends raw gradients and losses before the step only"
     if Needs.GRADIENT in needs:
         return "the weighting needs every client's gradient"
+    if how.clip is not None:
+        return "clip needs the length of every client's gradient"
     return _mixing_obstacle(network, clients) or _tap_obstacle(network, clients, gauge, needs)
 
 
@@ -110,7 +122,7 @@ def stacked_obstacle(
     network: nn.Module, clients: Sequence[Client], how: LocalSettings
 ) -> str | None:
     """Why stacked networks would not be the same training, or None if they are."""
-    return _step_obstacle(how) or _mixing_obstacle(network, clients)
+    return _step_obstacle(how) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
 
 
 def _step_obstacle(how: LocalSettings) -> str | None:
@@ -122,6 +134,8 @@ def _step_obstacle(how: LocalSettings) -> str | None:
         return "its local steps are plain SGD"
     if how.proximal and how.shared_steps > 1:
         return "its local steps have no proximal term"
+    if how.clip is not None and how.shared_steps > 1:
+        return "it does not clip every local step"
     return None
 
 
@@ -145,14 +159,31 @@ def unshared_obstacle(
     if next(network.buffers(), None) is not None:
         return "the network has buffers, which each client keeps for itself"
     steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
-    return _step_obstacle(steps) or _mixing_obstacle(network, clients)
+    return _step_obstacle(steps) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
+
+
+def _fields_obstacle(clients: Sequence[Client]) -> str | None:
+    if all(isinstance(client.train[0], Tensor) for client in clients):
+        return None
+    return "its networks are called with one tensor"
 
 
 def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
-    """Rows must not see each other, nor chance: tried out, not guessed from layer names."""
-    shapes = {tuple(client.train[0].shape[1:]) for client in clients}
+    """Networks must be alike; rows must not see each other, nor chance.
+
+    The last two are tried out, not guessed from layer names.
+    """
+    if private := private_names(network):
+        return f"{len(private)} parameters of the network are private to each client"
+    if first := next((client.name for client in clients if client.stem is not None), None):
+        return f"client {first!r} has a first part of its own"
+    if promising := next((client.name for client in clients if client.privacy is not None), None):
+        return f"client {promising!r} has privacy, and clips the gradient of each of its rows"
+    shapes = {form_words(row_form(client.train[0])) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"
+    if any(has_sequences(client.train[0]) for client in clients):
+        return "sequences are padded to the longest of each batch"
     for client in clients:
         if client.head is not None and _random_or_mixing(client.head, None):
             return f"the head of client {client.name!r} has dropout or batch statistics"
@@ -161,24 +192,26 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
     return None
 
 
-def _probe(network: nn.Module, clients: Sequence[Client]) -> Tensor:
+def _probe(network: nn.Module, clients: Sequence[Client]) -> Inputs:
     """A few real rows, from the first clients."""
-    rows = [torch.as_tensor(client.train[0])[:PROBE_ROWS] for client in clients[:2]]
-    return as_input(torch.cat(rows), network, "cpu")
+    rows = [client.train[0][:PROBE_ROWS] for client in clients[:2]]
+    return as_input(concatenated(rows), network, "cpu")
 
 
 @torch.no_grad()
-def _random_or_mixing(module: nn.Module, x: Tensor | None) -> bool:
+def _random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
     """Whether a row's output depends on chance or on the other rows of its batch."""
-    known = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    if any(isinstance(part, known) for part in module.modules()):
-        return True
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            return True
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            return True
     if x is None:
         return False
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]):
-        whole, again = trial(x), trial(x)
-        halves = torch.cat([trial(half) for half in x.chunk(2)])
+        whole, again = call(trial, x), call(trial, x)
+        halves = torch.cat([call(trial, half) for half in in_chunks(x, -(-len(x) // 2))])
     loose = 1e-3 * float(whole.abs().max()) + 1e-6  # far above rounding, far below statistics
     return not (
         torch.allclose(whole, again, rtol=0, atol=loose)
@@ -193,7 +226,7 @@ def _tap_obstacle(
     tap = GaugeTap(trial, gauge)
     products = ProductTap(trial) if Needs.GRAM in needs else None
     with torch.enable_grad():
-        trial(_probe(network, clients))
+        call(trial, _probe(network, clients))
     if products is not None and (problem := products.problem()) is not None:
         return f"the weighting needs the products of all gradients, and {problem}"
     return tap.problem()

@@ -15,19 +15,24 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import (
-    ClientState,
     LocalSettings,
     Report,
+    Rows,
     head_phase,
     local_round,
 )
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import answers, represented
 from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.private.private_client import PrivateClient
+from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
-from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._flat import FlatNetwork, working_copy
+from fedgradnorm.models._input_rows import Inputs
+from fedgradnorm.models._stem import own_stem
 from fedgradnorm.tasks._missing import labelled
 
 
@@ -52,6 +57,7 @@ class LoopEngine(Engine):
         assert how.head_optimizer is not None
         self.clients = {client.name: client for client in clients}
         self.how, self.seed, self.device = how, seed, device
+        self.rates = how.head_rates()
         self.network = working_copy(network, device, bf16=bf16)
         self.batches = batches_of(clients, batch_size, seed, how.steps)
         self.gauge = torch.cat([_range(self.network.slices[name], device) for name in gauge])
@@ -59,10 +65,27 @@ class LoopEngine(Engine):
         self.data = {c.name: place.splits(c) for c in clients}
         self.states = {
             name: ClientState(
-                copy.deepcopy(head).to(device), how.head_optimizer, self.network.buffers()
+                copy.deepcopy(head).to(device),
+                how.head_optimizer,
+                self.network.buffers(),
+                self.network.fresh_private(),
+                own_stem(self.clients[name].stem, name, self.network.vector),
             )
             for name, head in heads.items()
         }
+        self.private = self._private(network, batch_size)
+
+    def _private(self, network: nn.Module, batch_size: int | None) -> dict[str, PrivateClient]:
+        """The clients that clip and noise; they work on a scratch copy that is as it was given."""
+        names = [name for name, client in self.clients.items() if client.privacy is not None]
+        plain = FlatNetwork(network, self.device) if names else self.network
+        found = {}
+        for name in names:
+            x, y = self.data[name]["train"]
+            assert isinstance(x, Tensor)  # other inputs are refused before
+            own = (self.clients[name], self.states[name].head, plain, (x, y))
+            found[name] = PrivateClient(*own, self.how, batch_size, self.seed)
+        return found
 
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """Everybody in ``active`` works in turn; a client that fails is rolled back and named."""
@@ -70,18 +93,22 @@ class LoopEngine(Engine):
         for name in active:
             before = self.states[name].state_dict()
             report = self._run_client(name, shared, round_number)
-            head_is_finite = all(p.isfinite().all() for p in self.states[name].head.parameters())
-            if report.finite and head_is_finite:
+            own_is_finite = all(p.isfinite().all() for p in self.states[name].parameters())
+            if report.finite and own_is_finite:
                 reports[name] = report
             else:
                 self.states[name].load_state_dict(before)
         return self._stacked(shared, reports, failed=[n for n in active if n not in reports])
 
     def _run_client(self, name: str, shared: Tensor, round_number: int) -> Report:
+        if name in self.private:
+            with self._chance("noise", name, round_number):
+                private, state = self.private[name], self.states[name]
+                return private_round(private, state, shared, self.gauge, round_number)
         state, (x, y) = self.states[name], self.data[name]["train"]
         rows = torch.from_numpy(self.batches.of_round(round_number)[name]).to(self.device)
-        if self.network.has_buffers:
-            self.network.load_buffers(state.buffers)
+        self._enter(state)
+        self.rates.follow(state.optimizer, round_number)
         with self._chance("noise", self.clients[name].owner, round_number):
             report = local_round(
                 self.clients[name],
@@ -96,6 +123,14 @@ class LoopEngine(Engine):
         if self.network.has_buffers:
             state.buffers = self.network.buffers()
         return report
+
+    def _enter(self, state: ClientState) -> bool:
+        """Put a client's own parts of the network in place; whether it has any."""
+        if self.network.has_buffers:
+            self.network.load_buffers(state.buffers)
+        if state.private:
+            self.network.put_private(state.private)
+        return self.network.has_buffers or bool(state.private) or state.stem is not None
 
     @contextmanager
     def _chance(self, *counter: object) -> Iterator[None]:
@@ -133,7 +168,7 @@ class LoopEngine(Engine):
         """
         results = {}
         held: Tensor | None = None
-        seen: tuple[Tensor, list[Tensor]] | None = None
+        seen: tuple[Inputs, list[Tensor]] | None = None
         for name, client in self.clients.items():
             if split not in self.data[name]:
                 continue
@@ -142,12 +177,12 @@ class LoopEngine(Engine):
             if vector is not held:
                 self.network.vector.copy_(vector)
                 held, seen = vector, None
-            if self.network.has_buffers:
-                self.network.load_buffers(state.buffers)
+            if self._enter(state):
                 seen = None
             x, y = self.data[name][split]
+            front = state.front(self.network.module)
             if seen is None or seen[0] is not x:
-                seen = x, list(represented(self.network.module, x))
+                seen = x, list(represented(front, x))
             try:
                 results[name] = client.task.measure(answers(state.head, seen[1]), y, client.scaling)
             except ConfigError as error:
@@ -159,11 +194,13 @@ class LoopEngine(Engine):
         first = round_number * self.how.steps
         for name, state in self.states.items():
             self._put_in_place(state, shared)
-            self.network.module.eval()
+            state.front(self.network.module).eval()
+            self.rates.follow(state.optimizer, None)
             state.head.train()
             with self._chance("final", name):
                 batch = partial(self._batch, name, first)
-                head_phase(self.clients[name].task, state, self.network, batch, steps)
+                task, clip = self.clients[name].task, self.how.head_clip
+                head_phase(task, state, self.network, batch, steps, clip)
 
     def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
         """One client after another, each on the scratch copy."""
@@ -179,12 +216,11 @@ class LoopEngine(Engine):
         return kept
 
     def _put_in_place(self, state: ClientState, shared: Tensor) -> None:
-        """Fill the scratch copy with the network and the statistics that a client has now."""
+        """Fill the scratch copy with the network and the parts of it that a client has now."""
         self.network.vector.copy_(shared if state.own is None else state.own)
-        if self.network.has_buffers:
-            self.network.load_buffers(state.buffers)
+        self._enter(state)
 
-    def _batch(self, name: str, first: int, step: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, name: str, first: int, step: int) -> Rows:
         """A client's batch number ``first + step``, counted from the run's start."""
         x, y = self.data[name]["train"]
         if self.clients[name].task.gaps:  # here every task may have batches of its own
@@ -235,9 +271,9 @@ class Placed:
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._network, self._device = network, device
         self._dtype = next(network.parameters()).dtype
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
 
-    def splits(self, client: Client) -> dict[str, tuple[Tensor, Tensor]]:
+    def splits(self, client: Client) -> dict[str, Rows]:
         """The client's splits on the device, in the network's dtype."""
         splits = {
             "train": client.learns_from(),
@@ -245,16 +281,17 @@ class Placed:
             "test": client.test,
         }
         return {
-            split: (self._inputs(torch.as_tensor(pair[0])), self._targets(torch.as_tensor(pair[1])))
+            split: (self._inputs(pair[0], client.stem), self._targets(torch.as_tensor(pair[1])))
             for split, pair in splits.items()
             if pair is not None
         }
 
-    def _inputs(self, x: Tensor) -> Tensor:
+    def _inputs(self, x: Inputs, stem: nn.Module | None) -> Inputs:
         # The source is kept beside it, so that no other tensor can come to have its id.
-        found = self._kept.get(id(x))
+        key = id(x), id(stem)
+        found = self._kept.get(key)
         if found is None:
-            found = self._kept[id(x)] = x, as_input(x, self._network, self._device)
+            found = self._kept[key] = x, as_input(x, self._network, self._device, stem)
         return found[1]
 
     def _targets(self, y: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 
 from fedgradnorm._engines.batched import BatchedEngine, Part, Plan
 from fedgradnorm._engines.passes.dense import DensePass
+from fedgradnorm._round.client_round import clip_factors
 from fedgradnorm._round.reports import Reports, StackedReports
 
 CHUNK_BYTES = 8 << 30  # of a GPU's memory, for the copies and gradients of one chunk
@@ -60,6 +61,8 @@ class StackedEngine(BatchedEngine):
                 positions = part.positions[start : start + self.chunk]
                 step = self._step(part, members, start, rows)
                 loss[positions] = self._descend(shared, updates, positions, step)
+        if self.how.clip is not None:
+            updates *= clip_factors(updates.norm(dim=1), self.how.clip)[:, None]
         return StackedReports(
             active=plan.active,
             size=self.sizes,
@@ -92,7 +95,7 @@ class StackedEngine(BatchedEngine):
             chosen, mean, at = torch.tensor([member]), updates[position], shared
             for number in range(steps):
                 here = rows[number][mine]
-                z = dense.forward(at, self.data.inputs[here])
+                z = dense.forward(at, self.data.tensor[here])
                 values, signal, heads = part.group.signal(
                     z, self.targets(part, here, chosen), chosen, self.how.together
                 )
@@ -157,7 +160,7 @@ class StackedEngine(BatchedEngine):
 
         def step(local: dict[str, Tensor], number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
             here = rows[number][mine]
-            x = self.data.inputs[here].unflatten(0, (len(members), batch))
+            x = self.data.tensor[here].unflatten(0, (len(members), batch))
             leaves = group.parameters(chosen)
             targets = self.targets(part, here, chosen)
             losses = group.losses(self._outputs(local, x).flatten(0, 1), targets, leaves, chosen)

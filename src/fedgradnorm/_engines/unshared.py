@@ -18,6 +18,7 @@ from fedgradnorm._engines.batched import Assembly, Plan
 from fedgradnorm._engines.batched.snapshot import Snapshot
 from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack, NetworkStack
 from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._round.client_round import clip_factors
 from fedgradnorm._round.reports import StackedReports
 
 LINE = 16  # numbers: 64 bytes of the shortest kind
@@ -48,7 +49,7 @@ class Unshared(Assembly):
             self._stack = DenseStack(self.front)
         else:
             at_once = self.device.type == "cuda"
-            self._stack = ModuleStack(self.front, at_once, self.data.inputs[:2])
+            self._stack = ModuleStack(self.front, at_once, self.data.tensor[:2])
 
     def engine_of(self, name: str) -> Engine:
         """The engine of one client alone."""
@@ -64,6 +65,7 @@ class Unshared(Assembly):
         Who failed has done nothing this round. The updates are written over by the next one.
         """
         self.optimizers.link()  # a client's own engine may have loaded other moments
+        self.optimizers.begin_round(self.loop.rates, round_number)
         plan = self.planner.plan(active)
         names = [name for part in plan.parts for name in part.names]
         states = [self.loop.states[name] for name in names]
@@ -86,6 +88,8 @@ class Unshared(Assembly):
         start = self._starts(plan)
         updates = self._room("updates", len(start))
         loss = self._descend(start, updates, rows, plan)
+        if self.how.clip is not None:
+            updates *= clip_factors(updates.norm(dim=1), self.how.clip)[:, None]
         whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
         ratio = self.first_losses.ratio(whole, plan.active)[plan.positions]
         heads = torch.cat([part.group.sums(part.chosen) for part in plan.parts])
@@ -120,7 +124,7 @@ class Unshared(Assembly):
         """
         assert self.how.local_optimizer is not None
         lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
-        stack, inputs, stretches = self._stack, self.data.inputs, plan.stretches
+        stack, inputs, stretches = self._stack, self.data.tensor, plan.stretches
         z = stack.forward(start, inputs[rows[0]], stretches)
         if not self.how.together:
             first = z

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Unshared, make_unshared
-from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of, make_head
+from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.reports import StackedReports
 from fedgradnorm._round.server import columns, server_round
 from fedgradnorm._round.settings import Settings
@@ -79,10 +80,18 @@ class SideBySide(Federations):
         if not active:
             return {}
         names, reports = self._run.run(round_number, active)
+        self._begin_round(round_number)
         found = (self._step if self._plain else self._weigh)(names, reports)
         for name in reports.failed:
             (found[name],) = self._named[name].rounds(round_number, [[name]])
         return found
+
+    def _begin_round(self, round_number: int) -> None:
+        """All servers step with the rate of this round from now on."""
+        for federation in self:
+            federation.server.begin_round(round_number)
+        if rates := self[0].server.rates:
+            self._optimizer.set(rates.at(round_number))
 
     def _step(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
         """Servers whose only client has weight 1, all in one step."""
@@ -125,6 +134,7 @@ class SideBySide(Federations):
     def pulled(self, round_number: int, active: Sequence[str], to: Tensor, by: float) -> None:
         """A round in which networks are also pulled."""
         names, reports = self._run.run(round_number, active)
+        self._begin_round(round_number)
         away = torch.stack([self._named[name].server.shared.data for name in names]) - to
         self._descend(names, reports, reports.updates + by * away)
         for name in reports.failed:
@@ -185,6 +195,7 @@ def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) ->
     reports = federation.engine.run_clients(shared, round_number, federation.names)
     if reports.failed:
         return
+    server.begin_round(round_number)
     one = torch.ones(1, dtype=torch.float64, device=shared.device)
     server.shared.grad = reports.aggregate(one) + by * (shared - to)
     server.optimizer.step()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,28 +13,18 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine, make_engine
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.head_start import start_at_targets
-from fedgradnorm._round.evaluation import predict
+from fedgradnorm._federation.making_heads import make_head, probe_of
+from fedgradnorm._round.client_state import as_state
+from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._round.seeding import number
 from fedgradnorm._round.server import ServerState, columns, server_round
-from fedgradnorm._round.settings import HeadStart, Settings
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm.models._fitting import (
-    as_input,
-    check_head,
-    fitting_head,
-    own_head,
-    representation,
-)
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
-from fedgradnorm.models._networks import linear_head
-from fedgradnorm.tasks._missing import labelled
-from fedgradnorm.tasks._positions import forms
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -77,14 +66,14 @@ class Federation:
         basis: Basis | None = None,
     ) -> None:
         trainable_parameters(network)
-        self.clients = list(clients)
-        self.names = [client.name for client in clients]
+        self.clients, self.names = list(clients), [client.name for client in clients]
         self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
             weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
         weighting.bind(self.names)
+        self.sums = client_sums(clients, weighting, settings)
         self.shared_heads = SharedHeads(clients, settings.heads, device)
         if basis is None:
             basis = self._make_basis(network, weighting, device)
@@ -99,6 +88,7 @@ class Federation:
             optimizers.resolve(settings.server_optimizer, settings.lr),
             aggregate=settings.aggregate,
             order=settings.order,
+            rates=settings.server_rates(),
         )
         if self.shared_heads:
             self.server.afterwards = self._average_heads
@@ -119,7 +109,7 @@ class Federation:
             self.clients,
             gauge,
             settings.local(),
-            weighting.needs,
+            weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT,
             device,
             heads=heads,
             batch_size=settings.batch_size,
@@ -153,7 +143,7 @@ class Federation:
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         """One round, and what became of it."""
-        if not active:
+        if not active and self.sums is None:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
         table = {key: c.tolist() for key, c in columns(self.server, reports, weights).items()}
@@ -173,8 +163,11 @@ class Federation:
         """One communication: clients work, the server weighs and steps."""
         shared = self.server.shared.data
         reports = self.engine.run_clients(shared, round_number, active)
+        if self.sums is not None:  # also where nobody came: that nobody did is not to be told
+            return reports, self.sums.server_round(self.server, reports, round_number)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
+        self.server.begin_round(round_number)
         return reports, server_round(self.server, reports)
 
     def _average_heads(self, reports: Reports, weights: Tensor) -> None:
@@ -229,28 +222,33 @@ class Federation:
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:
-        """Start with these running statistics of clients, and these networks of clients alone."""
+        """Start with these own parts of clients, and these networks of clients alone."""
         states = self.engine.state_dict()  # all ranks take part in this
         mine = [name for name in self.names if name in statistics]
-        self.engine.load_state_dict({n: {**states[n], "buffers": statistics[n]} for n in mine})
+        network = self.network
+        self.engine.load_state_dict(
+            {n: {**states[n], **as_state(network, statistics[n])} for n in mine}
+        )
         for name in self.names:
             if name in networks:
                 self.server.shared.data.copy_(networks[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Server and clients, everything needed to go on."""
-        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()}
+        sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
+        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         self.server.load_state_dict(state["server"])
         self.engine.load_state_dict(state["clients"])
+        if self.sums is not None:
+            self.sums.load_state_dict(state["sums"])
 
 
 def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> tuple[str, ...]:
     """The parameters that gradients are measured on, tried on rows of the first client."""
-    probe = as_input(torch.as_tensor(clients[0].train[0][:2]), network, "cpu")
-    return find_gauge(network, probe, settings.gauge)
+    return find_gauge(network, probe_of(network, clients[0]), settings.gauge)
 
 
 def tuning(settings: Settings, tuned: tuple[str, ...], round_number: int) -> Tuning | None:
@@ -266,59 +264,10 @@ def tuned_parameters(network: nn.Module, settings: Settings) -> tuple[str, ...]:
     """The parameters of the network that clients tune at the end, beside their heads."""
     what = "head" if settings.personalize is None else settings.personalize["what"]
     if isinstance(what, list):
-        return parameters_of(network, what, "personalize.what")
+        named, private = parameters_of(network, what, "personalize.what"), private_names(network)
+        return tuple(name for name in named if name not in private)  # these move with the head
     return tuple(trainable_parameters(network)) if what == "network" else ()
 
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
-
-
-def make_head(
-    network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
-) -> nn.Module:
-    """The client's own head, or a linear one whose weights depend on seed and name alone."""
-    x = as_input(torch.as_tensor(client.train[0][:2]), network, "cpu")
-    row, task = representation(network, x, client.name), client.task
-    like = next(network.parameters()).detach()
-    if client.head is not None:
-        head = own_head(client.head, client.name).to(dtype=like.dtype)
-    else:
-        with head_chance(client.name, seed):
-            head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)
-        if start == "targets":
-            start_at_targets(head, client)
-    check_head(head, row, forms(task.outputs, task.shape), client.name, like)
-    if task.has_own_loss:
-        _try_loss(network, client, head)
-    return head
-
-
-def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
-    """The linear head that the client of this name starts with."""
-    with head_chance(name, seed):
-        return linear_head(features, outputs).to(dtype=dtype)
-
-
-@contextmanager
-def head_chance(name: str, seed: int) -> Iterator[None]:
-    """Chance that depends on seed and name alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number(seed, "head", name) % 2**63)
-        yield
-
-
-def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
-    """A ConfigError unless the client's own loss can be used, found out on its first rows."""
-    task = client.task
-    rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
-    x, y = client.learns_from()
-    there = labelled(y)
-    x, y = x[there][:rows], y[there][:rows]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        output = predict(network, head, as_input(x, network, "cpu"))
-        try:
-            task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
-        except ConfigError as error:
-            where = f"client {client.name!r}, task {client.task_name!r}"
-            raise ConfigError(f"{where}: {error}") from error

@@ -17,6 +17,7 @@ from fedgradnorm._federation.alone import Federations, alone
 from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import check_listed
+from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Weighting
 
@@ -77,6 +78,7 @@ def federations(
 ) -> Federations:
     """One federation of all clients, or with ``share="none"`` one for each client alone."""
     check_clients(clients, settings)
+    check_private(clients, settings, told_to(weighting))
     if settings.share == "none":
         return alone(network, clients, weighting, settings, device)
     kind = Ditto if settings.ditto else Federation
@@ -95,3 +97,29 @@ def warn_of_order(clients: Sequence[Client]) -> None:
                 "client %r has the columns of client %r in another order, but they share a "
                 "network; give both the same inputs=[...]", client.name, other.name,
             )  # fmt: skip
+
+
+FAR = 100.0
+"""How far from 1 the size of targets is pointed out."""
+
+
+def warn_of_scale(clients: Sequence[Client]) -> None:
+    """Name the clients whose targets are far larger or smaller than 1, with what helps.
+
+    The size is the root of the mean square. Such a loss is 10,000 times louder or quieter than that
+    of other tasks, heads begin far from any answer, and one learning rate does not suit both.
+    """
+    sizes = {}
+    for client in clients:
+        if client.task.has_real_targets:
+            size = float(torch.as_tensor(client.train[1]).double().square().nanmean().sqrt())
+            if size > FAR or 0 < size < 1 / FAR:
+                sizes[client.name] = size
+    if sizes:
+        first = ", ".join(f"{name} {size:.3g}" for name, size in list(sizes.items())[:5])
+        log.warning(
+            "targets of %d client%s are far from the size of 1 (%s%s); standardize = true in "
+            "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
+            "deviation 1 and predicts in the old units; head_start='targets' begins at the mean",
+            len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
+        )  # fmt: skip

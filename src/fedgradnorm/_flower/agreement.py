@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._methods import find_method
 from fedgradnorm.weighting import Needs, Weighting
+
+if TYPE_CHECKING:
+    from fedgradnorm._flower.private.private_terms import PrivateTerms
 
 FORMAT = 1  # of messages and states; another one is another agreement
 OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "record_conflict")
@@ -24,8 +27,12 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
+    "privacy": None,
 }
 """Settings that a federation over the network has only one value for."""
+
+PRIVATE = {"aggregate": "mean", "order": "new", "heads": "own", "record_conflict": 0}
+"""Settings that a private federation has only one value for."""
 
 TUNING = ("steps", "lr", "what")
 """What ``personalize`` may say in such a federation; anything else of it must be off."""
@@ -42,16 +49,22 @@ class Agreement:
     rounds: int
     scalars: tuple[str, ...]
     digest: str
+    private: PrivateTerms | None = None
 
     @property
     def sent(self) -> tuple[str, ...]:
         """All that may leave a client in a round."""
+        if self.private is not None:
+            return ("masked update", *(f"masked {name}" for name in self.scalars))
         head = () if self.settings.heads == "own" else ("head",)
         return ("update", *self.scalars, *head)
 
 
-def agree(config: Config) -> Agreement:
-    """The agreement that a config stands for; a ConfigError if it cannot be run this way."""
+def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
+    """The agreement that a config stands for; a ConfigError if it cannot be run this way.
+
+    With ``private`` terms the server is to see sums alone.
+    """
     settings = config.settings
     for name, value in ONLY.items():
         if getattr(settings, name) != value:
@@ -73,7 +86,24 @@ def agree(config: Config) -> Agreement:
         )
     weighting = find_method(config.method).build(config.weighting)
     scalars = sent_scalars(weighting, settings)
-    return Agreement(settings, settings.rounds, scalars, _digest(config))
+    if private is not None:
+        check_private(config.method, weighting, settings)
+    return Agreement(settings, settings.rounds, scalars, _digest(config, private), private)
+
+
+def check_private(method: str, weighting: Weighting, settings: Settings) -> None:
+    """Refuse what a server that sees only sums cannot do."""
+    if weighting.beyond_sums:
+        raise ConfigError(
+            f"method {method!r} cannot be run in a private federation: its server needs "
+            f"{weighting.beyond_sums}; `fedgradnorm methods` says for which methods sums are enough"
+        )
+    for name, value in PRIVATE.items():
+        if getattr(settings, name) != value:
+            raise ConfigError(
+                f"{name} = {getattr(settings, name)!r} cannot be run in a private federation: the "
+                f"server sees no single client; leave it at {value!r}"
+            )
 
 
 def check_tuning(table: Mapping[str, Any] | None) -> None:
@@ -97,9 +127,11 @@ def sent_scalars(weighting: Weighting, settings: Settings) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _digest(config: Config) -> str:
+def _digest(config: Config, private: PrivateTerms | None) -> str:
     table = config.table()
     table = {key: table[key] for key in ("method", "seed", "network", "training", "weighting")}
     table["training"] = {k: v for k, v in table["training"].items() if k not in OWN}
+    if private is not None:
+        table["private"] = private.digest
     text = json.dumps({"format": FORMAT, **table}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -17,13 +17,13 @@ from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.notices import Notices
+from fedgradnorm._flower.wire.collecting import Asking
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
     Refused,
     check_gauge,
     decode_answer,
-    encode_order,
     size_in_bytes,
 )
 from fedgradnorm._round.bounds import Cut
@@ -45,7 +45,7 @@ class Exchange(Protocol):
     """Whoever carries orders to clients and their answers back."""
 
     def ask(
-        self, orders: Mapping[str, Order], seconds: float
+        self, orders: Mapping[str, Asking], seconds: float
     ) -> Mapping[str, RecordDict | Refused | str]:
         """Each client's records, why they are refused, or what went wrong, within ``seconds``."""
 
@@ -92,6 +92,10 @@ class Coordinator:
         """The history and, where it is recorded, the conflict, by the name of their file."""
         recorded = {CONFLICT: self.conflict} if self.agreement.settings.record_conflict else {}
         return {METRICS: self.history, **recorded}
+
+    def weights(self) -> dict[str, float]:
+        """Each client's weight, as far as the server knows it."""
+        return dict(zip(self.rows, self.server.weighting.weight.tolist(), strict=True))
 
     @property
     def done(self) -> bool:
@@ -147,11 +151,11 @@ class Coordinator:
         shared = self.server.shared.data.clone()
         group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, group, head)
+        return Order(*about, shared, group, head, updates=len(self.tasks.get(name, ())) or 1)
 
-    def _collect(self, orders: Mapping[str, Order]) -> dict[str, Answer]:
+    def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
-        good: dict[str, Answer] = {}
+        good: dict[str, Any] = {}
         silent: dict[str, str] = {}
         refused: dict[str, str] = {}
         found = dict(self.exchange.ask(orders, self.patience.deadline))
@@ -163,27 +167,27 @@ class Coordinator:
                 self.attendance.missed(name, self.round, refused=False)
                 continue
             answer = self._tried(name, content, order)
-            if isinstance(answer, Answer):
-                good[name] = answer
-                self.attendance.good(name)
-            else:
+            if isinstance(answer, str):
                 self.refused[name] += 1
                 refused[name] = answer
                 self.attendance.missed(name, self.round, refused=True)
+            else:
+                good[name] = answer
+                self.attendance.good(name)
         self.notices.collected(self.round + 1, list(good), silent, refused)
         return good
 
-    def _tried(self, name: str, content: RecordDict | Refused, order: Order) -> Answer | str:
+    def _tried(self, name: str, content: RecordDict | Refused, order: Any) -> Any:
         """The answer, or why it is refused: in words, for an error would hold what it came from."""
         if isinstance(content, Refused):
             return str(content)
-        self.bytes[name] += size_in_bytes(encode_order(order)) + size_in_bytes(content)
+        self.bytes[name] += size_in_bytes(order.records()) + size_in_bytes(content)
         try:
             return self._checked(name, content, order)
         except Refused as error:
             return str(error)
 
-    def _checked(self, name: str, content: RecordDict, order: Order) -> Answer:
+    def _checked(self, name: str, content: RecordDict, order: Any) -> Any:
         tasks, longest = self.tasks.get(name, ()), self.patience.longest
         answer = decode_answer(content, order, self.agreement.scalars, longest, tasks)
         if order.kind == "train":
@@ -215,6 +219,7 @@ class Coordinator:
         }
         reports = self._reports(told)
         idle = good and not told  # nobody's batches have a label of any task
+        self.server.begin_round(self.round)
         after = self.server.weighting.weight if idle else server_round(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])

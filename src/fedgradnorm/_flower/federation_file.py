@@ -11,9 +11,10 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.bounds import Bounds
-from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, STATE
+from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
 from fedgradnorm.data._sources import anchored
 from fedgradnorm.experiments._config.config_file import Config, clients_of, load_config, make_config
+from fedgradnorm.experiments._config.private_clients import beside
 from fedgradnorm.experiments._config.toml_text import read_toml
 
 LONGEST_NAME = 100  # letters of a task's name; it travels with the head
@@ -46,7 +47,8 @@ class FederationFile:
     to a round, see :class:`fedgradnorm._round.bounds.Bounds`. A client without a usable answer to
     ``misses`` orders in a row is suspended, for ``pause`` rounds at most; one whose answers were
     refused ``refusals`` times in a row is shut out (0: never). ``tasks`` says who has which task:
-    the server must know that where heads are shared, and only there.
+    the server must know that where heads are shared, and only there. With ``private`` the server
+    sees only sums; ``roster.toml`` beside the file has what is agreed for that.
     """
 
     clients: list[str]
@@ -66,6 +68,7 @@ class FederationFile:
     pause: int = 32
     tasks: dict[str, Any] = field(default_factory=dict)
     several: dict[str, list[str]] = field(default_factory=dict)
+    private: bool = False
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients):
@@ -81,6 +84,11 @@ class FederationFile:
         _ = self.bounds  # checks its numbers
         object.__setattr__(self, "tasks", _tasks(self.tasks, self.clients))
         _check_several(self.several, self.clients)
+        if self.private and self.several:
+            raise ConfigError(
+                "a private federation has one task a client; leave several out, or give each task "
+                "to a client of its own"
+            )
 
     @property
     def bounds(self) -> Bounds:
@@ -128,7 +136,10 @@ def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
 
 @dataclass(frozen=True)
 class ClientFile:
-    """``client.toml``: which client this is, of which server, with which data."""
+    """``client.toml``: which client this is, of which server, with which data.
+
+    A client that asks for ``private`` answers no server that would see its own update.
+    """
 
     name: str
     server: str
@@ -136,7 +147,11 @@ class ClientFile:
     state: str = STATE
     ca: str = CA
     key: str = KEY
+    private: bool = False
+    roster: str = ROSTER
+    signing: str = SIGNING
     data: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
     folder: Path = Path()
 
     def path(self, name: str) -> Path:
@@ -150,6 +165,8 @@ class ClientFile:
         if not isinstance(source, str):
             raise ConfigError(f"{CLIENT}: [data] needs a source")
         table = {**config.table(), "data": anchored(source, self.data, self.folder)}
+        if self.privacy:
+            table |= beside({"privacy": self.privacy}, self.folder)
         return make_config(table, str(self.path("config")), allow)
 
     def load(self, config: Config) -> list[Client]:

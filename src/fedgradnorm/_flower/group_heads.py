@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.federation import start_head
 from fedgradnorm._federation.head_averaging import SharedHeads, flat_head
+from fedgradnorm._federation.making_heads import start_head
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.reports import Reports

@@ -19,16 +19,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.wire import QUIET
-from fedgradnorm._runs.layout import LOCK, NODE
+from fedgradnorm._runs.layout import LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import HINT, alone
 from fedgradnorm.experiments._config.toml_text import read_toml
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from fedgradnorm._client import Client
+    from fedgradnorm._flower.agreement import Agreement
     from fedgradnorm._flower.federation_file import ClientFile
+    from fedgradnorm._flower.participant import Participant
+    from fedgradnorm._flower.private.private_terms import PrivateTerms
 
 log = logging.getLogger("fedgradnorm")
 
@@ -73,19 +79,18 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     """One node: load data, check the server's certificate, answer orders until the end."""
     from fedgradnorm._flower.agreement import agree
     from fedgradnorm._flower.federation_file import read_client
-    from fedgradnorm._flower.participant import Participant
     from fedgradnorm.experiments._config.config_file import build
 
     given = read_client(path)
     config = given.run_config(allow)
-    agreement = agree(config)
-    network, clients, _, _ = build(config, given.load(config))
-    for name in ("ca", "key"):
+    agreement = agree(config, private_terms(given))
+    network, clients, weighting, _ = build(config, given.load(config))
+    for name in ("ca", "key", *(("signing",) if given.private else ())):
         if not given.path(name).is_file():
             raise ConfigError(f"{given.path(name)}: no such file")
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    participant = Participant(network, clients, agreement, state)
+    participant = _participant(given, network, clients, agreement, weighting)
     sent = ", ".join(agreement.sent)
     sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
@@ -110,6 +115,35 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
             connected,
             before,
         )
+
+
+def private_terms(given: ClientFile) -> PrivateTerms | None:
+    """What is agreed beside the run, where this client asks for a private federation."""
+    if not given.private:
+        return None
+    from fedgradnorm._flower.private.private_terms import read_terms
+
+    terms = read_terms(given.path("roster"))
+    choose(given.name, list(terms.clients), f"client in {ROSTER}")
+    return terms
+
+
+def _participant(
+    given: ClientFile,
+    network: nn.Module,
+    clients: Sequence[Client],
+    agreement: Agreement,
+    weighting: Any,
+) -> Participant:
+    from fedgradnorm._flower.participant import Participant
+
+    about = (network, clients, agreement, given.path("state"))
+    if agreement.private is None:
+        return Participant(*about)
+    from fedgradnorm._flower.private.private_terms import read_signer
+    from fedgradnorm._flower.private.silo import Silo
+
+    return Silo(*about, read_signer(given.name, given.path("signing")), weighting)
 
 
 @contextmanager

@@ -14,24 +14,29 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.federation import make_head, tuned_parameters, tuning
+from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
+from fedgradnorm._flower.ledger import Ledger, at_home
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.presence import Presence
+from fedgradnorm._round.private.private_client import question
+from fedgradnorm._round.private.private_plan import check_private, expected_rounds
 from fedgradnorm._runs.about import FORMAT, of_task
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
-from fedgradnorm._runs.layout import RESULT
-from fedgradnorm._runs.run import Run, TrainedClient, blueprints
+from fedgradnorm._runs.layout import LEDGER, RESULT
+from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.ending.best import SPLIT
 from fedgradnorm._training.ending.stopping import log_personal
-from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._input_rows import row_form
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -51,9 +56,14 @@ class Participant:
     ) -> None:
         settings = agreement.settings
         self.rows = client.rows if isinstance(client, Client) else tuple(client)
+        if self.rows[0].privacy is not None:
+            check_private(self.rows, settings, told=agreement.scalars)
+            rounds = expected_rounds(settings, agreement.rounds)
+            self.rows = tuple(at_home(row, rounds, folder) for row in self.rows)
         self.agreement, self.folder = agreement, folder
         self.tasks = [r.name.removeprefix(f"{r.of}/") for r in self.rows if r.of is not None]
-        self.network, client = copy.deepcopy(network), self.rows[0]
+        self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
+        client = self.rows[0]
         if self.tasks and settings.heads != "own":
             raise ConfigError(
                 f"heads = {settings.heads!r} cannot be run over the network by client "
@@ -61,9 +71,8 @@ class Participant:
             )
         start = settings.seed, settings.head_start
         heads = {row.name: make_head(self.network, row, *start) for row in self.rows}
-        probe = as_input(torch.as_tensor(client.train[0][:2]), self.network, "cpu")
-        gauge = find_gauge(self.network, probe, settings.gauge)
-        log.info("gauge: %s", ", ".join(gauge))
+        gauge = gauge_of(self.network, [client], settings)
+        log_division(self.network, gauge)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
@@ -76,6 +85,10 @@ class Participant:
             device=torch.device("cuda" if gpu else "cpu"),
             bf16=settings.precision == "bf16",
         )
+        self.ledger: Ledger | None = None
+        if client.privacy is not None:
+            how, batch = settings.local(), settings.batch_size
+            self.ledger = Ledger(folder / LEDGER, client, how, batch)
         self.like = self.engine.network.vector.detach().cpu().clone()
         self._initial = packed(self.engine.state_dict())
         self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
@@ -85,6 +98,7 @@ class Participant:
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
+        self.reported: dict[str, float] = {}  # of its last round, where it has one task
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and not self._judges:
@@ -137,6 +151,7 @@ class Participant:
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         names = self.present.names
+        spent = "" if self.ledger is None else self._charge(order, self.ledger)
         active = self.presence.with_labels(names, order.round)
         reports = self.engine.run_clients(self.present.shared, order.round, active)
         if reports.failed:
@@ -145,8 +160,10 @@ class Participant:
         slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         columns = {key: getattr(reports, key).tolist() for key in SCALARS}
         told = dict(zip(names, zip(*columns.values(), strict=True), strict=True))
+        self.reported = dict(zip(columns, told[names[0]], strict=True))
         for name in active:
-            log.info("round %d: %sloss %.6g", order.round + 1, self._who(name), told[name][1])
+            loss = told[name][1]
+            log.info("round %d: %sloss %.6g%s", order.round + 1, self._who(name), loss, spent)
         scalars = dict[str, float]()
         for task, name in zip(self.tasks or [""], names, strict=True):
             every = dict(zip(columns, told[name], strict=True)) | {THERE: float(name in active)}
@@ -164,6 +181,15 @@ class Participant:
             None if order.head is None else flat_head(self.engine.heads()[names[0]]).cpu(),
         )
 
+    def _charge(self, order: Order, ledger: Ledger) -> str:
+        """Let the budget pay for the answer, before there is one; what is spent, for the log."""
+        name = self.rows[0].name
+        private, state = self.engine.private[name], self.engine.states[name]
+        private.budget = ledger.budget(order.run)
+        asked = question(state, self.present.shared, order.round)
+        ledger.charge(order.run, order.round, asked)
+        return f", epsilon {ledger.epsilon(order.run):.3g} of {private.budget.epsilon:g}"
+
     def _who(self, name: str) -> str:
         return f"{name}: " if self.tasks else ""
 
@@ -180,7 +206,7 @@ class Participant:
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order.round, keeping, more | (keeping.about() if keeping else {}))
+        run = self._run(order, keeping, more | (keeping.about() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
@@ -191,28 +217,35 @@ class Participant:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, round_number: int, keeping: Keeping | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         trained = {}
         for row in self.rows:
             state = self.engine.states[row.name]
             own = None if state.own is None else self._network(state.own)
             head = copy.deepcopy(self.engine.heads()[row.name])
-            trained[row.name] = TrainedClient.from_client(row, head, state.buffers, own)
+            trained[row.name] = TrainedClient.from_client(row, head, state.state_dict(), own)
         heads = {name: one.head for name, one in trained.items()}
         about = {
             "format": FORMAT,
-            "settings": {"seed": self.agreement.settings.seed},
+            "settings": {
+                key: getattr(self.agreement.settings, key) for key in ("seed", "shared", "frozen")
+            },
             "weighting": {"name": "federation"},
             "clients": {row.name: _info(row) for row in self.rows},
-            "blueprints": blueprints(self.network, heads),
+            "blueprints": blueprints(self.network, heads, self.rows),
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run(trained, about, self._history(round_number, keeping), shared)
+        return Run(trained, about, self._history(order.run, order.round, keeping), shared)
 
-    def _history(self, round_number: int, keeping: Keeping | None) -> History:
-        """The evaluations on the way, where there were any, and that of what is kept."""
-        history = History(sorted({key for row in self.rows for key in row.task.metrics}))
+    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
+        """The evaluations on the way, where there were any, and that of what is kept.
+
+        Of a private client also what it had spent after each of its rounds.
+        """
+        metrics = sorted({key for row in self.rows for key in row.task.metrics})
+        history = History(metrics, private=self.ledger is not None)
+        history.append([] if self.ledger is None else self.ledger.rows(run))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
         parts = [part for part in found if part[0] < round_number]
         for split in SPLITS:
@@ -234,7 +267,7 @@ def _info(client: Client) -> dict[str, Any]:
         "labels": client.labels,
         "columns": client.columns,
         **({"encoding": client.encoding.plain()} if client.encoding else {}),
-        "inputs": list(client.train[0].shape[1:]),
+        "inputs": row_form(client.train[0]),
     }
 
 

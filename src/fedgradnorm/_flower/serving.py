@@ -22,19 +22,32 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
+from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
+from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.about import FORMAT, describe_weighting, now, read_about
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
-from fedgradnorm._runs.layout import ABOUT, CA, LINK_DATABASE, LINK_LOG, public_key
-from fedgradnorm._runs.run import Run, blueprints
+from fedgradnorm._runs.layout import (
+    ABOUT,
+    CA,
+    FEDERATION,
+    LINK_DATABASE,
+    LINK_LOG,
+    ROSTER,
+    public_key,
+)
+from fedgradnorm._runs.run import Run
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
@@ -59,8 +72,10 @@ def serve(
 
     ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
     """
-    terms, agreement = read_federation(federation), agree(config)
-    network, _, weighting, _ = build(config, [])
+    terms = read_federation(federation)
+    agreement = agree(config, _private(federation, terms))
+    network, _, weighting, settings = build(config, [])
+    network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed
     weighting.bind(list(rows_of(terms.clients, terms.several)))
     if terms.several and agreement.settings.heads != "own":
@@ -70,8 +85,7 @@ def serve(
         )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    most = max(map(len, terms.several.values()), default=1)  # updates in one message
-    sizes = (most * FlatNetwork(network).vector.nbytes, heads.largest if heads else 0)
+    sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement, terms)
     link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
     with Claim(folder, config.text()) as claim:
@@ -96,6 +110,27 @@ def serve(
             finally:
                 operator.stop()
     return coordinator
+
+
+def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
+    """What is agreed in a private federation; the roster must be of the clients that are named."""
+    if not terms.private:
+        return None
+    found = read_terms(federation / ROSTER)
+    if set(found.clients) != set(terms.clients):
+        raise ConfigError(f"{federation / ROSTER} and {FEDERATION} name different clients")
+    return found
+
+
+def _answer_sizes(
+    vector: Tensor, heads: GroupHeads | None, agreement: Agreement, terms: FederationFile
+) -> tuple[int, int]:
+    """Bytes of the two vectors that an answer may have."""
+    if agreement.private is None:
+        most = max(map(len, terms.several.values()), default=1)  # updates in one message
+        return most * vector.nbytes, heads.largest if heads else 0
+    count = len(agreement.private.clients)
+    return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
 
 
 def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
@@ -167,11 +202,14 @@ def _coordinator(
         aggregate=settings.aggregate,
         order=settings.order,
         bounds=terms.bounds,
+        rates=settings.server_rates(),
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     gauge = _gauge(network, config)
     given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    if agreement.private is not None:
+        return PrivateCoordinator(*given)
     return Coordinator(*given, tasks=terms.several)
 
 
@@ -224,6 +262,7 @@ def _about(
         "clients": {},
         "participants": list(terms.clients),
         "sent": list(agreement.sent),
+        **({"private": True} if agreement.private else {}),
         "rounds": agreement.rounds,
         "blueprints": blueprints(network, {}),
         "command": sys.argv,

@@ -10,7 +10,18 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.bounds import Bounds
-from fedgradnorm._runs.layout import AGREED, CA, CLIENT, CLIENTS, FEDERATION, KEY, STATE, public_key
+from fedgradnorm._runs.layout import (
+    AGREED,
+    CA,
+    CLIENT,
+    CLIENTS,
+    FEDERATION,
+    KEY,
+    ROSTER,
+    SIGNING,
+    STATE,
+    public_key,
+)
 from fedgradnorm.experiments._config.toml_text import to_toml
 
 _CLIENT = """\
@@ -34,7 +45,13 @@ name = "{name}"
 task = "classification"
 train = "train.npz"
 test_share = 0.2
+
+# What leaves this machine can hide every single row of it: see docs/differential-privacy.md.
+# [privacy]
+# epsilon = 3.0
+# delta = 1e-5
 """
+FEWEST = 3  # clients of a private federation
 _FILES = {"file": CLIENT, "config": AGREED, "state": STATE, "ca": CA, "key": KEY}
 
 
@@ -43,16 +60,18 @@ def init_federation(
     clients: Sequence[str],
     hosts: Sequence[str],
     port: int = 9092,
+    private: bool = False,
     **options: Any,
 ) -> list[Path]:
     """Certificates, keys and configs in a new ``folder``; the clients' folders.
 
     ``hosts`` are the names or addresses by which clients may reach the server; the first is what
-    their configs say. ``options`` go to federation.toml.
+    their configs say. ``options`` go to federation.toml. With ``private`` the server will see only
+    sums, and every client gets a key to sign with and the roster of all public ones.
     """
     from fedgradnorm._flower.wire.keys import make_authority, make_client_key
 
-    _check(folder, clients, hosts)
+    _check(folder, clients, hosts, private)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_authority(folder, hosts)
     table = {
@@ -68,6 +87,7 @@ def init_federation(
         "refusals": 5,
         "pause": 32,
         **{f"largest_{name}": value for name, value in asdict(Bounds()).items()},
+        **({"private": True} if private else {}),
         **options,
     }
     (folder / FEDERATION).write_text(to_toml(table), encoding="utf-8")
@@ -79,7 +99,23 @@ def init_federation(
         text = _CLIENT.format(name=name, server=f"{hosts[0]}:{port}", **_FILES)
         (own / CLIENT).write_text(text, encoding="utf-8")
         made.append(own)
+    if private:
+        _make_private(folder, made, table["longest"], table["largest_ratio"])
     return made
+
+
+def _make_private(folder: Path, homes: Sequence[Path], longest: float, ratio: float) -> None:
+    """A key to sign with for every client, and the roster in all folders."""
+    from fedgradnorm._flower.private.private_terms import PrivateTerms, make_signing_key
+
+    keys = {home.name: make_signing_key(home / SIGNING) for home in homes}
+    terms = PrivateTerms(keys, longest, ratio)
+    for place in (folder, *homes):
+        terms.write(place / ROSTER)
+    for home in homes:
+        path = home / CLIENT
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("\nkey = ", "\nprivate = true\nkey = "), encoding="utf-8")
 
 
 def fill_client(folder: Path, config: str, data: Mapping[str, Any]) -> None:
@@ -92,11 +128,16 @@ def fill_client(folder: Path, config: str, data: Mapping[str, Any]) -> None:
     (folder / AGREED).write_text(config, encoding="utf-8")
 
 
-def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str]) -> None:
+def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str], private: bool) -> None:
     if (folder / FEDERATION).exists():
         raise ConfigError(f"{folder} already holds a federation; its keys are not overwritten")
     if not clients or len(set(clients)) != len(clients):
         raise ConfigError("give at least one client, and no name twice")
+    if private and len(clients) < FEWEST:
+        raise ConfigError(
+            f"a private federation needs at least {FEWEST} clients, not {len(clients)}: of two, "
+            "each knows the other by the sum"
+        )
     for name in clients:
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ConfigError(f"client {name!r}: use letters, digits, '.', '-' and '_' in names")

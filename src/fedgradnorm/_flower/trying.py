@@ -30,13 +30,15 @@ def try_federation(
     *,
     show: Show = None,
     waiting: Callable[[list[str]], None] | None = None,
+    private: bool = False,
 ) -> Coordinator:
     """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""
     config = with_inputs(config, clients)
     federation = folder / "federation"
     names = list(dict.fromkeys(client.owner for client in clients))
     terms = tasks_of(config, clients) | several_of(clients)
-    homes = init_federation(federation, names, HERE, free_port(), listen="127.0.0.1", **terms)
+    options = {"listen": "127.0.0.1", "private": private, **terms}
+    homes = init_federation(federation, names, HERE, free_port(), **options)
     for home in homes:
         fill_client(home, config.text(), config.table()["data"])
     with joined(homes, config.allowed):

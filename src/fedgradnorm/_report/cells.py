@@ -10,6 +10,7 @@ from fedgradnorm._report.arms import Arm
 from fedgradnorm._report.grid import Cell
 from fedgradnorm._report.tables.summaries import fixed, loss
 from fedgradnorm._stored.summary import Estimate, estimate
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 BEYOND = 1000
 """Percent; a relative gain is larger only where what it is relative to is next to nothing."""
@@ -57,9 +58,10 @@ def score(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
     """A metric: an accuracy in percent, or an error with its name."""
     if metric != "accuracy" or math.isnan(value.mean):
         cell = number(value, bold=bold)
-        return Cell(f"{metric.upper()} {cell.text}", cell.numbers, bold)
+        text, higher = f"{metric.upper()} {cell.text}", metric in HIGHER_IS_BETTER
+        return Cell(text, cell.numbers, bold, higher=higher)
     scaled = Estimate(100 * value.mean, 100 * value.half, value.count)
-    return Cell(f"{fixed(scaled, 1)} %", _numbers(scaled), bold)
+    return Cell(f"{fixed(scaled, 1)} %", _numbers(scaled), bold, higher=True)
 
 
 def percent(value: Estimate) -> Cell:
@@ -68,9 +70,9 @@ def percent(value: Estimate) -> Cell:
         return Cell("nan", {"": math.nan})
     if abs(value.mean) > BEYOND:
         beyond = f"> {BEYOND} %" if value.mean > 0 else f"< -{BEYOND} %"
-        return Cell(beyond, _numbers(value))
+        return Cell(beyond, _numbers(value), higher=True)
     half = "" if math.isnan(value.half) else f" ± {value.half:.1f}"
-    return Cell(f"{value.mean:+.1f}{half} %", _numbers(value))
+    return Cell(f"{value.mean:+.1f}{half} %", _numbers(value), higher=True)
 
 
 def is_beyond(cell: Cell) -> bool:

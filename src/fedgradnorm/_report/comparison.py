@@ -10,6 +10,7 @@ from typing import Any
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._report.arms import Arm, Contest, arms_of, partner
 from fedgradnorm._report.record import Record, records_of
+from fedgradnorm._stored.generated import synthetic
 from fedgradnorm._stored.groups import group, unlike
 from fedgradnorm._stored.reader import StoredRun, collect
 from fedgradnorm.experiments._methods import METHODS
@@ -86,13 +87,12 @@ def comparison_of(
     arms.sort(key=lambda arm: _place(arm, chosen))
     problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     found = (*notes, *problems, *_unfinished(runs), *_missing_seeds(arms), *told)
-    made = dict.fromkeys(_synthetic(run.config.get("data", {})) for run in runs)
     return Comparison(
         tuple(arms),
         chosen,
         (*found, *_untested(arms, chosen), *_nothing_held_out(arms)),
         tuple(records_of([arm.group for arm in arms])),
-        ", ".join(filter(None, made)),
+        synthetic(runs),
     )
 
 
@@ -113,12 +113,6 @@ def _nothing_held_out(arms: Sequence[Arm]) -> list[str]:
     tasks = [task for arm in arms for s in arm.samples.values() for task in s.tasks.items()]
     names = dict.fromkeys(name for name, task in tasks if not task.held_out)
     return [f"no held-out metric, for no rows were held out: {', '.join(names)}"] if names else []
-
-
-def _synthetic(data: Mapping[str, Any]) -> str:
-    if data.get("source") == "radcom" and "path" not in data:
-        return "generated signals, not RadComDynamic's"
-    return "drawn faces, not photographs" if data.get("source") == "faces" else ""
 
 
 def _place(arm: Arm, baseline: str) -> tuple[object, ...]:

@@ -25,7 +25,8 @@ from fedgradnorm._runs.checkpoint import write_atomically
 class Cell:
     """What is shown, and the plain numbers behind it by a suffix of the column's name.
 
-    ``arm`` and ``task`` say whom it is about, for a page that can leave them out.
+    ``arm`` and ``task`` say whom it is about, for a page that can leave them out; ``higher``, for
+    one that sorts, that more is better.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Cell:
     bold: bool = False
     arm: str = ""
     task: str = ""
+    higher: bool = False
 
 
 @dataclass(frozen=True)

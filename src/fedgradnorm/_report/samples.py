@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import KEYS, SIGNALS
+from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm._stored.summary import NOT_JUDGED, Judged
 
 HELD_OUT = ("test", "validation")
 """Where a task's held-out metric is taken from: the first of these that it has."""
 
-_BESIDE = {*KEYS, *SIGNALS} - {"loss"}
+_BESIDE = {*KEYS, *SIGNALS, SPENT} - {"loss"}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -15,14 +13,21 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
+from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]
 Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
+Rows = tuple[Inputs, Tensor]
+"""Some rows of a client: inputs and targets."""
+Batch = Callable[[int], Rows]
+"""The rows of a step."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,15 @@ class LocalSettings:
     head_optimizer: Mapping[str, Any] | None = None
     local_optimizer: Mapping[str, Any] | None = None
     proximal: float = 0.0
+    head_schedule: ScheduleSpec | None = None
+    clip: float | None = None
+    head_clip: float | None = None
+    rounds: int | None = None
+
+    def head_rates(self) -> Rates:
+        """The rate of the heads' optimisers in each round."""
+        assert self.head_optimizer is not None
+        return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
     @property
     def steps(self) -> int:
@@ -53,56 +67,6 @@ class LocalSettings:
     def steps_locally(self) -> bool:
         """Whether the local copy of the shared network moves at all."""
         return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
-
-
-class ClientState:
-    """What a client keeps to itself between rounds: head, its optimiser, first loss, statistics."""
-
-    def __init__(self, head: nn.Module, optimizer: Mapping[str, Any], buffers: dict[str, Tensor]):
-        self.head = head
-        self.optimizer = optimizers.build(head.parameters(), optimizer)
-        self.buffers = buffers
-        self.first_loss: float | None = None
-        self.rounds = 0
-        self.own: Tensor | None = None  # a network of its own, if it has one, as a flat vector
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, as copies."""
-        own = {} if self.own is None else {"own": self.own.clone()}
-        return {
-            # Cloned: a deep copy of a view holds all that it is a view of.
-            "head": {key: _copied(value) for key, value in self.head.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "buffers": copy.deepcopy(self.buffers),
-            "first_loss": self.first_loss,
-            "rounds": self.rounds,
-            **own,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-        first, rounds, buffers = state["first_loss"], state["rounds"], dict(state["buffers"])
-        if not isinstance(first, (float, int, NoneType)) or not isinstance(rounds, int):
-            raise ValueError(f"first loss {first!r:.40} after {rounds!r:.40} rounds")
-        if {k: b.shape for k, b in buffers.items()} != {
-            k: b.shape for k, b in self.buffers.items()
-        }:
-            raise ValueError("running statistics have other names or shapes")
-        self.head.load_state_dict(state["head"])
-        optimizers.restore(self.optimizer, state["optimizer"])
-        self.buffers, self.first_loss, self.rounds = buffers, first, rounds
-        self.own = state.get("own")
-
-    def copy(self, optimizer: Mapping[str, Any]) -> ClientState:
-        """The same state again, with a head and an ``optimizer`` of its own."""
-        twin = ClientState(copy.deepcopy(self.head), optimizer, self.buffers)
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-def _copied(value: Any) -> Any:
-    """A part of a module's state; what its class adds to it may be no tensor."""
-    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @dataclass(frozen=True)
@@ -127,8 +91,8 @@ def local_round(
     network: FlatNetwork,
     shared: Tensor,
     gauge: Tensor,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
-    data: tuple[Tensor, Tensor],
+    batch: Batch,
+    data: Rows,
     how: LocalSettings,
 ) -> Report:
     """One client's round (Algorithm 2, client part).
@@ -140,17 +104,21 @@ def local_round(
         loss_ratio = mean_s F(omega_s) / F_0
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
-    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F.
+    F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F. With ``clip`` = c
+    each of these gradients g is first scaled by min(1, c / |g|), and with ``head_clip`` so is each
+    gradient of the head and what is private, taken together.
 
     ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
     """
     network.vector.copy_(shared)
     network.module.train()
     state.head.train()
+    if state.stem is not None:
+        state.stem.train()
     if state.first_loss is None and how.first_loss != "first_round":
         state.first_loss = first_loss(client.task, state, network, data, how.first_loss)
     if not how.together:
-        head_phase(client.task, state, network, batch, how.head_steps)
+        head_phase(client.task, state, network, batch, how.head_steps, how.head_clip)
     gradient, pull, loss = _shared_phase(client.task, state, network, shared, batch, how)
     if state.first_loss is None:
         state.first_loss = loss
@@ -173,16 +141,19 @@ def head_phase(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
+    batch: Batch,
     steps: int,
+    clip: float | None = None,
 ) -> None:
-    """``steps`` updates of the head, with the network as it is."""
+    """``steps`` updates of the head and what is private, with the shared network as it is."""
+    front = state.front(network.module)
     for step in range(steps):
         x, y = batch(step)
-        with torch.no_grad():
-            features = network.module(x)
+        with torch.set_grad_enabled(state.reaches_in):
+            features = call(front, x)
         state.optimizer.zero_grad()
         task.loss(state.head(features), y).backward()
+        clip_gradients(state.parameters(), clip)
         state.optimizer.step()
 
 
@@ -191,7 +162,7 @@ def _shared_phase(
     state: ClientState,
     network: FlatNetwork,
     shared: Tensor,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
+    batch: Batch,
     how: LocalSettings,
 ) -> tuple[Tensor, Tensor, float]:
     """Mean gradient, mean proximal pull and mean loss over the steps on the shared network."""
@@ -201,12 +172,14 @@ def _shared_phase(
     optimizer = optimizers.build([local], how.local_optimizer)
     gradient, loss = torch.zeros_like(network.vector), 0.0
     pull = torch.zeros_like(network.vector) if how.proximal else gradient
+    front = state.front(network.module)
     for step in range(how.shared_steps):
         x, y = batch(step)
         network.gradient.zero_()
         state.optimizer.zero_grad()
-        here = task.loss(state.head(network.module(x)), y)
+        here = task.loss(state.head(call(front, x)), y)
         here.backward()
+        clip_gradients([local], how.clip)
         gradient += network.gradient / how.shared_steps
         if how.proximal:
             back = how.proximal * (network.vector - shared)
@@ -215,24 +188,36 @@ def _shared_phase(
         if how.steps_locally:
             optimizer.step()
         if how.together:
+            clip_gradients(state.parameters(), how.head_clip)
             state.optimizer.step()
         if how.report_loss == "after":
             with torch.no_grad():
-                here = task.loss(state.head(network.module(x)), y)
+                here = task.loss(state.head(call(front, x)), y)
         loss += float(here.detach()) / how.shared_steps
     return gradient, pull, loss
+
+
+def clip_gradients(parameters: Iterable[Tensor], most: float | None) -> None:
+    """Scale the gradients, as one vector, to a length of ``most`` at most; None: leave them."""
+    if most is not None:
+        nn.utils.clip_grad_norm_(parameters, most)
+
+
+def clip_factors(lengths: Tensor, most: float) -> Tensor:
+    """What gradients of these lengths are scaled by: the formula of ``clip_grad_norm_``."""
+    return (most / (lengths + 1e-6)).clamp(max=1.0)
 
 
 def first_loss(
     task: Task,
     state: ClientState,
     network: FlatNetwork,
-    data: tuple[Tensor, Tensor],
+    data: Rows,
     kind: FirstLoss,
 ) -> float:
     """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
     if kind == "dataset":
-        return evaluate(task, network.module, state.head, *data)["loss"]
+        return evaluate(task, state.front(network.module), state.head, *data)["loss"]
     if task.classes is None:
         raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
     return task.loss_scale * math.log(task.classes)

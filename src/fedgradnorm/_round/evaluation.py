@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
 from fedgradnorm.tasks._task import Task
 
 ROWS_AT_ONCE = 4096  # in a forward pass over a whole split
@@ -16,18 +17,18 @@ FEWEST_ROWS = 64  # but no fewer: products of fewer are slow
 
 @torch.no_grad()
 def evaluate(
-    task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Tensor
+    task: Task, network: nn.Module, head: nn.Module, x: Inputs, y: Tensor
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use."""
     return task.measure(predict(network, head, x), y)
 
 
-def predict(network: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
+def predict(network: nn.Module, head: nn.Module, x: Inputs) -> Tensor:
     """Head outputs for all rows of ``x``, in evaluation mode."""
     return answers(head, represented(network, x))
 
 
-def represented(network: nn.Module, x: Tensor) -> Iterator[Tensor]:
+def represented(network: nn.Module, x: Inputs) -> Iterator[Tensor]:
     """What the network makes of the rows of ``x``, part by part, in evaluation mode."""
     return (_evaluated(network, part) for part in in_parts(x))
 
@@ -38,21 +39,19 @@ def answers(head: nn.Module, features: Iterable[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _evaluated(module: nn.Module, x: Tensor) -> Tensor:
+def _evaluated(module: nn.Module, x: Inputs) -> Tensor:
     """The module's output, with dropout off and running statistics in use."""
     mode = module.training
     module.eval()
     try:
-        output: Tensor = module(x)
-        return output
+        return call(module, x)
     finally:
         module.train(mode)
 
 
-def in_parts(x: Tensor) -> Sequence[Tensor]:
+def in_parts(x: Inputs) -> Iterable[Inputs]:
     """The rows of ``x``, as many at a time as a forward pass takes best."""
-    rows = ROWS_AT_ONCE
-    if x.numel() and not x.is_cuda:
-        rows = min(rows, max(FEWEST_ROWS, NUMBERS_AT_ONCE // x[0].numel()))
-    parts: tuple[Tensor, ...] = x.split(rows)
-    return parts
+    rows, numbers = ROWS_AT_ONCE, sum(leaf.numel() for leaf in leaves(x).values())
+    if numbers and x.device.type != "cuda":
+        rows = min(rows, max(FEWEST_ROWS, NUMBERS_AT_ONCE // max(1, numbers // len(x))))
+    return in_chunks(x, rows) if len(x) else [x]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._fusing import Fused
 from fedgradnorm._round.bounds import Bounds, Cut
+from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm._round.reports import Reports
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import only
@@ -40,6 +41,7 @@ class ServerState:
         aggregate: Aggregate = "mean",
         order: Order = "new",
         bounds: Bounds | None = None,
+        rates: Rates | None = None,
     ) -> None:
         self.shared = nn.Parameter(shared.clone())
         self.weighting = weighting
@@ -47,7 +49,12 @@ class ServerState:
         self.aggregate, self.order = aggregate, order
         self.weigh = weigh
         self.bounds, self.cuts = bounds, list[Cut]()
+        self.rates = Rates(None, optimizer) if rates is None else rates
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
+
+    def begin_round(self, round_number: int) -> None:
+        """Step with the rate of this round from now on."""
+        self.rates.follow(self.optimizer, round_number)
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""

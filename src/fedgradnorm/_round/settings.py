@@ -13,7 +13,9 @@ import torch
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
 from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.tuning import checked_tuning
@@ -42,6 +44,10 @@ class Settings:
     head_optimizer: str | dict[str, Any] = "adam"
     server_optimizer: str | dict[str, Any] = "adam"
     local_optimizer: str | dict[str, Any] = "sgd"
+    server_schedule: str | dict[str, Any] | list[Any] | None = None
+    head_schedule: str | dict[str, Any] | list[Any] | None = None
+    clip: float | None = None
+    head_clip: float | None = None
     first_loss: FirstLoss = "dataset"
     update: Update = "gradient"
     report_loss: ReportLoss = "before"
@@ -57,6 +63,9 @@ class Settings:
     key: Key = "client"
     share: Share = "all"
     participation: Participation = 1.0
+    shared: str | list[str] = "*"
+    frozen: str | list[str] | None = None
+    privacy: ClientPrivacy | dict[str, Any] | None = None
     gauge: str | list[str] | None = None
     engine: EngineName = "auto"
     device: str = "auto"
@@ -85,8 +94,8 @@ class Settings:
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        self.local()
-        optimizers.resolve(self.server_optimizer, self.lr)
+        self.local().head_rates().at(2)
+        self.server_rates().at(2)
 
     @property
     def keeps_best(self) -> bool:
@@ -109,7 +118,14 @@ class Settings:
             key="client",
             aggregate="mean",
             record_conflict=0,
+            privacy=None,
         )
+
+    @property
+    def client_privacy(self) -> ClientPrivacy | None:
+        """What is promised to clients."""
+        terms: ClientPrivacy | None = privacy_of(self.privacy, ClientPrivacy)
+        return terms
 
     def local(self) -> LocalSettings:
         """What concerns a client, with optimisers resolved."""
@@ -123,7 +139,25 @@ class Settings:
             optimizers.resolve(self.head_optimizer, self.lr),
             optimizers.resolve(self.local_optimizer, self.lr),
             self.proximal,
+            self.head_schedule,
+            self.clip,
+            self.head_clip,
+            self.rounds,
         )
+
+    def server_rates(self) -> Rates:
+        """The rate of the server's optimiser in each round."""
+        table = optimizers.resolve(self.server_optimizer, self.lr)
+        return Rates(self.server_schedule, table, self.rounds)
+
+    def for_rounds(self, rounds: int) -> Settings:
+        """The same with schedules as long as the run, whose rounds may have been epochs."""
+        found: dict[str, Any] = {}
+        for name in ("server", "head"):
+            if (spec := getattr(self, f"{name}_schedule")) is not None:
+                rate = optimizers.resolve(getattr(self, f"{name}_optimizer"), self.lr)["lr"]
+                found[f"{name}_schedule"] = filled(spec, rounds, rate)
+        return replace(self, **found) if found else self
 
     def rounds_per_epoch(self, sizes: Sequence[int]) -> float:
         """Rounds in one pass over the largest client's training rows."""
@@ -234,7 +268,11 @@ def _participation(name: str, value: object) -> Participation:
     return names(name, value)
 
 
-def _gauge(name: str, value: object) -> str | list[str]:
+def _client_privacy(_: str, value: object) -> dict[str, Any]:
+    return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
+
+
+def _one_or_names(name: str, value: object) -> str | list[str]:
     return value if isinstance(value, str) else names(name, value)
 
 
@@ -251,10 +289,32 @@ _CHECKS: dict[str, Check] = {
     "compile": flag,
     **dict.fromkeys(("proximal", "ditto"), bounded),
     **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
+    **dict.fromkeys(("server_schedule", "head_schedule"), check_schedule),
+    **dict.fromkeys(("clip", "head_clip"), _if_given(partial(bounded, above=True))),
     "lr": number,
     "epochs": _if_given(_epochs),
     "participation": _participation,
-    "gauge": _if_given(_gauge),
+    "shared": _one_or_names,
+    **dict.fromkeys(("frozen", "gauge"), _if_given(_one_or_names)),
+    "privacy": _if_given(_client_privacy),
     "device": _device,
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
+
+
+def allowed(name: str) -> str:
+    """Which values a setting takes, in words, beside what its type says.
+
+    >>> allowed("batch_size"), allowed("engine")
+    ('1 or more', '')
+    """
+    least = {**_LEAST, **_LEAST_IF_GIVEN}.get(name)
+    return _RANGES.get(name, "") if least is None else f"{least} or more"
+
+
+_RANGES = {
+    **dict.fromkeys(("proximal", "ditto"), "0 or more"),
+    **dict.fromkeys(("lr", "clip", "head_clip"), "above 0"),
+    "epochs": f"above 0, at most {MOST_EPOCHS:g}",
+    "participation": "a share above 0 and at most 1, or names",
+}

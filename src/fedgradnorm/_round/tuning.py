@@ -14,20 +14,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._round.client_round import ClientState
+from fedgradnorm._round.client_round import Batch, Rows
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import call
 from fedgradnorm.tasks._task import Task
-
-Batch = Callable[[int], tuple[Tensor, Tensor]]
 
 MEASURED = 20
 """How often the validation loss is measured on the way, about."""
+
+
+MEANINGS = {
+    "steps": "steps at most, 1 or more; 0 is allowed with alone",
+    "lr": "learning rate, above 0; training.lr by default",
+    "what": '"head", "network" (both), or a list of layers beside the head',
+    "alone": "whether each client also trains alone, and chooses",
+}
+"""The keys of ``personalize``."""
 
 
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
@@ -42,7 +50,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
         )
     table = {"steps": 200, "lr": lr, "what": "head", "alone": False}
     for key in value:
-        choose(key if isinstance(key, str) else shown(key), table, f"key of {name}")
+        choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
     table |= plain(name, value)
     what = table["what"]
     parts = (
@@ -86,6 +94,9 @@ class _Chosen:
         self.step, self.loss = step, loss
         self.vector = self.network.vector.clone()
         self.head = copy.deepcopy(dict(self.state.head.state_dict()))
+        self.own = [p.detach().clone() for p in self.state.parameters()]
+        stem = self.state.stem
+        self.stem = {} if stem is None else copy.deepcopy(dict(stem.state_dict()))
         self.buffers = self.network.buffers()
 
     def offer(self, step: int, loss: float) -> None:
@@ -99,6 +110,10 @@ class _Chosen:
         A client that had a network of its own already keeps it where nothing moved.
         """
         self.state.head.load_state_dict(self.head)
+        for parameter, value in zip(self.state.parameters(), self.own, strict=True):
+            parameter.data.copy_(value)
+        if self.state.stem is not None:
+            self.state.stem.load_state_dict(self.stem)
         self.state.buffers = self.buffers
         self.state.own = self.vector if own and self.step else self.before
 
@@ -108,7 +123,7 @@ def tune(
     state: ClientState,
     network: FlatNetwork,
     batch: Batch,
-    held_out: tuple[Tensor, Tensor] | None,
+    held_out: Rows | None,
     how: Tuning,
 ) -> dict[str, Any]:
     """Tune one client's head and its copy of the network; what it kept, for run.json.
@@ -120,8 +135,9 @@ def tune(
     def measured() -> float:
         if held_out is None:
             return math.nan
-        return evaluate(task, network.module, state.head, *held_out)["loss"]
+        return evaluate(task, front, state.head, *held_out)["loss"]
 
+    front = state.front(network.module)
     before = measured()
     chosen, step = _Chosen(state, network, before), _stepper(task, state, network, batch, how)
     for number in range(1, how.steps + 1):
@@ -141,20 +157,22 @@ def _stepper(
 ) -> Callable[[int], None]:
     """A function that makes one step, on the batch of that number.
 
-    A network of which nothing moves is in evaluation mode, as for FedBABU's heads.
+    What is private to the client moves with the head. A network of which nothing else moves is in
+    evaluation mode, as for FedBABU's heads.
     """
-    wanted = set(how.parameters)
+    wanted, front = set(how.parameters), state.front(network.module)
     moved = [p for name, p in network.module.named_parameters() if name in wanted]
-    optimizer = optimizers.build([*state.head.parameters(), *moved], how.optimizer)
+    optimizer = optimizers.build([*state.parameters(), *moved], how.optimizer)
 
     def step(number: int) -> None:
-        network.module.train(bool(moved))
+        front.train(bool(moved))
         state.head.train()
         x, y = batch(number)
         network.gradient.zero_()  # of which parameters keep their views
-        state.head.zero_grad()
-        with torch.set_grad_enabled(bool(moved)):
-            features = network.module(x)
+        for parameter in state.parameters():
+            parameter.grad = None
+        with torch.set_grad_enabled(bool(moved) or state.reaches_in):
+            features = call(front, x)
         task.loss(state.head(features), y).backward()
         optimizer.step()
 
@@ -163,7 +181,8 @@ def _stepper(
 
 def _finite(state: ClientState, network: FlatNetwork) -> bool:
     """Whether all numbers that the client has now can be used."""
-    parts = (network.vector, *state.head.state_dict().values(), *network.buffers().values())
+    heads = (*state.head.state_dict().values(), *state.parameters())
+    parts = (network.vector, *heads, *network.buffers().values())
     return all(bool(torch.isfinite(part).all()) for part in parts)
 
 

@@ -14,11 +14,13 @@ import torch
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._privacy.terms import privacy_table
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
+from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._kind import OWN
-from fedgradnorm.tasks._registry import KINDS
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
@@ -69,13 +71,14 @@ def client_info(client: Client) -> dict[str, Any]:
         "task": client.task_name,
         "loss_scale": client.task.loss_scale,
         **({"class_weights": weights} if weights else {}),
+        **({"privacy": privacy_table(client.privacy)} if client.privacy else {}),
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
         **({"encoding": client.encoding.plain()} if client.encoding else {}),
         **of_task(client),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
-        "inputs": list(client.train[0].shape[1:]),
+        "inputs": row_form(client.train[0]),
         "fingerprint": client.fingerprint(),
     }
 
@@ -222,6 +225,13 @@ def _names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
 
 
+def _form(value: Any) -> bool:
+    """The form of a row of one tensor, or of sequences."""
+    if isinstance(value, dict):
+        return set(value) == {"step"} and isinstance(value["step"], list) and _form(value["step"])
+    return isinstance(value, list) and all(map(_whole, value))
+
+
 _TEXT: Rule = ("a text", lambda value: isinstance(value, str))
 _TEXTS: Rule = ("a list of texts", _texts)
 _FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
@@ -257,6 +267,7 @@ _NEEDED = {"finished", "settings", "weighting", "clients"}
 _PLANS: dict[str, Rule] = {
     "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
     "heads": _TABLE,
+    "stems": _TABLE,
 }
 _CLIENT: dict[str, Rule] = {
     "kind": (
@@ -272,6 +283,7 @@ _CLIENT: dict[str, Rule] = {
     "task": _TEXT,
     "loss_scale": ("a number", _number),
     "class_weights": _TABLE,
+    "privacy": _TABLE,
     "metric": _TEXT,
     "trivial": _TABLE,
     "size": _WHOLE,
@@ -282,7 +294,7 @@ _CLIENT: dict[str, Rule] = {
     ),
     "splits": _COUNTS,
     "inputs": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(map(_whole, value)),
+        "a list of whole numbers, or a table of such",
+        lambda value: _form(value) or (isinstance(value, dict) and all(map(_form, value.values()))),
     ),
 }

@@ -7,13 +7,14 @@ saved run is loaded with the module given again.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin as Lazy
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import RunFolderError
 
 Blueprint = dict[str, Any]
@@ -38,6 +39,18 @@ def describe(module: nn.Module) -> Blueprint | None:
         return None if None in parts.values() else {"layer": name, "parts": parts}
     options = _options(module)
     return None if options is None else {"layer": name, "options": options}
+
+
+def blueprints(
+    network: nn.Module, heads: Mapping[str, nn.Module], clients: Iterable[Client] = ()
+) -> dict[str, Any]:
+    """What is needed to rebuild network, heads and stems, where that can be written down."""
+    stems = {client.name: describe(client.stem) for client in clients if client.stem is not None}
+    return {
+        "network": describe(network),
+        "heads": {name: describe(head) for name, head in heads.items()},
+        **({"stems": stems} if stems else {}),
+    }
 
 
 def rebuild(blueprint: Blueprint | None) -> nn.Module:

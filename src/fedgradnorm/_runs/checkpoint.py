@@ -173,6 +173,7 @@ def write_models(run: Run, folder: Path) -> None:
             "buffers": client.buffers,
             "network": client.network.state_dict() if client.network else {},
             "scaling": client.scaling.state_dict() if client.scaling else {},
+            "stem": client.stem.state_dict() if client.stem is not None else {},
         }
         tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
         write_tensors(client_file(folder, name), tensors)

@@ -255,11 +255,12 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if list(before) != list(now):
         return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
     for name, then in before.items():
-        keys = [k for k in then if k not in UNCOMPARED and then[k] != now[name].get(k)]
+        known = {"privacy": None, **then}  # only a client that promises something has it
+        keys = [k for k in known if k not in UNCOMPARED and known[k] != now[name].get(k)]
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:
-            was = ", ".join(f"{key} was {then[key]}, is {now[name].get(key)}" for key in keys)
+            was = ", ".join(f"{key} was {known[key]}, is {now[name].get(key)}" for key in keys)
             return f"clients: client {name!r} has changed ({was})"
     return ""
 

@@ -12,6 +12,8 @@ from fedgradnorm._runs.reading import opened
 
 KEYS = ("round", "epoch", "client", "split")
 SIGNALS = ("loss", "weight", "loss_ratio", "gauge_norm", "active", "held", "samples", "bytes")
+SPENT = "epsilon"
+"""What a private client has spent so far; a column only where there is one."""
 UNTUNED = "untuned-"
 """Before the name of a split that was evaluated before clients tuned what they keep."""
 PAIRS = ("round", "epoch", "client", "other", "cosine")
@@ -22,14 +24,16 @@ class History(Table):
 
     ``split`` is "batch" for what a client reported of its round and "train", "validation" or
     "test" for an evaluation of the whole split. Where clients tune what they keep, the last
-    evaluation before that has the splits "untuned-train" and so on.
+    evaluation before that has the splits "untuned-train" and so on. Where clients are ``private``,
+    it says what they have spent.
     """
 
-    def __init__(self, metrics: Sequence[str]) -> None:
-        taken = next((name for name in metrics if name in (*KEYS, *SIGNALS)), None)
+    def __init__(self, metrics: Sequence[str], private: bool = False) -> None:
+        signals = (*SIGNALS, SPENT) if private else SIGNALS
+        taken = next((name for name in metrics if name in (*KEYS, *signals)), None)
         if taken is not None:
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
-        super().__init__((*KEYS, *SIGNALS, *metrics))
+        super().__init__((*KEYS, *signals, *metrics))
 
 
 def conflict_table() -> Table:
@@ -50,6 +54,7 @@ def read_history(path: Path) -> History:
         raise RunFolderError(f"{path} is damaged: a row has no split")
     with opened(path) as file:
         columns = file.readline().decode().strip().split(",")
-    history = History([c for c in columns if c and c not in (*KEYS, *SIGNALS)])
+    metrics = [c for c in columns if c and c not in (*KEYS, *SIGNALS, SPENT)]
+    history = History(metrics, private=SPENT in columns)
     history.rows = rows
     return history

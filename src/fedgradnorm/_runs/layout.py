@@ -54,10 +54,18 @@ SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
 CA, KEY, STATE = "ca.pem", "client.key", "state"
 """Beside them: the certificate it trusts, its private key, and the folder of its state."""
 
+ROSTER, SIGNING = "roster.toml", "signing.key"
+"""In a private federation: the public keys of all clients, and a client's own to sign with."""
+
 NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
+NOISE_KEY, LEDGER = "noise.key", "privacy.json"
+"""Beside them, of a private client: the secret of its noise, and what it has spent."""
 BEST, RESULT = "best.safetensors", "result"
 """Beside them: the state that its validation rows like best, and the run folder of its result."""
+
+MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
+"""Beside them, in a private federation: keys of attempts, the client's level, and its update."""
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""

@@ -27,13 +27,14 @@ def load(
     path: str | Path,
     network: nn.Module | None = None,
     heads: Heads | None = None,
+    stems: Heads | None = None,
     kinds: Iterable[Kind] = (),
 ) -> Run:
     """A saved run, ready to predict.
 
     Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
-    an instance of it as ``network`` (and ``heads`` by client), whose parameters are then filled.
-    Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
+    an instance of it as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are
+    then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
     """
     folder = Path(path)
     about = read_about(folder)
@@ -44,7 +45,7 @@ def load(
         raise _own_class("network")
     own = {f"{OWN}{kind.name}": kind for kind in kinds}
     clients = {
-        name: _client(folder, name, info, plans, network, heads or {}, own)
+        name: _client(folder, name, info, plans, network, heads or {}, stems or {}, own)
         for name, info in about["clients"].items()
     }
     shared = _shared(folder, plans["network"], network, clients)
@@ -63,7 +64,7 @@ def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     lost += [] if "network" in plans else ["network"]
     if lost:
         raise RunFolderError(f"{folder / ABOUT} is damaged: it has no blueprints.{lost[0]}")
-    return {"network": plans["network"], "heads": heads}
+    return {"network": plans["network"], "heads": heads, "stems": plans.get("stems", {})}
 
 
 def _client(
@@ -73,6 +74,7 @@ def _client(
     plans: Mapping[str, Any],
     network: nn.Module | None,
     heads: Heads,
+    stems: Heads,
     kinds: Mapping[str, Kind],
 ) -> TrainedClient:
     tensors = checkpoint.read_tensors(client_file(folder, name))[0]
@@ -81,6 +83,10 @@ def _client(
     own = None
     if saved := _part(tensors, "network"):
         own = _filled(network, plans["network"], saved, f"network of client {name!r}")
+    stem = None
+    if name in plans["stems"]:
+        saved = _part(tensors, "stem")
+        stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
     scaling = _scaling(_part(tensors, "scaling"), name)
     named: dict[str, Any] = {
         key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)
@@ -96,6 +102,7 @@ def _client(
         of=info.get("of"),
         shape=tuple(info.get("shape", ())),
         own_kind=_own_kind(name, info["kind"], kinds),
+        stem=stem,
     )
 
 
@@ -152,7 +159,8 @@ def _filled(
 
 
 def _own_class(what: str) -> ModelError:
-    key = "heads={...}" if what.startswith("head") else "network=..."
+    kinds = {"head": "heads={...}", "stem": "stems={...}"}
+    key = kinds.get(what.partition(" ")[0], "network=...")
     return ModelError(f"the {what} is a class of its own: give an instance, load(path, {key})")
 
 
@@ -171,7 +179,7 @@ def _misfit(what: str, reason: str) -> RunFolderError:
 def _check_buffers(network: nn.Module | None, buffers: Mapping[str, Tensor], name: str) -> None:
     if network is None:
         raise RunFolderError(f"the saved client {name!r} has lost its network")
-    shapes = {key: b.shape for key, b in network.named_buffers()}
+    shapes = {key: b.shape for key, b in [*network.named_buffers(), *network.named_parameters()]}
     for key, buffer in buffers.items():
         if shapes.get(key) != buffer.shape:
             raise _misfit(f"statistics of client {name!r}", f"{key} is {tuple(buffer.shape)}")

@@ -2,66 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._client import Scaler
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
-from fedgradnorm._task_rows import as_tensor
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._given_inputs import as_inputs, as_tensor, form_words
+from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
 
-if TYPE_CHECKING:
-    from fedgradnorm._runs.run import TrainedClient
+
+class Trained(Protocol):
+    """What must be known of a client to read its inputs."""
+
+    columns: tuple[str, ...] | None
+    scaling: Any
+    encoding: Any
+    stem: nn.Module | None
 
 
 def network_inputs(
     client: str,
     x: Any,
     network: nn.Module,
-    trained: TrainedClient,
-    row: Sequence[int] | None,
-) -> Tensor:
+    one: Trained,
+    row: Sequence[int] | Mapping[str, Any] | None,
+) -> Inputs:
     """Raw ``x`` as the network takes it, or a DataError that names what is wrong with it.
 
-    ``row`` is the shape of a training row; other lengths are the network's business, other numbers
-    of axes are not.
+    ``row`` is the form of a training row; other lengths are the network's business, other numbers
+    of axes and other names are not.
     """
     where = f"client {client!r}"
-    raw = raw_inputs(x, trained, where)
-    if trained.encoding is not None:
-        raw = trained.encoding.encode(raw)
-    if row is not None and raw.ndim != len(row) + 1:
-        raise DataError(
-            f"{where}: x has shape {tuple(raw.shape)}, a training row {tuple(row)}; give one row "
-            "per sample (x[None] for a single one)"
-        )
-    try:
-        scaled = raw if trained.scaling is None else trained.scaling.scale_inputs(raw)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-    values = as_input(scaled, network, "cpu")
-    _check_finite(where, raw, values, trained.columns)
+    given = _given(where, x, one, row)
+    _check_form(where, given, row)
+    scaled = given
+    if isinstance(given, Tensor):
+        scaled = _scaled(where, given, one.scaling)
+    values = as_input(scaled, network, "cpu", one.stem)
+    both = zip(leaves(given).items(), leaves(values).values(), strict=True)
+    for (name, raw), leaf in both:
+        _check_finite(f"{where}, {name}" if name else where, raw, leaf, one.columns)
     return values
 
 
-def raw_inputs(x: Any, trained: TrainedClient, where: str) -> Tensor:
+def _given(
+    where: str, x: Any, one: Trained, row: Sequence[int] | Mapping[str, Any] | None
+) -> Inputs:
+    """``x`` as numbers that are not scaled yet."""
+    if one.encoding is not None:
+        numbers: Tensor = one.encoding.encode(raw_inputs(x, one, where))
+        return numbers
+    return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
+
+
+def raw_inputs(x: Any, one: Trained, where: str) -> Tensor:
     """``x`` as a tensor of numbers: its columns by name, and one number for each cell."""
-    if trained.encoding is not None:
-        codes: Tensor = trained.encoding.codes(x, where)
+    if one.encoding is not None:
+        codes: Tensor = one.encoding.codes(x, where)
         return codes
-    return as_tensor(where, picked(x, trained.columns, where), "x")
+    return as_tensor(where, picked(x, one.columns, where), "x")
 
 
-def refused(client: str, x: Tensor, error: Exception) -> DataError:
+def holds_tensors(x: Any) -> bool:
+    """Whether inputs were given as tensors, so that answers are."""
+    if isinstance(x, Mapping):
+        return all(map(holds_tensors, x.values()))
+    if isinstance(x, Fields):
+        return holds_tensors(x.fields)
+    return isinstance(x, Tensor)
+
+
+def refused(client: str, x: Inputs, error: Exception) -> DataError:
     """The error for inputs that the network itself cannot take."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(
-        f"client {client!r}: its network cannot take rows of shape {tuple(x.shape[1:])}: {reason}; "
-        "give rows like those it was trained on"
+        f"client {client!r}: its network cannot take rows of shape {form_words(row_form(x))}: "
+        f"{reason}; give rows like those it was trained on"
     )
+
+
+def _scaled(where: str, raw: Tensor, scaling: Scaler | None) -> Tensor:
+    try:
+        return raw if scaling is None else scaling.scale_inputs(raw)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _in_form(where: str, x: Any, row: Any) -> Any:
+    """Lists as sequences, where the client was trained on such."""
+    if _is_step(row) and not isinstance(x, Sequences | Mapping):
+        try:
+            return sequences(x)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    if isinstance(row, Mapping) and isinstance(x, Mapping):
+        return {name: _in_form(where, part, row.get(name)) for name, part in x.items()}
+    return x
+
+
+def _is_step(row: Any) -> bool:
+    """Whether this is the form of sequences: that of one step."""
+    return isinstance(row, Mapping) and set(row) == {"step"} and isinstance(row["step"], list)
+
+
+def _check_form(where: str, x: Inputs, row: Any) -> None:
+    """A DataError unless ``x`` has the axes of training rows, or their names."""
+    if row is None:
+        return
+    form = row_form(x)
+    if isinstance(row, Mapping) or isinstance(form, Mapping):
+        if not _alike(form, row):
+            raise DataError(
+                f"{where}: a row of x is {form_words(form)}, a training row "
+                f"{form_words(row if isinstance(row, dict) else list(row))}; give rows like those"
+            )
+        return
+    assert isinstance(x, Tensor)
+    if x.ndim != len(row) + 1:
+        raise DataError(
+            f"{where}: x has shape {tuple(x.shape)}, a training row {tuple(row)}; give one row "
+            "per sample (x[None] for a single one)"
+        )
+
+
+def _alike(form: Any, row: Any) -> bool:
+    """Whether two forms have the same names and numbers of axes."""
+    if isinstance(form, Mapping) and isinstance(row, Mapping):
+        return set(form) == set(row) and all(_alike(form[key], row[key]) for key in form)
+    return isinstance(form, list) and isinstance(row, list) and len(form) == len(row)
 
 
 def _check_finite(where: str, raw: Tensor, values: Tensor, columns: Sequence[str] | None) -> None:

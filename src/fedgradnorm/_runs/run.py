@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
@@ -14,20 +15,23 @@ from fedgradnorm._benefit.measuring import By, benefit_of
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import kept_round, write_about
-from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS
-from fedgradnorm._runs.prediction_inputs import network_inputs, refused
+from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
+from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import Inputs
+from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 from fedgradnorm.tasks._positions import Shape
-from fedgradnorm.tasks._registry import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainedClient:
-    """A client as it left training: its head and its own running statistics, no data."""
+    """A client as it left training: its head and its own parts of the network, no data.
+
+    These parts are running statistics and, where a part of the network is private, parameters.
+    """
 
     head: nn.Module
     kind: str
@@ -50,20 +57,21 @@ class TrainedClient:
     of: str | None = None
     shape: Shape = ()
     own_kind: Kind | None = None
+    stem: nn.Module | None = None
 
     @classmethod
     def from_client(
         cls,
         client: Client,
         head: nn.Module,
-        buffers: Mapping[str, Tensor],
+        state: Mapping[str, Any],
         network: nn.Module | None = None,
     ) -> TrainedClient:
-        """What is kept of a client, with what it has learned; on the CPU."""
+        """What is kept of a client, with what its state says that it has learned; on the CPU."""
         return cls(
             head.cpu(),
             client.task.kind,
-            {key: value.cpu() for key, value in buffers.items()},
+            {key: part.cpu() for key, part in parts_of(state).items()},
             network,
             client.scaling,
             client.labels,
@@ -72,6 +80,7 @@ class TrainedClient:
             client.of,
             client.task.shape,
             client.task.own_kind,
+            trained_stem(client, state),
         )
 
     @property
@@ -114,8 +123,24 @@ class Run:
 
     @property
     def networks(self) -> dict[str, nn.Module]:
-        """Each client's network: the shared one, or its own where nothing was shared."""
-        return {name: c.network or self.network for name, c in self.clients.items()}
+        """Each client's network: the shared one, or its own where nothing was shared.
+
+        Where a part of it is private, it is a copy with the client's own parts.
+        """
+        return {name: self._filled(name) for name in self.clients}
+
+    def network_of(self, client: str) -> nn.Module:
+        """The network that a client's own parts are put into."""
+        return self.clients[client].network or self.network
+
+    def _filled(self, name: str) -> nn.Module:
+        """A client's network, with its private parameters if it has any."""
+        network, parts = self.network_of(name), self.clients[name].buffers
+        if not any(key in parts for key, _ in network.named_parameters()):
+            return network
+        network = copy.deepcopy(network)
+        put_parts(network, parts)
+        return network
 
     @property
     def heads(self) -> dict[str, nn.Module]:
@@ -142,9 +167,10 @@ class Run:
         A DataFrame's columns are picked by the names the client was trained with; others are left
         out. Categories, dates and gaps become numbers as in training; a category that training did
         not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
-        in, arrays out; names are always in an array. A value that is not finite is a DataError. Of
-        a client with several tasks, give the row (``"client/task"``), or the client: then the
-        answers are in a table by task.
+        in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
+        arrays, as in training. A value that is not finite is a DataError. Of a client with several
+        tasks, give the row (``"client/task"``), or the client: then the answers are in a table by
+        task.
         """
         rows = self.rows_of(client)
         if rows != [client]:
@@ -154,13 +180,11 @@ class Run:
                 for row in rows
             }
         wanted = asked_for(client, self.clients[client], kind, outputs)
-        one, network = self.clients[client], self.networks[client]
+        one, network = self.clients[client], self.network_of(client)
         row = self.about.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
-        return (
-            answer.numpy() if isinstance(answer, Tensor) and not isinstance(x, Tensor) else answer
-        )
+        return answer.numpy() if isinstance(answer, Tensor) and not holds_tensors(x) else answer
 
     def rows_of(self, client: str) -> list[str]:
         """The rows of a client, one for each of its tasks; a plain client is its own row."""
@@ -170,18 +194,19 @@ class Run:
         owners = [one.of for one in self.clients.values() if one.of]
         return rows or [choose(client, [*self.clients, *owners], "client")]
 
-    def head_outputs(self, client: str, x: Tensor) -> Tensor:
+    def head_outputs(self, client: str, x: Inputs) -> Tensor:
         """The client's outputs for ``x`` as its training data is: neither is scaled here."""
-        one, network = self.clients[client], self.networks[client]
-        values = as_input(x, network, "cpu")
-        own = {name: b.clone() for name, b in network.named_buffers()}
-        set_buffers(network, one.buffers)
+        one, network = self.clients[client], self.network_of(client)
+        values = as_input(x, network, "cpu", one.stem)
+        every = [*network.named_buffers(), *network.named_parameters()]
+        own = {name: part.detach().clone() for name, part in every if name in one.buffers}
+        put_parts(network, one.buffers)
         try:
-            return predict(network, one.head, values)
-        except (RuntimeError, IndexError, ValueError) as error:
+            return predict(in_front(one.stem, network), one.head, values)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise refused(client, values, error) from error
         finally:
-            set_buffers(network, own)
+            put_parts(network, own)
 
     def personalize(
         self,
@@ -260,6 +285,8 @@ class Run:
         """
         import pandas as pd
 
+        from fedgradnorm._runs.after.whole_frame import WholeFrame
+
         frame = self.history
         rows = []
         for name in self.clients:
@@ -279,7 +306,8 @@ class Run:
             if (kept := kept_round(self.about, name)) is not None:
                 row["kept_round"] = kept
             rows.append(row)
-        return pd.DataFrame(rows).set_index("client")
+        frame = pd.DataFrame(rows).set_index("client")
+        return cast("pd.DataFrame", WholeFrame(frame))
 
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""
@@ -293,21 +321,6 @@ class Run:
         return folder
 
 
-def blueprints(network: nn.Module, heads: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """What is needed to rebuild network and heads, where that can be written down."""
-    return {
-        "network": describe(network),
-        "heads": {name: describe(head) for name, head in heads.items()},
-    }
-
-
-def set_buffers(network: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Put a client's own running statistics in place, as far as it has any."""
-    for name, buffer in network.named_buffers():
-        if name in buffers:
-            buffer.copy_(buffers[name])
-
-
 def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
     """What the trivial answer scores by the metric that a client is shown by."""
     order = (info.get("metric"), *MAIN_METRICS)
@@ -318,6 +331,6 @@ def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
 
 def metric_names(table: History) -> set[str]:
     """The columns of a history that are clients' metrics."""
-    from fedgradnorm._runs.history import KEYS, SIGNALS
+    from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
 
-    return set(table.columns) - set(KEYS) - set(SIGNALS)
+    return set(table.columns) - {*KEYS, *SIGNALS, SPENT}

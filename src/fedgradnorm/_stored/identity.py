@@ -37,6 +37,7 @@ def facts_of(run: StoredRun) -> Facts:
         "weighting": _weighting(run),
         "data": _data(run),
         "network": _network(run),
+        "privacy": _privacy(run),
     }
     beside = BESIDE
     if parts["training"].get("keep") in (
@@ -136,6 +137,13 @@ def _data(run: StoredRun) -> Facts:
     tables = {n: c["class_weights"] for n, c in clients.items() if "class_weights" in c}
     weights = {n: table.get("given") for n, table in tables.items() if isinstance(table, dict)}
     return _flat({"clients": who, "loss_scale": scales, "class_weights": weights})
+
+
+def _privacy(run: StoredRun) -> Facts:
+    """What clients promised: once where all promised the same, else by client."""
+    tables = {name: c["privacy"] for name, c in _clients(run).items() if c.get("privacy")}
+    alike = len(tables) == len(_clients(run)) and len({frozen(t) for t in tables.values()}) == 1
+    return _flat(next(iter(tables.values())) if alike else tables)
 
 
 def _clients(run: StoredRun) -> dict[str, dict[str, Any]]:

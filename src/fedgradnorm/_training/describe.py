@@ -14,7 +14,7 @@ from torch import nn
 
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
-from fedgradnorm._runs.run import blueprints
+from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
@@ -33,7 +33,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "network": describe_network(network),
-        "blueprints": blueprints(network, heads),
+        "blueprints": blueprints(network, heads, trainer.clients.values()),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
         "started": now(),
         "versions": {

@@ -36,6 +36,7 @@ from fedgradnorm._training.inputs import (
 from fedgradnorm._training.interrupt import held_back
 from fedgradnorm._training.ranked import Keeper, agreed, meet, open_folder
 from fedgradnorm._training.trainer import Progress, Trainer
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -55,6 +56,7 @@ def train_with(
     """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
     weighting, clients = checked_weighting(weighting), checked_clients(clients)
     check_is_module(network)
+    network = divided(network, settings.shared, settings.frozen)
     check_progress(progress)
     resume, place = flag("resume", resume), checked_folder(folder)
     begin = _start(checked_start(start), network, clients, settings)

@@ -12,6 +12,7 @@ from torch import nn
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -45,6 +46,10 @@ def train(
     head_optimizer: str | dict[str, Any] = "adam",
     server_optimizer: str | dict[str, Any] = "adam",
     local_optimizer: str | dict[str, Any] = "sgd",
+    server_schedule: str | dict[str, Any] | list[Any] | None = None,
+    head_schedule: str | dict[str, Any] | list[Any] | None = None,
+    clip: float | None = None,
+    head_clip: float | None = None,
     first_loss: FirstLoss = "dataset",
     update: Update = "gradient",
     report_loss: ReportLoss = "before",
@@ -60,6 +65,9 @@ def train(
     key: Key = "client",
     share: Share = "all",
     participation: Participation = 1.0,
+    shared: str | list[str] = "*",
+    frozen: str | list[str] | None = None,
+    privacy: ClientPrivacy | dict[str, Any] | None = None,
     gauge: str | list[str] | None = None,
     engine: EngineName = "auto",
     device: str = "auto",
@@ -91,7 +99,15 @@ def train(
         lr: learning rate of every network optimiser that does not name its own.
         head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
             such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
-            rounds, the server's steps ``shared``, the local one steps a client's copy of it.
+            rounds, the server's steps ``shared``, the local one steps a client's copy of it. Weight
+            decay is an option of theirs: ``{"name": "adamw", "weight_decay": 0.01}``.
+        server_schedule, head_schedule: how the rate of the server's optimiser, or of the heads',
+            goes from round to round: a class of torch.optim.lr_scheduler by name ("cosine",
+            "StepLR"), a table with its options, or a list of these, which act one after the other.
+        clip: the largest length of a client's gradient on the shared network; at every local step,
+            before anything is weighed, a longer one is scaled to it. Gauge norms are those of what
+            is left.
+        head_clip: the same for the gradient of a client's head and all that is private to it.
         first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
             or ``log_classes``.
         update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
@@ -122,7 +138,14 @@ def train(
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
-        gauge: layers or parameters whose gradient is measured; the last layer by default.
+        shared: which parameters are shared: patterns of names of parameters or layers, or of
+            classes of layers; all by default. One that begins with ``!`` takes out what it matches:
+            ``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained
+            with its head. Parameters without ``requires_grad`` are frozen.
+        frozen: which parameters are not trained at all, by such patterns.
+        privacy: client-level differential privacy of the shared network, for hundreds of clients:
+            see :class:`fedgradnorm.ClientPrivacy`. The privacy of records is a client's own.
+        gauge: layers or parameters whose gradient is measured; the last shared one by default.
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
@@ -151,7 +174,7 @@ def train(
         average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
-        A :class:`fedgradnorm._runs.run.Run`.
+        A :class:`fedgradnorm.Run`.
     """
     settings = Settings(
         rounds=rounds,
@@ -163,6 +186,10 @@ def train(
         head_optimizer=head_optimizer,
         server_optimizer=server_optimizer,
         local_optimizer=local_optimizer,
+        server_schedule=server_schedule,
+        head_schedule=head_schedule,
+        clip=clip,
+        head_clip=head_clip,
         first_loss=first_loss,
         update=update,
         report_loss=report_loss,
@@ -178,6 +205,9 @@ def train(
         key=key,
         share=share,
         participation=participation,
+        shared=shared,
+        frozen=frozen,
+        privacy=privacy,
         gauge=gauge,
         engine=engine,
         device=device,

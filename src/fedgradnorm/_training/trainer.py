@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._federation.sharing import federations, warn_of_order
+from fedgradnorm._federation.sharing import federations, warn_of_order, warn_of_scale
 from fedgradnorm._round.presence import Presence, batches_of
+from fedgradnorm._round.private.accounts import Accounts
+from fedgradnorm._round.private.client_sums import drawn
+from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
@@ -24,6 +27,7 @@ from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.ending.stopping import Stopping, log_personal
 from fedgradnorm._training.watch import Watch
+from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -60,26 +64,29 @@ class Trainer:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        clients = planned(clients, settings)
         self.clients = {client.name: client for client in clients}
+        sizes = [client.drawn for client in clients]
+        self.rounds = settings.total_rounds(sizes)
+        settings = settings.for_rounds(self.rounds)
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
-        self.ending = False
-        sizes = [client.drawn for client in clients]
         self.per_epoch = settings.rounds_per_epoch(sizes)
-        self.rounds = settings.total_rounds(sizes)
-        self.round = 0
+        self.round, self.ending = 0, False
         self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
+        self.accounts = Accounts(clients, settings, self.rounds)
+        self.rounds = self.accounts.govern(self.federations, self.rounds)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
         batch = batches_of(clients, settings.batch_size, settings.seed).batch
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
         self._samples = {name: steps * batch[name] for name in self.names}
-        metrics = {key for client in clients for key in client.task.metrics}
-        self.history = History(sorted(metrics))
+        metrics = sorted({key for client in clients for key in client.task.metrics})
+        self.history = History(metrics, private=bool(self.accounts))
         self.conflict = conflict_table()
         if settings.share == "all":
             warn_of_order(clients)
@@ -145,8 +152,11 @@ class Trainer:
         return found
 
     def _active(self, round_number: int) -> list[str]:
-        """Who takes part in a round."""
-        return self.presence.active(self.settings.participation, round_number)
+        """Who takes part in a round; whose privacy budget is spent does so no more."""
+        found = drawn(self.settings, self.names, round_number)
+        if found is None:
+            found = self.presence.active(self.settings.participation, round_number)
+        return self.accounts.able(found)
 
     def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
         """Count a round and write down what became of it."""
@@ -160,6 +170,7 @@ class Trainer:
                 f"lower {self.watch.divergence.rates} or look at the data"
             )
         self.round += 1
+        self.accounts.note(self.round, active)
         rows: list[Row] = []
         for federation, outcome in zip(self.federations, outcomes, strict=True):
             rows += self._rows(federation, outcome)
@@ -186,14 +197,20 @@ class Trainer:
         return rows
 
     def _meters(self, federation: Federation, name: str) -> Row:
-        """Samples a client has seen and bytes it has exchanged so far."""
+        """Samples a client has seen, bytes exchanged and privacy spent so far."""
         traffic = federation.bytes_per_round(name) if self.settings.share == "all" else 0
         taken = self.taken[name]
-        return {"samples": taken * self._samples[name], "bytes": taken * traffic}
+        spent = self.accounts.columns(name)
+        return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
 
     def announce(self) -> None:
-        """Say where gradients are measured, and how their conflict is, where that costs more."""
-        log.info("gauge: %s", ", ".join(self.federations[0].gauge))
+        """Say what is shared, where gradients are measured, and what recording costs more."""
+        log_division(self.network, self.federations[0].gauge)
+        warn_of_scale(list(self.clients.values()))
+        scheduled = self.settings.server_schedule or self.settings.head_schedule
+        if self.device.type == "cuda" and scheduled:
+            log.info("rounds are not captured into a GPU graph: rates follow a schedule")
+        self.accounts.announce()
         self.stopping.announce(self.names)
         self.presence.announce(self.rounds)
         every, engine = self.settings.record_conflict, self.federations[0].engine
@@ -261,9 +278,7 @@ class Trainer:
                 own = state[name].get("own")
                 with_others = one and owner in self.federations and own is None
                 network = None if with_others else owner.shared_network(own)
-                trained[name] = TrainedClient.from_client(
-                    client, heads[name], state[name]["buffers"], network
-                )
+                trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
         shared = self.federations[0].shared_network() if one else None
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
         return Run(trained, about, self.history, shared, self.over, self.conflict)
@@ -286,6 +301,7 @@ class Trainer:
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
         if self.stopping.best:
             more["stopping"] = self.stopping.state_dict()
+        more |= {"accounts": self.accounts.state_dict()} if self.accounts else {}
         if self.start and not self.over:
             more |= {"start": self.start, "ending": self.ending}
         return {
@@ -300,14 +316,13 @@ class Trainer:
         """Take over what ``state_dict`` returned."""
         self.round = _whole(state["round"], "round", self.rounds)
         self.taken = {name: _whole(state["taken"][name], f"taken.{name}") for name in self.names}
-        if "watch" in state:
-            self.watch.load_state_dict(state["watch"])
-        else:
-            self.watch.load_old(state)
+        load = self.watch.load_state_dict if "watch" in state else self.watch.load_old
+        load(state.get("watch", state))
         self.personal = dict(state.get("personal", {}))
         self.start = state.get("start", self.start)
         self.ending = bool(state.get("ending"))
         self.stopping.load_state_dict(state.get("stopping", []))
+        self.accounts.load_state_dict(state.get("accounts", {}))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
 

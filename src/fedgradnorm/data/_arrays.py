@@ -69,12 +69,22 @@ def client_from_arrays(
     client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
     if not (inputs or targets):
         return Loaded(client)
+    plain = isinstance(client.train[0], torch.Tensor)
+    if inputs and not plain:
+        raise ConfigError(
+            f"client {name!r}: named inputs and sequences are not standardised; scale them "
+            "beforehand, and use standardize='targets' for the targets"
+        )
     try:
-        scaling = Scaling.fit(*client.train, inputs=inputs, targets=targets)
+        rows = client.train[0] if plain else torch.zeros(client.size, 1)
+        scaling = Scaling.fit(rows, client.train[1], inputs=inputs, targets=targets)
     except DataError as error:
         raise DataError(f"client {name!r}, training data: {error}") from error
     scaled = {
-        split: (scaling.scale_inputs(pair[0]), scaling.scale_targets(pair[1]))
+        split: (
+            scaling.scale_inputs(pair[0]) if plain else pair[0],
+            scaling.scale_targets(pair[1]),
+        )
         for split in SPLITS
         if (pair := getattr(client, split)) is not None
     }
@@ -158,7 +168,7 @@ def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
     """Some rows of a checked split."""
     index = torch.from_numpy(rows)
     x, y = pair
-    return torch.as_tensor(x)[index], torch.as_tensor(y)[index]
+    return x[index], torch.as_tensor(y)[index]
 
 
 def with_splits(client: Client, splits: Mapping[str, Pair]) -> Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,11 @@ def _from_files(
         if not isinstance(table, Mapping) or "name" not in table:
             raise ConfigError(f"[[data.clients]] number {number} needs a name")
         given = {**shared, **table}
+        terms = given.pop("privacy", None)  # read by the client itself
         what = f"client {table['name']!r} of data source 'files'"
         check_options(what, given, options_of(function))
-        made.append(_call(what, partial(function, **given)).client)
+        client: Client = _call(what, partial(function, **given)).client
+        made.append(client if terms is None else replace(client, privacy=terms))
         if progress:
             progress(number, len(tables))
     return [row for client in made for row in client.rows]

@@ -19,7 +19,9 @@ from fedgradnorm.tasks._making import classification
 __all__ = ["FILE", "LABELS", "clients"]
 
 FILE = "LandmineData.mat"
+"""What the file is called."""
 LABELS = ("clutter", "mine")
+"""The classes' names; a label is a place in this tuple."""
 
 _CELLS = Cells("feature", "label", 9, "field", LABELS)
 
@@ -38,7 +40,16 @@ def clients(
 
     ``source`` is ``LandmineData.mat`` (default: in the folder named by FEDGRADNORM_DATA);
     ``fields`` picks some by their number. A field's rows are split by ``seed``, whoever else takes
-    part. ``scaling`` is that of the inputs; see :func:`fedgradnorm.data._pooled.scaled`.
+    part.
+
+    Args:
+        source: the file ``LandmineData.mat``. In a config: path.
+        fields: some of them, by number from 1 to 29; None is all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
+            "own" on each client's, "none" changes nothing.
+        seed: decides which rows go where; the run's own unless given.
+        progress: called with (done, total) now and then; not for configs.
     """
     del progress  # it takes no time
     task = classification(2, metrics={"auc": auc}, name="mine")

@@ -19,6 +19,7 @@ from fedgradnorm.tasks._making import regression
 __all__ = ["FILE", "clients"]
 
 FILE = "school.mat"
+"""What the file is called."""
 
 _CELLS = Cells("X", "Y", 28, "school")
 
@@ -37,7 +38,15 @@ def clients(
 
     ``source`` is ``school.mat`` (default: in the folder named by FEDGRADNORM_DATA); ``schools``
     picks some by their number. A school's rows are split by ``seed``, whoever else takes part.
-    ``scaling`` is that of the inputs; see :func:`fedgradnorm.data._pooled.scaled`.
+
+    Args:
+        source: the file ``school.mat``. In a config: path.
+        schools: some of them, by number from 1 to 139; None is all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
+            "own" on each client's, "none" changes nothing.
+        seed: decides which rows go where; the run's own unless given.
+        progress: called with (done, total) now and then; not for configs.
     """
     del progress  # it takes no time
     return _CELLS.clients(

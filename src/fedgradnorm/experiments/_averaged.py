@@ -32,5 +32,8 @@ def static_from_run(folder: str) -> Static:
 
     Chen et al., "GradNorm" (2018), ask the same of their weights: "GradNorm static" in their
     tables, section 5.3.
+
+    Args:
+        folder: of a finished run, whose mean weights are held.
     """
     return Static(averaged_weights(folder))

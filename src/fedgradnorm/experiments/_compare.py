@@ -87,7 +87,7 @@ def _run_in_turn(
     data: LoadedData | None = None
     loaded: object = None
     for number, trial in enumerate(trials, start=1):
-        wanted = (trial.config.seed, trial.config.data)
+        wanted = (trial.config.seed, trial.config.data, trial.config.privacy)
         if data is None or loaded != wanted:
             data, loaded = load_data(trial.config, data_progress), wanted
         shown = display(trial, number, len(trials)) if display else nullcontext(False)

@@ -32,12 +32,16 @@ _SAFE = "PYTHONSAFEPATH"
 
 @dataclass(frozen=True)
 class News:
-    """What is known of a run: its last round, or that it is over (``failed`` says how)."""
+    """What is known of a run: its last round, or that it is over (``failed`` says how).
+
+    ``count`` is the number of all runs that were begun with it.
+    """
 
     trial: Trial
     event: Progress | None = None
     done: bool = False
     failed: str = ""
+    count: int = 0
 
 
 Watch = Callable[[Sequence[News]], None]
@@ -114,10 +118,10 @@ def _follow(
     waiting, failures = set(futures), list[str]()
     while waiting:
         over, waiting = wait(waiting, timeout=EVERY)
-        news = [News(trials[number], event) for number, event in _heard(events)]
+        news = [News(trials[n], event, count=len(trials)) for n, event in _heard(events)]
         for future in over:
             failed = future.result()
-            news.append(News(futures[future], done=True, failed=failed))
+            news.append(News(futures[future], None, True, failed, len(trials)))
             if failed:
                 failures.append(f"{futures[future].title}: {failed}")
         if watch is not None and news:

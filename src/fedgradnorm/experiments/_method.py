@@ -57,3 +57,8 @@ class Method:
         """What the server keeps per client from round to round."""
         starts: Mapping[str, float] = getattr(self.weighting, "starts", {})
         return ("weight", *starts) if self.needs or starts else ()
+
+    @property
+    def beyond_sums(self) -> str:
+        """What the server must see of its clients beside sums over them; "": nothing."""
+        return getattr(self.weighting, "beyond_sums", "")

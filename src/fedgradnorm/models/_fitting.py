@@ -10,17 +10,28 @@ from torch import Tensor, nn
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.models._networks import linear_head
 
 
-def as_input(x: Tensor, network: nn.Module, device: torch.device | str) -> Tensor:
-    """``x`` as the network takes it: its dtype, unless integers feed an embedding."""
-    if not x.is_floating_point() and any(isinstance(m, nn.Embedding) for m in network.modules()):
+def as_input(
+    x: Inputs, network: nn.Module, device: torch.device | str, stem: nn.Module | None = None
+) -> Inputs:
+    """``x`` as the network takes it: its dtype, unless integers feed an embedding.
+
+    Whole numbers in named inputs and in sequences stay whole numbers. With a ``stem`` in front it
+    is that which takes them.
+    """
+    if not isinstance(x, Tensor):
+        return x.to(device, next(network.parameters()).dtype)
+    if not x.is_floating_point() and any(
+        isinstance(m, nn.Embedding) for m in (stem or network).modules()
+    ):
         return x.to(device)
     return x.to(device, dtype=next(network.parameters()).dtype)
 
 
-def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
+def representation_size(network: nn.Module, x: Inputs, client: str) -> int:
     """Features per row that the network makes of ``x``; a ModelError if that is no plain vector."""
     row = representation(network, x, client)
     if len(row) != 1:
@@ -29,16 +40,16 @@ def representation_size(network: nn.Module, x: Tensor, client: str) -> int:
 
 
 @torch.no_grad()
-def representation(network: nn.Module, x: Tensor, client: str) -> tuple[int, ...]:
+def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...]:
     """The shape of a row that the network makes of ``x``; a ModelError unless it is a tensor's."""
     was_training = network.training
     network.eval()
     try:
-        output = network(x[:2])
+        output = call(network, x[:2])
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network cannot take inputs of shape "
-            f"{tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
+            f"{_shape(x)}: {str(error).splitlines()[0]}"
         ) from error
     finally:
         network.train(was_training)
@@ -82,6 +93,10 @@ def _needs_head(client: str, row: tuple[int, ...]) -> ModelError:
         f"client {client!r}: the shared network returns {(2, *row)} for 2 rows; a head needs "
         "(rows, features): end the network with nn.Flatten(), or give the client a head of its own"
     )
+
+
+def _shape(x: Inputs) -> str:
+    return str(tuple(x.shape[1:]) if isinstance(x, Tensor) else x.form())
 
 
 def own_head(head: object, client: str) -> nn.Module:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ModelError
 from fedgradnorm._instructions import require_bf16
+from fedgradnorm.models._dividing import private_names, put_parameters
 
 
 def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training moves, by name; a ModelError if there are none."""
+    """The shared parameters that training moves, by name; a ModelError if there are none."""
     named = dict(network.named_parameters())
     if not named:
         raise ModelError("the shared network has no trainable parameters: nothing to learn")
@@ -23,14 +24,15 @@ def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
             f"all {len(named)} parameters of the shared network are frozen: nothing to learn; "
             "set requires_grad of those that are to be trained"
         )
-    return {name: p for name, p in named.items() if p.requires_grad}
+    private = set(private_names(network))
+    return {name: p for name, p in named.items() if p.requires_grad and name not in private}
 
 
 class FlatNetwork:
     """A private copy of a network whose trainable parameters are views of one flat vector.
 
     ``vector`` is what the server sends and ``gradient`` what a backward pass leaves; both have one
-    slice per parameter, in ``slices``. Frozen parameters and buffers stay outside.
+    slice per parameter, in ``slices``. Frozen and private parameters and buffers stay outside.
     """
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
@@ -48,7 +50,17 @@ class FlatNetwork:
         self.gradient = torch.zeros_like(self.vector)
         for name, parameter in named.items():
             parameter.grad = self.gradient[self.slices[name]].view_as(parameter)
+        own = dict(self.module.named_parameters())
+        self.private = {name: own[name].detach().clone() for name in private_names(network)}
         self.use(self.vector)
+
+    def fresh_private(self) -> dict[str, nn.Parameter]:
+        """Private parameters for one client, as they are before any training."""
+        return {name: nn.Parameter(value.clone()) for name, value in self.private.items()}
+
+    def put_private(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Use a client's own private parameters from now on: the very ones that it trains."""
+        put_parameters(self.module, parameters)
 
     def use(self, vector: Tensor) -> None:
         """Read the parameters straight from ``vector`` from now on, without a copy."""
@@ -104,14 +116,14 @@ def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False
     return flat
 
 
-def _forward_in_bf16(module: nn.Module, *inputs: Tensor) -> Tensor:
+def _forward_in_bf16(module: nn.Module, *inputs: Tensor, **named: Tensor) -> Tensor:
     """A network's forward pass with its products in bfloat16, and nothing around it.
 
     Cast weights are not kept: the next step has others.
     """
     kind = next(module.parameters()).device.type
     with torch.autocast(kind, torch.bfloat16, cache_enabled=False):
-        output: Tensor = type(module).forward(module, *inputs)
+        output: Tensor = type(module).forward(module, *inputs, **named)
     return output.float()
 
 
@@ -127,9 +139,9 @@ def _is_convolutional_stack(network: nn.Module) -> bool:
 
 def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The same images with channels last in memory: on a CPU convolution and pooling like that."""
-    (x,) = args
-    if x.dim() != 4:
+    if len(args) != 1 or args[0].dim() != 4:  # called by keyword, or with no images
         return args
+    (x,) = args
     if x.shape[1] == 1:  # one channel is last in any order; only the strides must say so
         return (x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2),)
     return (x.contiguous(memory_format=torch.channels_last),)

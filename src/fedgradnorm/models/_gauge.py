@@ -6,14 +6,18 @@ import difflib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import trainable_parameters
+from fedgradnorm.models._input_rows import Inputs, call
+
+GAUGE = "gauge"
 
 
 def find_gauge(
-    network: nn.Module, x: Tensor, gauge: str | Sequence[str] | None = None
+    network: nn.Module, x: Inputs, gauge: str | Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Names of the parameters whose gradient is measured.
 
@@ -22,7 +26,7 @@ def find_gauge(
     """
     if gauge is None:
         return _last_layer(network, x)
-    return parameters_of(network, [gauge] if isinstance(gauge, str) else gauge, "gauge")
+    return parameters_of(network, [gauge] if isinstance(gauge, str) else gauge, GAUGE)
 
 
 def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[str, ...]:
@@ -30,14 +34,17 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
 
     ``what`` is what the parts are named for, as a ModelError says it.
     """
-    trainable = list(trainable_parameters(network))
+    shared = list(trainable_parameters(network))
+    trainable = shared if what == GAUGE else [*shared, *private_names(network)]
     found: list[str] = []
     for part in parts:
-        names = [n for n in trainable if n == part or n.startswith(f"{part}.")]
+        names = [n for n in trainable if _within(n, part)]
         if not names:
             layers = list(dict.fromkeys(n.rpartition(".")[0] for n in trainable))
             near = difflib.get_close_matches(part, layers + trainable, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
+            if what == GAUGE and any(_within(n, part) for n in dict(network.named_parameters())):
+                hint = ", but frozen or private: a gauge is measured on what is shared"
             raise ModelError(
                 f"{what} {part!r} is no trainable layer or parameter of the shared network{hint} "
                 f"(layers: {', '.join(layers)})"
@@ -46,7 +53,12 @@ def parameters_of(network: nn.Module, parts: Sequence[str], what: str) -> tuple[
     return tuple(found)
 
 
-def _last_layer(network: nn.Module, x: Tensor) -> tuple[str, ...]:
+def _within(name: str, part: str) -> bool:
+    """Whether a parameter is this one, or in this layer."""
+    return name == part or name.startswith(f"{part}.")
+
+
+def _last_layer(network: nn.Module, x: Inputs) -> tuple[str, ...]:
     """The trainable parameters of the layer that finishes last in a forward pass.
 
     A layer has a matrix (where none has, vectors will do: norm layers, scales) that the output's
@@ -77,7 +89,7 @@ def _inside(name: str, other: str) -> bool:
     return name != other and (not other or name.startswith(f"{other}."))
 
 
-def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]]:
+def _traced(network: nn.Module, x: Inputs) -> tuple[list[str], set[nn.Parameter]]:
     """Modules in the order in which they finish, and parameters that the output depends on."""
     order: list[str] = []
     hooks = [
@@ -89,7 +101,7 @@ def _traced(network: nn.Module, x: Tensor) -> tuple[list[str], set[nn.Parameter]
     network.eval()
     try:
         with torch.enable_grad():
-            output = network(x[:2])
+            output = call(network, x[:2])
         if not output.requires_grad:
             return order, set()
         gradients = torch.autograd.grad(output.sum(), trainable, allow_unused=True)

@@ -11,6 +11,9 @@ def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Network 1 (faces): four convolutions, 1x40x40 grey -> 256 numbers.
 
     The paper does not name an activation; ReLU after every layer is our reading.
+
+    Args:
+        activation: after every layer; in a config by name.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), activation(), nn.MaxPool2d(2),
@@ -22,6 +25,9 @@ def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
 
 def network2(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Network 2 (signals): five linear layers, 256 -> 256 numbers, 3,936,512 parameters.
+
+    Args:
+        activation: after every layer; in a config by name.
 
     >>> sum(p.numel() for p in network2().parameters())
     3936512

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.tasks._kind import OWN, Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._positions import Shape, checked_shape
-from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._split_metrics import check_metrics
 from fedgradnorm.tasks._task import Task, TaskKind
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
@@ -47,7 +47,8 @@ def classification(
     tables show the first.
 
     With a ``shape``, such as (16, 16) for a mask, every position has a class. The head gives
-    [rows, classes, *shape] or [rows, *shape, classes], and a row's loss is the mean over positions.
+    ``[rows, classes, *shape]`` or ``[rows, *shape, classes]``, and a row's loss is the mean over
+    positions.
 
     >>> classification(3).outputs
     3

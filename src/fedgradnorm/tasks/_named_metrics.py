@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._missing import has_gaps, known
-from fedgradnorm.tasks._registry import KINDS
 
 _PREFIX = {
     "classification": "multiclass",

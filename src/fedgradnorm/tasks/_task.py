@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
 from fedgradnorm.tasks._missing import (
     has_gaps,
@@ -21,7 +22,6 @@ from fedgradnorm.tasks._missing import (
     without_gaps,
 )
 from fedgradnorm.tasks._positions import Shape, checked_shape, laid_out, outputs_first
-from fedgradnorm.tasks._registry import KINDS
 from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
     Restoring,
@@ -208,7 +208,7 @@ class Task:
         return self.form.shares(self.labels_of(y), self.outputs, names)
 
     def outputs_of(self, output: Tensor) -> Tensor:
-        """A head's outputs as the loss takes them: [rows, outputs, *shape]."""
+        """A head's outputs as the loss takes them: ``[rows, outputs, *shape]``."""
         if not self.shape:
             return output
         found = outputs_first(output, self.outputs, self.shape)

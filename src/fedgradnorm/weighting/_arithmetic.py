@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-12  # the least weight beside the largest: keeps logarithms and powers finite
-VANISHED = 1e-9  # a gradient this far below the loudest client's is rounding, not a gradient
+VANISHED = 1e-9  # a gradient this far below all clients' together is rounding, not a gradient
+LARGEST_LOG = 300.0  # of a number that stands by itself: its powers and sums stay finite
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in torch.optim
 MOMENTS = dict.fromkeys(("first_moment", "second_moment", "steps"), 0.0)
@@ -40,6 +41,11 @@ def from_log(log_weight: Tensor, active: Tensor) -> Tensor:
     """exp(log_weight) relative to the largest active row, and never quite zero."""
     top = torch.where(active, log_weight, -torch.inf).max()
     return (log_weight - top).exp().clamp_min(SMALLEST)
+
+
+def from_own_log(log_weight: Tensor) -> Tensor:
+    """exp(log_weight) beside nothing: the same number, whoever else is there."""
+    return log_weight.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
 
 
 def onto_simplex(values: Tensor, active: Tensor) -> Tensor:

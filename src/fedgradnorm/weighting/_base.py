@@ -61,13 +61,16 @@ class Weighting(ABC):
     ``positive`` is False for a method whose weights may be zero or negative, ``capturable`` for one
     that decides something on the host, which a GPU graph would not repeat. ``run_seed`` is the
     run's seed, for methods that draw. ``losses`` says which of ``loss`` and ``loss_ratio`` a method
-    with ``Needs.LOSS`` reads; in a deployment no other leaves the client.
+    with ``Needs.LOSS`` reads; in a deployment no other leaves the client. ``beyond_sums`` is what a
+    method needs of its clients beside sums over them; "" for a :class:`Summed` one, which a server
+    can run that sees only sums.
     """
 
     needs: Needs = Needs.NOTHING
     losses: ClassVar[tuple[str, ...]] = ("loss",)
     starts: ClassVar[Mapping[str, float]] = {}
     positive: ClassVar[bool] = True
+    beyond_sums: ClassVar[str] = "numbers of single clients"
     capturable: bool = True
     run_seed: int = 0
 
@@ -153,6 +156,93 @@ class Weighting(ABC):
         clients, self.clients, self.rows = self.clients, (), {}
         self._away = {name: dict(row) for name, row in state["clients"].items()}
         self.bind(clients)
+
+
+class Summed(Weighting):
+    """A weighting that needs only sums over the clients of a round.
+
+    Each row gives numbers of its own (:meth:`first`). Their sums over the active rows tell every
+    row how to move (:meth:`second`). It gives numbers again, and their sums end the round
+    (:meth:`settle`). Here all rows are in one place. A client elsewhere does the same with its one
+    row and sums that come to it, so that nobody needs to see another's numbers.
+
+    ``ahead``: a row can move by the sums of an earlier round, because what the new ones change is a
+    factor common to all; :meth:`settle` is then given the round's own first sums.
+    """
+
+    beyond_sums = ""
+
+    @abstractmethod
+    def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
+        """Numbers to add up, one line a kind of number, one column a row; 0 where not active.
+
+        The first two are 1 and the gauge norm where the method reads it (else 0). ``loud`` is the
+        last sum of gauge norms, where other clients are not among the rows.
+        """
+
+    @abstractmethod
+    def second(self, signals: Signals, sums: Tensor) -> Tensor:
+        """Numbers to add up after the rows have moved by the first sums."""
+
+    @abstractmethod
+    def settle(self, sums: Tensor, first: Tensor | None = None) -> Tensor:
+        """A positive number per row by the second sums: what the round's weights are scaled from.
+
+        ``first`` are the round's own first sums, where the rows moved by those of an earlier one.
+        """
+
+    @abstractmethod
+    def coefficient(self, factor: float = 1.0) -> Tensor:
+        """What weights are proportional to after :meth:`second`, before the second sums are known.
+
+        ``factor`` is the last round's :meth:`growth`: a row that does not move needs it.
+        """
+
+    def growth(self, sums: Tensor) -> float:  # noqa: ARG002
+        """What a settled level would have to be multiplied with to be a coefficient."""
+        return 1.0
+
+    def ahead(self, rounds: int) -> bool:  # noqa: ARG002
+        """Whether a row with so many rounds behind it may move by the sums of an earlier round."""
+        return True
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """Both sums, with all rows here."""
+        first = self.first(signals).sum(dim=1)
+        return self.settle(self.second(signals, first).sum(dim=1))
+
+
+class Proportional(Summed):
+    """A weighting whose weights are proportional to a number that each client knows by itself."""
+
+    _own = torch.empty(0)
+
+    def own(self, signals: Signals) -> Tensor:
+        """That number, as it is: no row is looked at beside another. Not finite: it has none."""
+        return self.weigh(signals)
+
+    def first(self, signals: Signals, loud: float = 0.0) -> Tensor:  # noqa: ARG002
+        """1, nothing, and the number."""
+        self._own = self.own(signals).double()
+        ones = only(signals.active, torch.ones_like(self._own))
+        return torch.stack([ones, torch.zeros_like(ones), only(signals.active, self._own)])
+
+    def second(self, signals: Signals, sums: Tensor) -> Tensor:
+        """The weights: nothing more is needed."""
+        self._own = self._own * (sums[0] / sums[2])
+        return only(signals.active, self._own)[None]
+
+    def settle(self, sums: Tensor, first: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The weights."""
+        return self._own
+
+    def coefficient(self, factor: float = 1.0) -> Tensor:  # noqa: ARG002
+        """The weights."""
+        return self._own
+
+    @abstractmethod
+    def weigh(self, signals: Signals) -> Tensor:
+        """A positive number per row; only ratios between active rows matter."""
 
 
 def _kept(row: Mapping[str, float], key: str, start: float) -> float:

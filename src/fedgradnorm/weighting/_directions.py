@@ -25,6 +25,7 @@ class Direction(Weighting):
     """Base: the active clients' updates, in the order of their names, to one vector."""
 
     needs = Needs.GRADIENT
+    beyond_sums = "every client's own update"
     capturable = False
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class GradDrop(Direction):
 
         P = 1/2 (1 + sum_i g_i / sum_i |g_i|);  keep the positive parts with probability P,
         else the negative ones; their sum over N
+
     On the shared parameters' gradients; the paper does it at one layer's activations.
     Source: Chen et al., "Just pick a sign: Optimizing deep multitask models with gradient sign
     dropout" (2020), arXiv 2010.06808, algorithm 1.
@@ -110,6 +112,9 @@ class TrimmedMean(Direction):
     With fewer than 2 ``trim`` + 1 clients in a round, as many as leave something.
     Source: Yin, Chen, Kannan, Bartlett, "Byzantine-robust distributed learning: Towards optimal
     statistical rates" (2018), arXiv 1803.01498, definition 2.
+
+    Args:
+        trim: values left out on each side, 0 or more.
     """
 
     def __init__(self, trim: int = 1) -> None:

@@ -26,10 +26,15 @@ class FAMO(Weighting):
     ``decay`` is the paper's 1e-3; the authors' code has 1e-5.
     Source: Liu, Feng, Stone, Liu, "FAMO: Fast adaptive multitask optimization" (2023),
     arXiv 2306.03792, algorithm 1 and equations 10 to 12.
+
+    Args:
+        logit_lr: Adam's step on w, 0 or more.
+        decay: pull of w toward 0, 0 or more.
     """
 
     needs = Needs.LOSS
     starts: ClassVar[Mapping[str, float]] = {"logit": 0.0, "last": 0.0, "rounds": 0.0, **MOMENTS}
+    beyond_sums = "all clients' logits at once, for their softmax"
 
     def __init__(self, logit_lr: float = 0.025, decay: float = 1e-3) -> None:
         super().__init__()

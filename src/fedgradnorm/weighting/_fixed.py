@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._base import Needs, Proportional, Signals
 
 log = logging.getLogger("fedgradnorm")
 
 
-class Equal(Weighting):
+class Equal(Proportional):
     """p_i = 1: FedRep's and FedPer's plain mean over clients."""
 
     def weigh(self, signals: Signals) -> Tensor:
@@ -23,7 +23,7 @@ class Equal(Weighting):
         return torch.ones_like(signals.active, dtype=torch.float64)
 
 
-class BySize(Weighting):
+class BySize(Proportional):
     """p_i proportional to the client's number of training rows, as in FedAvg."""
 
     needs = Needs.SIZE
@@ -33,8 +33,11 @@ class BySize(Weighting):
         return signals.size
 
 
-class Static(Weighting):
+class Static(Proportional):
     """Given weights, a positive number per client name, scaled to sum to the number of clients.
+
+    Args:
+        weights: a number above 0 for each client, by name (by task with key="task").
 
     >>> weighting = Static({"landmark": 0.1, "gender": 1.0})
     """

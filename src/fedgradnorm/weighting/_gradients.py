@@ -121,6 +121,10 @@ class MGDA(TorchJD):
     (2012); Sener, Koltun, "Multi-task learning as multi-objective optimization" (2018),
     arXiv 1810.04650, algorithm 2; Yang et al., "Federated multi-objective learning" (2023),
     arXiv 2310.09866.
+
+    Args:
+        tolerance: Frank-Wolfe ends when a step is shorter, above 0.
+        max_iters: its steps at most, 1 or more.
     """
 
     def __init__(self, tolerance: float = 1e-3, max_iters: int = 100) -> None:
@@ -149,6 +153,9 @@ class GradVac(TorchJD):
     0.01 in the paper, which also does this for each layer apart and not for whole updates.
     Source: Wang, Tsvetkov, Firat, Cao, "Gradient vaccine: Investigating and improving multi-task
     optimization in massively multilingual models" (2021), arXiv 2010.05874.
+
+    Args:
+        beta: how fast the running cosines move, from 0 to 1.
     """
 
     positive = True
@@ -185,6 +192,9 @@ class CAGrad(TorchJD):
     p = 1/N + (c |g_0| / |g_w|) w,   w = argmin g_w . g_0 + c |g_0| |g_w| over the simplex.
     Source: Liu et al., "Conflict-averse gradient descent for multi-task learning" (2021),
     arXiv 2110.14048, algorithm 1.
+
+    Args:
+        c: how far from the mean update, in its own length, 0 or more.
     """
 
     positive = True
@@ -213,6 +223,9 @@ class AlignedMTL(TorchJD):
     be negative.
     Source: Senushkin et al., "Independent component alignment for multi-task learning" (2023),
     arXiv 2305.19000, algorithm 1.
+
+    Args:
+        scale_mode: which eigenvalue s is: min, median or rmse.
     """
 
     def __init__(self, scale_mode: ScaleMode = "min") -> None:
@@ -227,6 +240,9 @@ class FairGrad(TorchJD):
     Found by least squares, as in the authors' code.
     Source: Ban, Ji, "Fair resource allocation in multi-task learning" (2024), arXiv 2402.15638,
     equation 4.
+
+    Args:
+        alpha: how fair, 0 or more: the larger, the more the least improvement counts.
     """
 
     positive = True
@@ -243,6 +259,10 @@ class Krum(TorchJD):
     fewer than ``byzantine`` + 3 clients in a round, as many faults as their number allows.
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
     descent" (2017), arXiv 1703.02757.
+
+    Args:
+        byzantine: clients that may be faulty, 0 or more.
+        selected: how many updates are kept, 1 or more.
     """
 
     def __init__(self, byzantine: int = 1, selected: int = 1) -> None:

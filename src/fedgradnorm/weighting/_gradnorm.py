@@ -18,14 +18,20 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, one_of, whole
-from fedgradnorm.weighting._arithmetic import MOMENTS, SMALLEST, VANISHED, adam, from_log
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, only
+from fedgradnorm.weighting._arithmetic import (
+    MOMENTS,
+    SMALLEST,
+    VANISHED,
+    adam,
+    from_own_log,
+)
+from fedgradnorm.weighting._base import Needs, Signals, Summed, only
 
 Rule = Literal["absolute", "squared", "relative", "direct"]
 Optimizer = Literal["adam", "sgd"]
 
 
-class GradNorm(Weighting):
+class GradNorm(Summed):
     """FedGradNorm's weights, by one of four rules.
 
     - ``absolute``: the paper. One optimiser step (``lr``, ``optimizer``) on F_grad, ``floor``,
@@ -37,8 +43,8 @@ class GradNorm(Weighting):
       itself. No optimiser, no floor; insensitive to the scale of any client's loss.
 
     ``gamma`` is the strength of the pull toward one common pace. A client whose gauge norm has
-    vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside the
-    loudest) is held: the rule would hand it ever more weight for nothing. ``held`` names such rows.
+    vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside all
+    together) is held: the rule would hand it ever more weight for nothing. ``held`` names them.
     For its first ``warmup`` rounds a client's weight is left alone too, so it stays at 1.
 
     What the rule moves is a client's level; the levels of all clients sum to N. A round's weights
@@ -47,10 +53,21 @@ class GradNorm(Weighting):
     without the loud one, and the loud one's grow in every round with it, until it is heard as if it
     had never been weighed.
 
+    Args:
+        gamma: strength of the pull toward one common pace, 0 or more.
+        rule: how the weights move: one of the four above.
+        lr: step of the weights, the paper's alpha; for absolute and squared.
+        optimizer: that makes this step, adam or sgd.
+        floor: least weight before rescaling, from 0 to 1; not for direct.
+        smoothing: s, from 0 to 1: what stays of the old weights; for relative and direct.
+        guard: part of a client's largest gauge norm, from 0 to 1, below which it is held.
+        warmup: rounds of a client in which its weight stays as it is.
+
     >>> weighting = GradNorm(gamma=0.9, rule="direct")
     >>> weighting.bind(["quiet", "loud"])
     >>> ones = torch.ones(2)
-    >>> weighting.update(Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))).tolist()
+    >>> signals = Signals(ones > 0, ones, ones, ones, torch.tensor([1.0, 3.0]))
+    >>> weighting.update(signals).round(decimals=12).tolist()
     [1.5, 0.5]
     """
 
@@ -82,6 +99,8 @@ class GradNorm(Weighting):
         self.smoothing = bounded("GradNorm's smoothing", smoothing, 0, 1)
         self.guard = bounded("GradNorm's guard", guard, 0, 1)
         self.warmup = whole("GradNorm's warmup", warmup, 0)
+        self._live = self._fresh = torch.empty(0, dtype=torch.bool)  # of the round, as all below
+        self._log_q = self._shift = self._moved = torch.empty(0)
 
     @property
     def held(self) -> Tensor | None:
@@ -93,52 +112,87 @@ class GradNorm(Weighting):
         """Little by the direct rule, whose weights even the lengths out from the first round on."""
         return 20.0 if self.rule == "direct" and not self.warmup else super().spread
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """Move p by one step of the rule."""
+    def ahead(self, rounds: int) -> bool:
+        """By the direct rule: the sums of a round move all rows that have moved before alike."""
+        return self.rule == "direct" and rounds > self.warmup
+
+    def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
+        """Of the rows that move: their number, and what their common target is made of."""
         active, p = signals.active, self.rows["level"]
         norm = only(active, signals.gauge_norm)
-        live = self._live(norm, active)
-        count = live.sum().clamp_min(1)
+        live = self._live = self._find_live(norm, active, loud)
         ratio = only(live, signals.loss_ratio)
-        mean = (ratio.sum() / count).clamp_min(SMALLEST)
-        pull = (ratio / mean).clamp_min(SMALLEST).pow(self.gamma)
-        if self.rule == "direct":
-            moved = self._direct(norm, pull, live)
-        else:
-            pulled = p * norm
-            target = only(live, pulled).sum() / count * pull
-            moved = self._stepped(norm, pulled, target, live).clamp_min(self.floor)
-        self.rows["steps"] += live
-        # Live rows keep their joint share: a held row neither gains nor loses by their moving.
-        before, after = torch.stack([only(live, p), only(live, moved)]).sum(dim=1)
-        return p.copy_(torch.where(live, moved * (before / after.clamp_min(SMALLEST)), p))
+        counted = [active.double(), norm, live.double()]
+        if self.rule != "direct":
+            return torch.stack([*counted, ratio, only(live, p * norm)])
+        self._log_q = self.gamma * ratio.clamp_min(SMALLEST).log() - norm.clamp_min(_TINY).log()
+        gap, seen = p.log() - self._log_q, live & (self.rows["steps"] > 0)
+        return torch.stack([*counted, only(live, gap), seen.double(), only(seen, gap)])
 
-    def _live(self, norm: Tensor, active: Tensor) -> Tensor:
+    def second(self, signals: Signals, sums: Tensor) -> Tensor:
+        """The sum of the levels that move, before and after; of new rows, by the direct rule."""
+        p, live = self.rows["level"], self._live
+        fresh = torch.zeros_like(live)
+        if self.rule == "direct":
+            self._shift = _shift(sums)
+            self._moved, fresh = self._direct(), live & (self.rows["steps"] == 0)
+        else:
+            norm = only(signals.active, signals.gauge_norm)
+            count = sums[2].clamp_min(1)
+            mean = (sums[3] / count).clamp_min(SMALLEST)
+            pull = (only(live, signals.loss_ratio) / mean).clamp_min(SMALLEST).pow(self.gamma)
+            target = sums[4] / count * pull
+            self._moved = self._stepped(norm, p * norm, target).clamp_min(self.floor)
+        self.rows["steps"] += live
+        self._fresh = fresh
+        return torch.stack(
+            [only(live, p), only(live & ~fresh, self._moved), only(fresh, self._moved)]
+        )
+
+    def settle(self, sums: Tensor, first: Tensor | None = None) -> Tensor:
+        """The new levels. Those that move keep their joint share: a held row neither gains nor
+        loses by it."""
+        p, moved = self.rows["level"], self._moved
+        after = sums[1] + sums[2]
+        if first is not None:  # they moved by another round's shift: mend it, old and new apart
+            late = _shift(first) - self._shift
+            old, new = ((1 - self.smoothing) * late).exp(), late.exp()
+            after = sums[1] * old + sums[2] * new
+            moved = moved * torch.where(self._fresh, new, old)
+        scaled = (moved * (sums[0] / after.clamp_min(_TINY))).clamp_min(SMALLEST)
+        return p.copy_(torch.where(self._live, scaled, p))
+
+    def coefficient(self, factor: float = 1.0) -> Tensor:
+        """The moved levels as they are; a level that stays, times the others' growth."""
+        return torch.where(self._live, self._moved, self.rows["level"] * factor)
+
+    def growth(self, sums: Tensor) -> float:
+        """By how much the levels that moved grew before they were scaled."""
+        before, after = float(sums[0]), float(sums[1] + sums[2])
+        return after / before if before > 0 and after > 0 else 1.0
+
+    def _find_live(self, norm: Tensor, active: Tensor, loud: float) -> Tensor:
         """Rows that move: active, their gradient not vanished, and past their warm-up."""
         rows = self.rows
         torch.maximum(rows["peak"], norm, out=rows["peak"])
         # norm is 0 where not active, and no threshold is under 0
-        live = norm > torch.maximum(self.guard * rows["peak"], VANISHED * norm.max())
+        least = VANISHED * norm.sum().clamp_min(loud)
+        live = norm > torch.maximum(self.guard * rows["peak"], least)
         torch.gt(active, live, out=rows["held"])
         if self.warmup:
             live &= rows["rounds"] >= self.warmup
         rows["rounds"] += active
         return live
 
-    def _direct(self, norm: Tensor, pull: Tensor, live: Tensor) -> Tensor:
-        log_q = pull.log() - norm.clamp_min(torch.finfo(norm.dtype).tiny).log()
-        # Only ratios matter, so put q where p stands before mixing the two; a row in its first
-        # round has no place yet.
+    def _direct(self) -> Tensor:
+        """log p <- s log p + (1 - s) log q, with q put where p stands: only ratios matter."""
         seen = self.rows["steps"] > 0
-        placed = torch.where((live & seen).any(), live & seen, live)
-        log_level = self.rows["level"].log()
-        log_q = log_q + active_mean(log_level - log_q, placed)
-        s = self.smoothing * seen.to(log_q.dtype)  # in float64, as everything here
-        log_p = s * log_level + (1 - s) * log_q
-        return from_log(log_p, live)
+        s = self.smoothing * seen.to(self._log_q.dtype)  # in float64, as everything here
+        log_p = s * self.rows["level"].log() + (1 - s) * (self._log_q + self._shift)
+        return from_own_log(log_p)
 
-    def _stepped(self, norm: Tensor, pulled: Tensor, target: Tensor, live: Tensor) -> Tensor:
-        p = self.rows["level"]
+    def _stepped(self, norm: Tensor, pulled: Tensor, target: Tensor) -> Tensor:
+        p, live = self.rows["level"], self._live
         if self.rule == "relative":
             goal = target / torch.where(live, norm, 1)
             return self.smoothing * p + (1 - self.smoothing) * goal
@@ -147,3 +201,12 @@ class GradNorm(Weighting):
         if self.optimizer == "sgd":
             return p - self.lr * gradient
         return p - adam(self.rows, gradient, live, self.lr)
+
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def _shift(sums: Tensor) -> Tensor:
+    """The mean of log level - log q over rows seen before, or where there are none over all."""
+    every, seen = sums[3] / sums[2].clamp_min(1), sums[5] / sums[4].clamp_min(1)
+    return torch.where(sums[4] > 0, seen, every)

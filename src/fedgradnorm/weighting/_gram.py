@@ -29,6 +29,7 @@ class GramWeighting(Weighting):
     """
 
     needs = Needs.GRAM
+    beyond_sums = "the inner products of the clients' updates"
     starts: ClassVar[Mapping[str, float]] = {"held": 0.0}
     capturable = False
 

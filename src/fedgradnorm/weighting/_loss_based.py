@@ -6,6 +6,7 @@ factor; the base class makes the active weights sum to their number.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,11 +14,33 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import draw, from_log, onto_simplex, safe_log
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean
+from fedgradnorm.weighting._arithmetic import (
+    draw,
+    from_log,
+    from_own_log,
+    onto_simplex,
+    safe_log,
+)
+from fedgradnorm.weighting._base import Needs, Proportional, Signals, Weighting, active_mean
 
 
-class InverseFirstLoss(Weighting):
+class ByLog(Proportional):
+    """Weights whose logarithm each client knows by itself."""
+
+    @abstractmethod
+    def log_own(self, signals: Signals) -> Tensor:
+        """The logarithm, per row."""
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """The exponential, relative to the largest active row."""
+        return from_log(self.log_own(signals), signals.active)
+
+    def own(self, signals: Signals) -> Tensor:
+        """The exponential."""
+        return from_own_log(self.log_own(signals))
+
+
+class InverseFirstLoss(Proportional):
     """p_i = 1 / F_i0: every task starts with the same loss, and then nothing moves any more.
 
     The server needs one number of a client, once: F_i0 = loss / loss_ratio.
@@ -30,16 +53,24 @@ class InverseFirstLoss(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """1 / F_i0, the mean of the others for a client whose first loss says nothing."""
+        level, known, active = *self._level(signals), signals.active
+        return from_log(torch.where(known, level, active_mean(level, known)), active)
+
+    def own(self, signals: Signals) -> Tensor:
+        """1 / F_i0; a client whose first loss says nothing has no number of its own."""
+        level, known = self._level(signals)
+        return torch.where(known, from_own_log(level), torch.nan)
+
+    def _level(self, signals: Signals) -> tuple[Tensor, Tensor]:
         kept, active = self.rows["first_loss"], signals.active
         seen = signals.loss.double() / signals.loss_ratio.double()
         usable = active & (kept == 0) & torch.isfinite(seen) & (seen > 0)
         kept.copy_(torch.where(usable, seen, kept))
         known = active & (kept > 0)
-        level = -safe_log(kept, known)
-        return from_log(torch.where(known, level, active_mean(level, known)), active)
+        return -safe_log(kept, known), known
 
 
-class GeometricMean(Weighting):
+class GeometricMean(ByLog):
     """p_i = 1 / F_i: the gradient of the geometric mean of the losses, (prod_i F_i)^(1/N).
 
     Source: Chennupati et al., "MultiNet++: Multi-stream feature aggregation and geometric loss
@@ -48,18 +79,21 @@ class GeometricMean(Weighting):
 
     needs = Needs.LOSS
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """1 / F_i."""
-        return from_log(-safe_log(signals.loss, signals.active), signals.active)
+    def log_own(self, signals: Signals) -> Tensor:
+        """-log F_i."""
+        return -safe_log(signals.loss, signals.active)
 
 
-class QFFL(Weighting):
+class QFFL(ByLog):
     """p_i = F_i^q: the gradient of sum_i F_i^(q+1) / (q+1), so that large losses count more.
 
     ``q`` = 0 weighs everybody the same; the larger, the nearer to minimising the largest loss.
     The length of the step is the server optimiser's, not q-FedSGD's estimate from L and q.
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (2020),
     arXiv 1905.10497, equation 2, with equal shares of the clients.
+
+    Args:
+        q: how much more large losses count, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -68,9 +102,9 @@ class QFFL(Weighting):
         super().__init__()
         self.q = bounded("q-FFL's q", q)
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """F_i^q."""
-        return from_log(self.q * safe_log(signals.loss, signals.active), signals.active)
+    def log_own(self, signals: Signals) -> Tensor:
+        """q log F_i."""
+        return self.q * safe_log(signals.loss, signals.active)
 
 
 class AFL(Weighting):
@@ -82,11 +116,15 @@ class AFL(Weighting):
     network's step takes the new lambda, the paper's the one before (``order="old"``).
     Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), arXiv 1902.00146,
     stochastic AFL.
+
+    Args:
+        loss_lr: step of the mixture up the losses, 0 or more.
     """
 
     needs = Needs.LOSS
     starts: ClassVar[Mapping[str, float]] = {"level": 1.0}
     positive = False
+    beyond_sums = "all clients' losses at once, to project their mixture"
 
     def __init__(self, loss_lr: float = 0.01) -> None:
         super().__init__()
@@ -103,7 +141,7 @@ class AFL(Weighting):
         return level.copy_(torch.where(active, moved * share, level))  # all levels sum to N
 
 
-class RandomWeights(Weighting):
+class RandomWeights(Proportional):
     """RLW: p is the softmax of numbers drawn afresh from N(0, 1) in every round.
 
     What a client draws is decided by the run's seed, its name, and how many rounds it has taken
@@ -126,7 +164,7 @@ class RandomWeights(Weighting):
         return torch.tensor(drawn, dtype=torch.float64, device=signals.active.device).exp()
 
 
-class DWA(Weighting):
+class DWA(ByLog):
     """Dynamic weight average: who has lately improved least counts most.
 
         p_i = exp(rate_i / T),   rate_i = (last average of F_i) / (the average before)
@@ -135,6 +173,10 @@ class DWA(Weighting):
     them its rate is 1.
     Source: Liu, Johns, Davison, "End-to-end multi-task learning with attention" (2019),
     arXiv 1803.10704, equation 7, T = 2 as there.
+
+    Args:
+        temperature: T, above 0: the larger, the more alike the weights.
+        every: rounds of a client in one average, 1 or more.
     """
 
     needs = Needs.LOSS
@@ -147,13 +189,13 @@ class DWA(Weighting):
         self.temperature = bounded("DWA's temperature", temperature, above=True)
         self.every = whole("DWA's every", every, 1)
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """exp(rate_i / T) with the averages from before this round."""
+    def log_own(self, signals: Signals) -> Tensor:
+        """rate_i / T with the averages from before this round."""
         limits, rows = torch.finfo(torch.float64), self.rows
         rate = (rows["newer"] / rows["older"].clamp_min(limits.tiny)).clamp_max(limits.max)
         rate = torch.where(rows["averages"] >= 2, rate, 1)
         self._average(signals.loss.double(), signals.active)
-        return from_log(rate / self.temperature, signals.active)
+        return rate / self.temperature
 
     def _average(self, loss: Tensor, active: Tensor) -> None:
         rows = self.rows

@@ -27,6 +27,9 @@ class FedMGDA(GramWeighting):
     box's centre is 1/N, one of the two the paper names (the other: by data size).
     Source: Hu, Shaloudegi, Zhang, Yu, "Federated learning meets multi-objective optimization"
     (2022), arXiv 2006.11489, algorithm 1.
+
+    Args:
+        box: how far lambda_i may be from 1/N, from 0 to 1.
     """
 
     positive = False
@@ -56,6 +59,10 @@ class FedCMOO(GramWeighting):
     G and its local training on the weighted loss have no place: see docs/methods.md.
     Source: Askin, Sharma, Joshi, Joe-Wong, "Federated communication-efficient multi-objective
     optimization" (2025), arXiv 2410.16398.
+
+    Args:
+        mixture_lr: length of a step of lambda, above 0.
+        steps: how many in a round, 1 or more.
     """
 
     positive = False

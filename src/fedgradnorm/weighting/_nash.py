@@ -31,6 +31,9 @@ class NashMTL(GramWeighting):
     the number of clients.
     Source: Navon et al., "Multi-task learning as a bargaining game" (2022), arXiv 2202.01017,
     algorithm 1 and section 3.2.
+
+    Args:
+        iterations: convex programs in a round at most, 1 or more.
     """
 
     starts: ClassVar[Mapping[str, float]] = {**GramWeighting.starts, "bargain": 1.0}

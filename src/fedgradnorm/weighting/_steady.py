@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fedgradnorm._checks import bounded
 from fedgradnorm.weighting._arithmetic import SMALLEST, VANISHED
-from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, only
+from fedgradnorm.weighting._base import Needs, Proportional, Signals, active_mean, only
 
 
-class Steady(Weighting):
+class Steady(Proportional):
     """Weights that even out gradient lengths and pace, from means over all rounds of a client.
 
     ``gamma`` is the strength of the pull toward one common pace, as in ``GradNorm``. There is no
@@ -34,6 +34,9 @@ class Steady(Weighting):
     gets the mean weight of the others, and ``held`` names it.
 
     Each weight is proportional to a number that the client can compute by itself.
+
+    Args:
+        gamma: strength of the pull toward one common pace, 0 or more.
 
     >>> weighting = Steady()
     >>> weighting.bind(["quiet", "loud"])
@@ -65,6 +68,23 @@ class Steady(Weighting):
     def weigh(self, signals: Signals) -> Tensor:
         """R^gamma / A of every row."""
         active, rows = signals.active, self.rows
+        length = self._length(signals)
+        live = active & (length > VANISHED * only(active, length).sum())
+        torch.gt(active, live, out=rows["held"])
+        level = self._pull() / torch.where(live, length, 1)
+        return torch.where(live, level, torch.where(live.any(), active_mean(level, live), 1.0))
+
+    def own(self, signals: Signals) -> Tensor:
+        """R^gamma / A; a client that never had a gradient has no number of its own."""
+        length = self._length(signals)
+        return self._pull() / length
+
+    def _pull(self) -> Tensor:
+        return self.rows["ratio"].clamp_min(SMALLEST).pow(self.gamma)
+
+    def _length(self, signals: Signals) -> Tensor:
+        """A, with this round in the means."""
+        active, rows = signals.active, self.rows
         rows["rounds"] += active
         part = active / rows["rounds"].clamp_min(1)
         for key, seen in (
@@ -72,8 +92,4 @@ class Steady(Weighting):
             ("ratio", only(active, signals.loss_ratio)),
         ):
             rows[key] += part * (seen - rows[key])
-        length = rows["square"].sqrt()
-        live = active & (length > VANISHED * only(active, length).max())
-        torch.gt(active, live, out=rows["held"])
-        level = rows["ratio"].clamp_min(SMALLEST).pow(self.gamma) / torch.where(live, length, 1)
-        return torch.where(live, level, torch.where(live.any(), active_mean(level, live), 1.0))
+        return rows["square"].sqrt()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded
-from fedgradnorm.weighting._arithmetic import MOMENTS, adam, from_log
-from fedgradnorm.weighting._base import Needs, Signals, Weighting
+from fedgradnorm.weighting._arithmetic import MOMENTS, adam
+from fedgradnorm.weighting._base import Needs, Signals
+from fedgradnorm.weighting._loss_based import ByLog
 
 
-class Uncertainty(Weighting):
+class Uncertainty(ByLog):
     """Uncertainty weighting: s_i is the log-variance of client i's task.
 
         minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
@@ -23,6 +24,9 @@ class Uncertainty(Weighting):
     a classification twice, which would only double its weight.
     Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty to weigh losses for scene
     geometry and semantics" (2018), arXiv 1705.07115, with the log-variance learned, as they advise.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -34,15 +38,15 @@ class Uncertainty(Weighting):
         super().__init__()
         self.scale_lr = bounded(f"{type(self).__name__}'s scale_lr", scale_lr)
 
-    def weigh(self, signals: Signals) -> Tensor:
-        """exp(-s_i), after one step on s."""
+    def log_own(self, signals: Signals) -> Tensor:
+        """-s_i, after one step on s."""
         active, s = signals.active, self.rows["log_scale"]
         loss = torch.where(active, signals.loss.double(), 1)
         # With u = -s (UW) or u = s (IMTL-L): d/du of exp(u) F - u is exp(u) F - 1.
         gradient = self.sign * self.factor * ((self.sign * s).exp() * loss - 1)
         s.copy_(torch.where(active, s - adam(self.rows, gradient, active, self.scale_lr), s))
         self.rows["steps"] += active
-        return from_log(self.sign * s, active)
+        return self.sign * s
 
 
 class IMTLL(Uncertainty):
@@ -53,6 +57,9 @@ class IMTLL(Uncertainty):
     Twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two the
     same; both stand here because both stand in the literature's tables.
     Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
     """
 
     sign = 1

@@ -24,7 +24,7 @@ from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.participant import Participant
-from fedgradnorm._flower.wire.messages import Order, encode_order
+from fedgradnorm._flower.wire.messages import Order
 from fedgradnorm._flower.wire.node import answered
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.server import ServerState
@@ -54,7 +54,7 @@ class Direct:
     def ask(self, orders, seconds):
         found: dict[str, Any] = {}
         for name, order in orders.items():
-            message = Message(encode_order(order), 1, "train", ttl=seconds)
+            message = Message(order.records(), 1, "train", ttl=seconds)
             reply = answered(message, self.participants[name].respond)
             if reply.has_error():
                 found[name] = reply.error.reason
@@ -83,8 +83,8 @@ class Together:
         self.weighting, self.make, self.folder = weighting or fgn.GradNorm(), make, folder
         assert self.settings.rounds is not None
         scalars = sent_scalars(self.weighting, self.settings)
-        self.agreement = Agreement(self.settings, self.settings.rounds, scalars, "agreed")
         self.names = list(self.clients)
+        self.agreement = self.agreed(scalars)
         self.exchange = Direct({name: self.participant(name) for name in self.names})
         several = {n: list(c.tasks) for n, c in self.clients.items() if c.tasks is not None}
         self.weighting.bind([row.name for c in self.clients.values() for row in c.rows])
@@ -95,9 +95,18 @@ class Together:
             aggregate=self.settings.aggregate,
             order=self.settings.order,
             bounds=bounds,
+            rates=self.settings.server_rates(),
         )
         given = (server, self.names, self.agreement, self.exchange, patience)
-        self.server = Coordinator(*given, heads=self._heads(bounds), tasks=several)
+        self.server = self.coordinator(given, bounds, several)
+
+    def coordinator(
+        self, given: tuple[Any, ...], bounds: Bounds | None, several: dict[str, list[str]]
+    ) -> Coordinator:
+        return Coordinator(*given, heads=self._heads(bounds), tasks=several)
+
+    def agreed(self, scalars: tuple[str, ...]) -> Agreement:
+        return Agreement(self.settings, self.settings.rounds or 0, scalars, "agreed")
 
     def _heads(self, bounds: Bounds | None) -> GroupHeads | None:
         """As ``serve`` makes them, from what federation.toml would say of the clients."""

@@ -45,14 +45,17 @@ class Assembly:
         self.front.module.train()
         self.streams = Streams(device)
         self.dense: DensePass | None = None  # where the network has a closed form
-        plain = all(client.train[0].ndim == 2 for client in clients)
+        inputs = [client.train[0] for client in clients]
+        plain = all(isinstance(x, Tensor) and x.ndim == 2 for x in inputs)
         if plain and not bf16 and DensePass.fits(network, gauge):
             self.dense = DensePass(self.front, gauge, self.streams)
         own_heads = {name: state.head.train() for name, state in loop.states.items()}
         self.groups = group_heads(clients, own_heads, loop.batches.batch)
         self.data = self._joined()
         self.sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
-        self.optimizers = HeadOptimizers(loop.states, how.head_optimizer, device, self.streams)
+        self.optimizers = HeadOptimizers(
+            loop.states, how.head_optimizer, device, self.streams, how.head_clip
+        )
         self.first_losses = FirstLosses(loop)
         self.planner = Planner(self.groups, device, {c.name: c.owner for c in clients})
         self.windows = RowWindows(loop.batches, self.data.begin, device)

@@ -41,6 +41,7 @@ class BatchedEngine(Assembly, Engine):
         states = [self.loop.states[name] for name in active]
         before = Snapshot(states)
         self.first_losses.find(shared, active)
+        self.optimizers.begin_round(self.loop.rates, round_number)
         plan = self.planner.plan(active)
         reports = self.work(shared, self.rows_of(round_number, plan), plan)
         finite = torch.isfinite(reports.loss_ratio) & torch.isfinite(reports.gauge_norm)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedgradnorm._engines.batched.joined_data import JoinedData
 from fedgradnorm._engines.batched.plan import Plan
 from fedgradnorm._round.evaluation import in_parts
+from fedgradnorm.models._input_rows import Inputs, call
 
 
 @torch.no_grad()
@@ -42,5 +43,5 @@ def frozen_features(
     return lambda step: table[rows[step]]
 
 
-def _forward(network: nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([network(part) for part in in_parts(x)])
+def _forward(network: nn.Module, x: Inputs) -> Tensor:
+    return torch.cat([call(network, part) for part in in_parts(x)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._engines.batched.head_group import HeadGroup
+from fedgradnorm.models._input_rows import Inputs, concatenated
 
 
 class JoinedData:
@@ -18,11 +19,11 @@ class JoinedData:
     """
 
     def __init__(
-        self, groups: Sequence[HeadGroup], train: Mapping[str, tuple[Tensor, Tensor]]
+        self, groups: Sequence[HeadGroup], train: Mapping[str, tuple[Inputs, Tensor]]
     ) -> None:
         order = [name for group in groups for name in group.names]
         self.sizes = {name: len(train[name][0]) for name in order}
-        self.begin, start, seen = dict[str, int](), 0, dict[int, Tensor]()
+        self.begin, start, seen = dict[str, int](), 0, dict[int, Inputs]()
         places: dict[int, int] = {}
         for name, size in self.sizes.items():
             x = train[name][0]
@@ -30,11 +31,11 @@ class JoinedData:
                 seen[id(x)], places[id(x)] = x, start
                 start += size
             self.begin[name] = places[id(x)]
-        self.inputs = torch.cat(list(seen.values()))
+        self.inputs = concatenated(list(seen.values()))
         self._targets = {
             group.names[0]: torch.cat([train[name][1] for name in group.names]) for group in groups
         }
-        self._views: dict[int, Tensor] = {}
+        self._views: dict[int, Inputs] = {}
         device, alone = self.inputs.device, len(seen) == len(order)
         self._shift = {} if alone else {g.names[0]: self._shifts(g).to(device) for g in groups}
 
@@ -46,7 +47,13 @@ class JoinedData:
             start += self.sizes[name]
         return torch.tensor(found)
 
-    def inputs_of(self, name: str) -> Tensor:
+    @property
+    def tensor(self) -> Tensor:
+        """The inputs, for those who are only asked where they are one tensor."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
+
+    def inputs_of(self, name: str) -> Inputs:
         """A client's rows, as a view; tasks that hold the same rows get the very same one."""
         start = self.begin[name]
         if start not in self._views:

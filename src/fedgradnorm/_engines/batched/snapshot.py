@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgradnorm._round.client_round import ClientState
+from fedgradnorm._round.client_state import ClientState
 
 
 class Snapshot:

@@ -68,8 +68,12 @@ class JointEngine(BatchedEngine):
         self._in_order = Fused(in_order)
 
     def burst(self, server: ServerState) -> int:
-        """Many on a GPU, unless the weighting decides something on the host."""
-        captured = self.device.type == "cuda" and server.weighting.capturable
+        """Many on a GPU, unless something of a round is decided on the host.
+
+        A weighting may do so, and a schedule does: a graph has one rate for ever.
+        """
+        scheduled = bool(server.rates or self.loop.rates)
+        captured = self.device.type == "cuda" and server.weighting.capturable and not scheduled
         return CapturedRounds.LONGEST if captured else 1
 
     def rounds(

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.shared_pass import SharedRows, scaled
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs, call
 
 
 class AutogradPass:
@@ -21,13 +22,13 @@ class AutogradPass:
         self._output = self._signal = torch.empty(0)
         self._rows: SharedRows | None = None
 
-    def forward(self, shared: Tensor, x: Tensor, rows: SharedRows | None = None) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs, rows: SharedRows | None = None) -> Tensor:
         """Run the network and keep the graph."""
         self._rows = rows
         # The last round's graph must be gone: what it shares with a new one is tied to its stream.
         self._output = self._signal = torch.empty(0)
         self.network.use(shared)
-        self._output = self.network.module(x)
+        self._output = call(self.network.module, x)
         output = self._output.detach()
         return output if rows is None else rows.spread(output)
 

@@ -19,6 +19,7 @@ from fedgradnorm._engines.passes.shared_pass import SharedRows, scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._fusing import Fused
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs
 
 if TYPE_CHECKING:
     from fedgradnorm._engines.passes.triton_backward import TurnedDescent
@@ -91,8 +92,9 @@ class DensePass:
         return descent
 
     @torch.no_grad()
-    def forward(self, shared: Tensor, x: Tensor, rows: SharedRows | None = None) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs, rows: SharedRows | None = None) -> Tensor:
         """The network's outputs; the layers' inputs are kept."""
+        assert isinstance(x, Tensor)
         self._rows = rows
         self.network.use(shared)
         if self._turned is not None and self._turned.fits(len(x)):

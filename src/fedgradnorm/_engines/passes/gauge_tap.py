@@ -9,6 +9,7 @@ Other layers go through vmap over the client axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,8 @@ class GaugeTap:
     def _hook(self, owner: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if torch.is_grad_enabled():
-                self.seen.append((owner, inputs[0], output))
+                first: Any = inputs[0] if inputs else None  # called by keyword: not to be measured
+                self.seen.append((owner, first, output))
 
         return remember
 

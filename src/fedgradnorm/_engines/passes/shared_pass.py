@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedgradnorm.models._input_rows import Inputs
+
 
 @dataclass(frozen=True)
 class SharedRows:
@@ -54,7 +56,7 @@ class SharedRows:
 class Pass(Protocol):
     """How a network is run for all clients at once."""
 
-    def forward(self, shared: Tensor, x: Tensor, rows: SharedRows | None = None) -> Tensor:
+    def forward(self, shared: Tensor, x: Inputs, rows: SharedRows | None = None) -> Tensor:
         """The network's outputs for ``x``, without a graph; for all places of ``rows``, if any."""
 
     def measure(self, signal: Tensor, parts: Sequence[tuple[slice, int]]) -> list[Tensor]:

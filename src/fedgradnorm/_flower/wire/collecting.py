@@ -22,6 +22,20 @@ from fedgradnorm._flower.wire.messages import Refused
 POLL = 0.2  # seconds between two looks for answers
 
 
+class Asking(Protocol):
+    """Anything that a client is asked."""
+
+    @property
+    def round(self) -> int:
+        """In which round."""
+
+    def records(self) -> RecordDict:
+        """As it travels."""
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the two vectors that an answer may have."""
+
+
 class Source(Protocol):
     """Where answers lie until they are taken."""
 

@@ -44,6 +44,7 @@ class Order:
     ``digest`` names the settings that both sides agreed on, ``state_round`` how many rounds the
     client has completed so far as the server knows. ``head`` is the one that the client shares with
     others, ``group`` the name of what they have in common; None where its head is its own.
+    ``updates`` is how many the answer has: one, or one for each of several tasks.
     """
 
     kind: Kind
@@ -54,6 +55,15 @@ class Order:
     shared: Tensor
     group: str = ""
     head: Tensor | None = None
+    updates: int = 1
+
+    def records(self) -> RecordDict:
+        """As it travels."""
+        return encode_order(self)
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the two vectors that an answer may have: the update, and a head."""
+        return self.updates * self.shared.nbytes, 0 if self.head is None else self.head.nbytes
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ def encode_order(order: Order) -> RecordDict:
     }
     records: dict[str, Any] = {
         "order": ConfigRecord(facts),
-        "shared": _packed("shared", order.shared),
+        "shared": packed("shared", order.shared),
         **_packed_head(order.group, order.head),
     }
     return RecordDict(records)
@@ -127,18 +137,18 @@ def decode_order(
     tensor as that must be, and ``group`` the name of those to share it with.
     """
     shares = like_head is not None and "head" in content
-    _same("records", content, ("order", "shared", *(("head",) if shares else ())))
+    same_names("records", content, ("order", "shared", *(("head",) if shares else ())))
     facts = content["order"]
     if not isinstance(facts, ConfigRecord):
         raise Refused("order: not a table of settings")
-    _same("order", facts, ("kind", "run", "digest", "round", "state_round"))
-    kind, run, digest = (_text(facts, key) for key in ("kind", "run", "digest"))
+    same_names("order", facts, ("kind", "run", "digest", "round", "state_round"))
+    kind, run, digest = (text_of(facts, key) for key in ("kind", "run", "digest"))
     if kind not in ("train", "finish"):
         raise Refused(f"order: unknown kind {kind[:20]!r}")
     if not run.isalnum() or len(run) > 64:
         raise Refused("order: the run's name is no plain word")
-    number, state = (_count(facts, key) for key in ("round", "state_round"))
-    shared = _unpacked(content["shared"], "shared", like)
+    number, state = (count_of(facts, key) for key in ("round", "state_round"))
+    shared = unpacked(content["shared"], "shared", like)
     known: Kind = "train" if kind == "train" else "finish"
     if not shares or like_head is None:
         return Order(known, run, digest, number, state, shared)
@@ -158,7 +168,7 @@ def encode_answer(answer: Answer) -> RecordDict:
         "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
     }
     if answer.update is not None:
-        records["update"] = _packed("update", answer.update.flatten())
+        records["update"] = packed("update", answer.update.flatten())
     return RecordDict({**records, **_packed_head(answer.group, answer.head)})
 
 
@@ -174,23 +184,23 @@ def decode_answer(
     training = order.kind == "train"
     shares = training and order.head is not None
     more = (*(("update",) if training else ()), *(("head",) if shares else ()))
-    _same("records", content, ("answer", "run", *more))
+    same_names("records", content, ("answer", "run", *more))
     numbers, run = content["answer"], content["run"]
     if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
         raise Refused("answer: records of the wrong kind")
-    _same("run", run, ("run", SALT))
-    _same("answer", numbers, ("round", "state_round", SALT, *(scalars if training else ())))
-    if _text(run, "run") != order.run:
+    same_names("run", run, ("run", SALT))
+    same_names("answer", numbers, ("round", "state_round", SALT, *(scalars if training else ())))
+    if text_of(run, "run") != order.run:
         raise Refused("it answers to another run")
-    if _count(numbers, "round") != order.round:
+    if count_of(numbers, "round") != order.round:
         raise Refused(f"it answers to round {numbers['round']}, not {order.round}")
     expected = order.state_round + training
-    if _count(numbers, "state_round") != expected:
+    if count_of(numbers, "state_round") != expected:
         raise Refused(f"its state is of round {numbers['state_round']}, not {expected}")
     if not training:
         return Answer(order.run, order.round, expected)
     found = {name: _possible(numbers, name) for name in scalars}
-    update = _unpacked(content["update"], "update", order.shared.repeat(max(1, len(tasks))))
+    update = unpacked(content["update"], "update", order.shared.repeat(max(1, len(tasks))))
     update = update.view(len(tasks), -1) if tasks else update
     for one in update if tasks else [update]:
         _check_length("update", one, longest)
@@ -221,7 +231,7 @@ def size_in_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for array in arrays) + 8 * len(numbers)
 
 
-def _packed(name: str, tensor: Tensor) -> ArrayRecord:
+def packed(name: str, tensor: Tensor) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy())})
 
 
@@ -233,25 +243,25 @@ def _packed_head(group: str, head: Tensor | None) -> dict[str, ArrayRecord]:
         return {}
     numbers = head.detach().cpu()
     chance = [secrets.randbits(24) / 2**24 for _ in range(GRAINS)]
-    return {"head": _packed(group, torch.cat([numbers, numbers.new_tensor(chance)]))}
+    return {"head": packed(group, torch.cat([numbers, numbers.new_tensor(chance)]))}
 
 
 def _unpacked_head(record: Any, group: str, like: Tensor) -> Tensor:
     """The head of this group, and of no other."""
     import torch
 
-    whole = _unpacked(record, group, torch.cat([like, like.new_zeros(GRAINS)]), f"head {group!r}")
+    whole = unpacked(record, group, torch.cat([like, like.new_zeros(GRAINS)]), f"head {group!r}")
     return whole[:-GRAINS].clone()
 
 
-def _unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
+def unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
     """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
     import torch  # not at the top: the SuperLink needs this module's limits alone
 
     name = name or key
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{name}: not an array")
-    _same(name, record, (key,))
+    same_names(name, record, (key,))
     array = record[key]
     if len(array.data) > like.numel() * like.element_size() + SLACK:
         raise Refused(f"{name}: {len(array.data)} bytes for {like.numel()} numbers")
@@ -269,7 +279,7 @@ def _unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
     return torch.from_numpy(values.copy())
 
 
-def _same(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
+def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
     """The names must be exactly these: nothing missing, nothing beside them."""
     odd = set(table) ^ set(wanted)
     if odd:
@@ -277,14 +287,14 @@ def _same(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
         raise Refused(f"{what}: missing or not agreed on: {names}")
 
 
-def _text(table: Mapping[str, Any], key: str) -> str:
+def text_of(table: Mapping[str, Any], key: str) -> str:
     value = table[key]
     if not isinstance(value, str):
         raise Refused(f"{key}: not a text")
     return value
 
 
-def _count(table: Mapping[str, Any], key: str) -> int:
+def count_of(table: Mapping[str, Any], key: str) -> int:
     value = table[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise Refused(f"{key}: not a whole number >= 0")

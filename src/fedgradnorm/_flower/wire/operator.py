@@ -27,10 +27,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fedgradnorm._errors import TrainingError
-from fedgradnorm._flower.wire.collecting import POLL, Incoming, collect
+from fedgradnorm._flower.wire.collecting import POLL, Asking, Incoming, collect
 from fedgradnorm._flower.wire.door import HEADER
 from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Order, Refused, encode_order
+from fedgradnorm._flower.wire.messages import MESSAGE_TYPE, Refused
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.store import Store
 
@@ -172,7 +172,7 @@ class Operator:
         return [name for name, node in self.nodes.items() if node in here]
 
     def ask(
-        self, orders: Mapping[str, Order], seconds: float
+        self, orders: Mapping[str, Asking], seconds: float
     ) -> dict[str, RecordDict | Refused | str]:
         """Each client's answer, or what went wrong; not later than ``seconds`` from now."""
         end, here = time.monotonic() + seconds, self.online()
@@ -188,11 +188,11 @@ class Operator:
             raise self._lost(error) from error
         return found
 
-    def _sent(self, orders: Mapping[str, Order], seconds: float) -> list[Incoming]:
+    def _sent(self, orders: Mapping[str, Asking], seconds: float) -> list[Incoming]:
         """The answers to expect, once the orders are at the SuperLink."""
         messages = [
             Message(
-                encode_order(order),
+                order.records(),
                 self.nodes[name],
                 MESSAGE_TYPE,
                 ttl=seconds + GRACE,
@@ -207,11 +207,10 @@ class Operator:
             if key
         ]
 
-    def _limits(self, orders: Mapping[str, Order]) -> Limits:
+    def _limits(self, orders: Mapping[str, Asking]) -> Limits:
         """What an answer may have: one to each order, so the largest of their vectors counts."""
-        heads = [order.head.nbytes for order in orders.values() if order.head is not None]
-        vector = max((order.shared.nbytes for order in orders.values()), default=0)
-        return Limits(vector, max(heads, default=0))
+        rooms = [order.room() for order in orders.values()] or [(0, 0)]
+        return Limits(max(one for one, _ in rooms), max(two for _, two in rooms))
 
     def _lost(self, error: BaseException) -> TrainingError:
         """Why the SuperLink does not answer, as far as it can be known."""

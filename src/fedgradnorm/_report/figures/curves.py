@@ -26,15 +26,16 @@ Style = str | tuple[int, tuple[int, ...]]
 FORMATS = ("png", "pdf", "svg")
 STYLES = ("-", "--", "-.", ":")  # they say again, on paper without colour, what colours say
 MORE_STYLES = ((0, (8, 3)), (0, (5, 1, 1, 1, 1, 1)))  # for a colour's fifth and sixth stroke
+ENDS = 2  # of so few points nobody knows what lies between them
 LEGEND = 4  # names beside each other in a legend
 POINTS = 400  # a curve of weights is drawn through at most so many rounds
 
 
-def figure(runs: Sequence[Record], path: str | Path) -> Path:
+def figure(runs: Sequence[Record], path: str | Path, note: str = "") -> Path:
     """Draw ``runs`` to ``path`` (PNG, PDF or SVG by its ending): a column per task.
 
     Above, the loss over the task's training rows; below, its weight. Runs of one label are seeds:
-    their mean is drawn over the range they span.
+    their mean is drawn over the range they span. ``note`` is written under the figure.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -59,7 +60,14 @@ def figure(runs: Sequence[Record], path: str | Path) -> Path:
     handles, names = panels[0, 0].get_legend_handles_labels()
     drawing.legend(handles, names, loc="outside upper center", ncols=min(LEGEND, len(labels)),
                    frameon=False, fontsize=11)  # fmt: skip
+    noted(drawing, note)
     return save(drawing, path)
+
+
+def noted(drawing: Any, note: str) -> None:
+    """Write a word about the data under a figure, where there is one to say."""
+    if note:
+        drawing.supxlabel(note, x=0.995, ha="right", fontsize=8, color="#555555")
 
 
 def save(drawing: Any, path: Path) -> Path:
@@ -111,7 +119,8 @@ def curve(
 ) -> None:
     """The mean of the runs over the range they span, as far as all of them got.
 
-    ``behind`` all others, it is without the range.
+    ``behind`` all others, it is without the range. Nothing is known between two ends: they are
+    markers without a line.
     """
     length = min(len(epochs) for epochs, _ in runs)
     if length == 0:
@@ -121,9 +130,11 @@ def curve(
     values: Floats = np.asarray([values[:length] for _, values in runs])[:, picked]
     colour, style = look
     mean = values.mean(axis=0)
-    axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=width, label=label,
+    ends = length <= ENDS
+    axes.plot(epochs, mean, color=colour, linestyle="none" if ends else style, linewidth=width,
+              marker="o" if ends else None, markersize=3 + width, label=label,
               zorder=1 if behind else 2)  # fmt: skip
-    if len(runs) > 1 and not behind:
+    if len(runs) > 1 and not behind and not ends:
         axes.fill_between(
             epochs, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.18, linewidth=0
         )

@@ -15,6 +15,7 @@ from fedgradnorm._report.figures.curves import (
     legend_height,
     log_scale,
     method_lines,
+    noted,
     save,
 )
 from fedgradnorm._report.figures.weight_panels import draw_weights, weights_move, weights_size
@@ -70,8 +71,7 @@ def paper_figure(
                        handlelength=3)  # fmt: skip
     if moving:
         draw_weights(parts[1, 0], {label: by_label[label] for label in moving}, tasks)
-    if note:
-        drawing.supxlabel(note, x=0.995, ha="right", fontsize=8, color="#555555")
+    noted(drawing, note)
     return save(drawing, path)
 
 

@@ -13,7 +13,7 @@ from fedgradnorm._errors import DataError
 from fedgradnorm._report.arms import Arm, Measure
 from fedgradnorm._report.colours import Look, looks
 from fedgradnorm._report.comparison import Comparison
-from fedgradnorm._report.figures.curves import check_format, log_scale, save, style_of
+from fedgradnorm._report.figures.curves import check_format, log_scale, noted, save, style_of
 from fedgradnorm._stored.summary import estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
@@ -42,7 +42,7 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
     drawing = Figure(figsize=(PANEL * len(tasks) + 0.6, 3.4), layout="constrained")
     FigureCanvasAgg(drawing)
     panels = drawing.subplots(1, len(tasks), squeeze=False)[0]
-    places, numbers = _places(comparison)
+    places, numbers = places_of(comparison)
     for axes, task in zip(panels, tasks, strict=True):
         for i, (method, look) in enumerate(looks(comparison.lines).items()):
             ends = _ends(places, comparison.along(method), task, measure)
@@ -65,12 +65,11 @@ def sweep_figure(comparison: Comparison, path: str | Path, measure: Measure) -> 
         handles.values(), handles, loc="outside upper center", ncols=max(2, len(tasks)),
         frameon=False,
     )  # fmt: skip
-    if comparison.synthetic:
-        drawing.text(0.995, 0.003, comparison.synthetic, ha="right", va="bottom", fontsize=8)
+    noted(drawing, comparison.synthetic)
     return save(drawing, path)
 
 
-def _places(comparison: Comparison) -> tuple[list[float], bool]:
+def places_of(comparison: Comparison) -> tuple[list[float], bool]:
     """Where the points stand, and whether that is their own value."""
     values = [list(point.values()) for point in comparison.points]
     plain = all(len(v) == 1 and type(v[0]) in (int, float) for v in values)

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedgradnorm._errors import DataError
 from fedgradnorm._report.colours import Look, looks
-from fedgradnorm._report.figures.curves import check_format, save
+from fedgradnorm._report.figures.curves import check_format, noted, save
 from fedgradnorm._report.worth_gains import ENDS, Gains
+from fedgradnorm._stored.generated import synthetic
 
 _MARKERS = {"shared": "o", "tuned": "s", "chosen": "D"}
 _LINE, _PANEL = 0.26, 3.1
@@ -45,6 +46,7 @@ def worth_figure(found: Sequence[Gains], path: str | Path) -> Path:
     }
     upper.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False)
     _by_rows(lower.subplots(), found)
+    noted(drawing, synthetic([run for one in found for run in one.arm.group.whole]))
     return save(drawing, path)
 
 

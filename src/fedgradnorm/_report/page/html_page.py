@@ -11,7 +11,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -21,19 +21,25 @@ from string import Template
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._report.colours import STROKES, Look, key, looks, stylesheet
+from fedgradnorm._report.colours import STROKES, Look, looks, stylesheet
+from fedgradnorm._report.comparison import Comparison
 from fedgradnorm._report.over_alone import Measured, joinings, read_measured
 from fedgradnorm._report.page import sentences as words
 from fedgradnorm._report.page.conflict_map import maps_html
 from fedgradnorm._report.page.curve_points import curves_of
 from fedgradnorm._report.page.joining_section import joining_html
 from fedgradnorm._report.page.main_table import comparison
-from fedgradnorm._report.page.more_tables import grids_html
+from fedgradnorm._report.page.more_tables import LONG, compared, grids_html
 from fedgradnorm._report.page.panels import CONFLICT, Section, sections
-from fedgradnorm._report.page.provenance import runs_table, settings
+from fedgradnorm._report.page.provenance import made_when, runs_table, settings
+from fedgradnorm._report.page.ranking_table import is_many, ranking_html
+from fedgradnorm._report.page.sweep_story import SWEEP, by_point, points_of, sweep_section
+from fedgradnorm._report.page.sweep_story import headline as sweep_headline
+from fedgradnorm._report.page.switches import started_off, switches_html
 from fedgradnorm._report.record import records_of
 from fedgradnorm._report.tables.summaries import TaskRow, task_rows
 from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._stored.generated import SYNTHETIC, synthetic
 from fedgradnorm._stored.groups import Group, group
 from fedgradnorm._stored.reader import StoredRun, collect
 from fedgradnorm._version import __version__
@@ -51,16 +57,24 @@ class Page:
     notes: list[str]
 
 
-def write_page(places: Sequence[Path], path: str | Path) -> Page:
-    """Write the page on the runs at ``places`` to ``path``."""
+def write_page(places: Sequence[Path], path: str | Path, refresh: int = 0) -> Page:
+    """Write the page on the runs at ``places`` to ``path``.
+
+    An open page loads itself again every ``refresh`` seconds; never by default.
+    """
     made = make_page(places)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, made.html.encode())
+        write_atomically(path, _refreshing(made.html, refresh).encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return made
+
+
+def _refreshing(html: str, seconds: int) -> str:
+    again = f'<meta http-equiv="refresh" content="{seconds}">'
+    return html.replace("<title>", f"{again}\n<title>", 1) if seconds else html
 
 
 def make_page(places: Sequence[Path]) -> Page:
@@ -75,41 +89,93 @@ def page_of(
 ) -> Page:
     """The page on these runs; ``nowhere`` is what was looked for in vain."""
     groups, mixture = group(runs)
+    compare = compared(runs)
+    points = points_of(compare)
     labels = [one.label for one in groups]
     records = records_of(groups)
     tasks = list(dict.fromkeys(name for record in records for name in record.clients))
     rows = task_rows(records)
-    judged = words.verdicts(rows, records)
+    judged = words.verdicts(rows, records, points)
     notes = [*nowhere, *words.missing(runs, groups), *mixture]
     common, told = _common_gamma(groups)
     curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
-    drawn = sections(curves, labels, tasks)
+    drawn = sections(curves, labels, tasks, by_loss=len(labels) == 1)
+    made = synthetic(runs)
+    top, story = _top(rows, judged, compare)
     shown = list(looks(labels).values())
-    script = _file("page.js")
+    if compare is not None and points:
+        colours = list(looks(compare.lines).values())
+        swept = [sweep_section(compare, groups, tasks, colours)]
+    else:
+        swept = []
+    parts = {
+        "ranking": ranking_html(compare, groups, shown) if compare and is_many(compare) else "",
+        "joining": joining_html(joinings(groups, measured or {}), groups, tasks, shown),
+        "grids": grids_html(compare, groups, tasks, shown),
+    }
+    script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
     html = Template(_file("page.html")).substitute(
         title=escape(_title(runs)),
         policy=escape(_policy(script)),
         css=stylesheet() + _file("page.css"),
-        eyebrow=escape(f"{_title(runs)} · {_size(runs, groups, tasks)}"),
-        headline=escape(words.headline(rows, judged)),
+        eyebrow=escape(f"{_title(runs)} · {_size(runs, groups, tasks, compare)}"),
+        headline=escape(top),
+        story=story,
+        contents=_contents(parts, [*swept, *drawn]),
+        made=escape(made_when(runs)),
         basis=escape(words.basis(rows, judged)),
+        synthetic=f'<p id="synthetic">{escape(made)}</p>' if made else "",
         notes=_notes(notes),
-        toggles=_toggles("Methods", "method", labels, [key(look) for look in shown])
-        + _toggles("Tasks", "task", tasks, [""] * len(tasks)),
-        comparison=comparison(rows, records, judged, labels, shown) if rows else "",
-        joining=joining_html(joinings(groups, measured or {}), groups, tasks, shown),
-        grids=grids_html(runs, groups, tasks, shown),
-        sections="".join(
-            _section(one, tasks, told, maps_html(groups, tasks, shown)) for one in drawn
+        toggles=switches_html(groups, tasks, compare),
+        comparison=comparison(rows, records, judged, labels, shown, points) if rows else "",
+        comparison_open=" open" if len(rows) <= LONG and not is_many(compare) else "",
+        **parts,
+        sweep="".join(_section(one, tasks, told, "") for one in swept),
+        sections=_folded(
+            "".join(_section(one, tasks, told, maps_html(groups, tasks, shown)) for one in drawn),
+            bool(points),
         ),
         runs=runs_table(runs),
         settings=settings(groups),
         version=escape(__version__),
-        data=_json(_data(labels, shown, tasks, drawn)),
+        data=_json(
+            _data(labels, shown, tasks, [*swept, *drawn], made)
+            | {"hidden": started_off(groups, compare)}
+        ),
         plotly=_plotly()[0],
         script=script,
     )
     return Page(html, rows, notes)
+
+
+def _top(
+    rows: Sequence[TaskRow], judged: Sequence[words.Verdict], compare: Comparison | None
+) -> tuple[str, str]:
+    """The headline and, of a sweep, the headline of each point."""
+    if compare is None or not compare.points:
+        return words.headline(rows, judged), ""
+    return sweep_headline(judged, compare), by_point(judged, compare)
+
+
+def _folded(sections: str, fold: bool) -> str:
+    """The curves of a sweep's every arm are many, and not its story."""
+    if not fold or not sections:
+        return sections
+    summary = "Learning curves, weights and norms of every arm"
+    return f'<details class="all-arms"><summary>{summary}</summary>{sections}</details>'
+
+
+def _contents(parts: Mapping[str, str], drawn: Sequence[Section]) -> str:
+    """Links to the parts of the page."""
+    names = {"ranking": ("ranking", "Ranking"), "table": ("table", "Comparison"),
+             "joining": ("joining", "Does joining pay?")}  # fmt: skip
+    swept = [(one.id, one.title) for one in drawn if one.id == SWEEP]
+    there = swept + [names[k] for k in names if parts.get(k, "-")]
+    there += [(one.id, one.title) for one in drawn if one.id != SWEEP]
+    there += [("tests", "Tests, gains and cost")] if parts["grids"] else []
+    there.append(("provenance", "Runs and settings"))
+    links = "".join(f'<a href="#{escape(i)}">{escape(title)}</a>' for i, title in there)
+    return f'<nav class="contents" aria-label="Contents">{links}</nav>'
 
 
 def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
@@ -134,8 +200,15 @@ def _title(runs: Sequence[StoredRun]) -> str:
     return words.listed(list(names)[:3]) + (" and more" if len(names) > 3 else "")
 
 
-def _size(runs: Sequence[StoredRun], groups: Sequence[Group], tasks: Sequence[str]) -> str:
-    counts = ((len(groups), "method"), (len(tasks), "task"), (len(runs), "run"))
+def _size(
+    runs: Sequence[StoredRun],
+    groups: Sequence[Group],
+    tasks: Sequence[str],
+    compare: Comparison | None,
+) -> str:
+    counts = [(len(groups), "method"), (len(tasks), "task"), (len(runs), "run")]
+    if compare is not None and compare.points:
+        counts[:1] = [(len(compare.lines), "method"), (len(compare.points), "point")]
     return ", ".join(f"{number} {what}{'s' * (number != 1)}" for number, what in counts)
 
 
@@ -144,18 +217,6 @@ def _notes(notes: Sequence[str]) -> str:
         return ""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<aside id="notes"><h2>Read this first</h2><ul>{items}</ul></aside>'
-
-
-def _toggles(title: str, kind: str, names: Sequence[str], keys: Sequence[str]) -> str:
-    """A row of switches, one per name; those of methods are the legend of every figure."""
-    if not names:
-        return ""
-    buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-{kind}="{number}">'
-        f"{mark}{escape(name)}</button>"
-        for number, (name, mark) in enumerate(zip(names, keys, strict=True))
-    )
-    return f'<div class="toggles" role="group" aria-label="{title}"><b>{title}</b>{buttons}</div>'
 
 
 def _section(section: Section, tasks: Sequence[str], told: str, maps: str) -> str:
@@ -184,7 +245,8 @@ def _section(section: Section, tasks: Sequence[str], told: str, maps: str) -> st
         for task in shown
     )
     return (
-        f'<section data-section="{escape(section.id)}"><h2>{section.title}</h2>'
+        f'<section id="{escape(section.id)}" data-section="{escape(section.id)}">'
+        f"<h2>{section.title}</h2>"
         f'<div class="about"><p>{escape(about)}</p>{switches}</div>'
         f'<div class="panels">{figures}</div>{maps if section.id == CONFLICT else ""}</section>'
     )
@@ -195,17 +257,27 @@ def _yes(flag: bool) -> str:
 
 
 def _data(
-    labels: Sequence[str], shown: Sequence[Look], tasks: Sequence[str], drawn: Sequence[Section]
+    labels: Sequence[str],
+    shown: Sequence[Look],
+    tasks: Sequence[str],
+    drawn: Sequence[Section],
+    made: str,
 ) -> dict[str, Any]:
     off = ["train"] if len(labels) > _MANY else []
     return {
         "methods": list(labels),
         "colours": [look.colour for look in shown],
-        "dashes": [",".join(f"{part}px" for part in STROKES[look.stroke]) for look in shown],
+        "dashes": [_dashes(look.stroke) for look in shown],
+        "strokes": [_dashes(number) for number in range(len(STROKES))],
         "tasks": list(tasks),
         "off": off,
+        "synthetic": SYNTHETIC if made else "",
         "sections": {one.id: one.panels for one in drawn},
     }
+
+
+def _dashes(stroke: int) -> str:
+    return ",".join(f"{part}px" for part in STROKES[stroke])
 
 
 def _json(value: Any) -> str:

@@ -13,6 +13,7 @@ from fedgradnorm._report.over_alone import Joining
 from fedgradnorm._report.tables.benefit_grid import gain_text, interval_text, metric_text
 from fedgradnorm._stored.groups import Group
 
+MANY_LINES = 8  # more are folded
 _WIDTH, _HEIGHT, _PAD = 180, 22, 6  # of the strip of gains, in pixels
 _LINES = ("Method", "Gain", "Level", "Lose", "Worst", "Median", "Best", "Mean", "Every client")
 
@@ -28,9 +29,15 @@ def joining_html(
     return (
         '<section id="joining"><h2>Does joining pay?</h2>'
         f'<div class="about"><p>{escape(_about(found))}</p></div>'
+        f"<details{_open(len(found), MANY_LINES)}><summary>Method by method</summary>"
         f'<div class="scroll"><table><thead><tr>{_head(_LINES)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{_clients(found, places, tasks, looks)}</section>"
+        f"<tbody>{body}</tbody></table></div></details>"
+        f"{_clients(found, places, tasks, looks)}</section>"
     )
+
+
+def _open(rows: int, most: int) -> str:
+    return " open" if rows <= most else ""
 
 
 def _about(found: Sequence[Joining]) -> str:
@@ -85,7 +92,11 @@ def _strip(order: Sequence[ClientGain], look: Look) -> str:
         return round(_WIDTH / 2 + inside * (_WIDTH / 2 - _PAD), 1)
 
     middle = _HEIGHT / 2
-    dots = "".join(f'<circle cx="{place(o)}" cy="{middle}" r="3" opacity=".55"/>' for o in order)
+    dots = "".join(
+        f'<circle cx="{place(o)}" cy="{middle}" r="3" opacity=".55">'
+        f"<title>{escape(f'{o.client}: {gain_text(o.gain, o.unit)}')}</title></circle>"
+        for o in order
+    )
     return (
         f'<svg class="interval m{look.colour}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
         f'aria-label="gains of {len(order)} clients">'
@@ -111,7 +122,8 @@ def _clients(
         if c.client == name
     )
     return (
-        "<details open><summary>Client by client</summary>"
+        f"<details{_open(sum(len(one.clients) for one in found), 0)}>"
+        "<summary>Client by client</summary>"
         f'<div class="scroll"><table><thead><tr>{_head(titles)}</tr></thead>'
         f"<tbody>{body}</tbody></table></div></details>"
     )

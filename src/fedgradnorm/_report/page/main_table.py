@@ -11,7 +11,10 @@ from fedgradnorm._report.page.sentences import Verdict
 from fedgradnorm._report.record import Record
 from fedgradnorm._report.tables.summaries import TaskRow, fixed, loss, metric, trivial_answer
 from fedgradnorm._stored.summary import Estimate, estimate
+from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
+_CLEAR = '<span class="best" title="ahead of every other by more than the seeds differ">best</span>'
+_LEVEL = '<span class="best" title="the best mean, but level with others">level</span>'
 _WIDTH, _HEIGHT, _PAD = 132, 16, 7  # of the small plot in a row, in pixels
 
 
@@ -21,9 +24,16 @@ def comparison(
     judged: Sequence[Verdict],
     labels: Sequence[str],
     looks: Sequence[Look],
+    points: Mapping[str, frozenset[str]],
 ) -> str:
-    """A line per task and method; every column can be sorted by."""
-    best = {(verdict.task, name) for verdict in judged for name in verdict.leaders}
+    """A line per task and method; every column can be sorted by, within a task and a point."""
+    places = [(task, point) for task in dict.fromkeys(r.task for r in rows) for point in points]
+    within = {
+        (task, label): number
+        for number, (task, point) in enumerate(places)
+        for label in points[point]
+    }
+    ahead = {(verdict.task, verdict.leader): verdict.clear for verdict in judged}
     tasks = list(dict.fromkeys(row.task for row in rows))
     held_out = _held_out_losses(records)
     scales = {task: _scale([row.value for row in rows if row.task == task]) for task in tasks}
@@ -39,7 +49,8 @@ def comparison(
     body = "".join(
         _line(
             row, tasks.index(row.task), labels.index(row.method), looks[labels.index(row.method)],
-            held_out, scales[row.task], (row.task, row.method) in best,
+            held_out, scales[row.task], None if points else ahead.get((row.task, row.method)),
+            within.get((row.task, row.method), tasks.index(row.task)),
         )
         for row in rows
     )  # fmt: skip
@@ -54,24 +65,28 @@ def _line(
     look: Look,
     held_out: Mapping[tuple[str, str], Estimate],
     scale: tuple[float, float],
-    best: bool,
+    clear: bool | None,
+    within: int,
 ) -> str:
-    mark = '<span class="best" title="best on this task">best</span>' if best else ""
+    mark = "" if clear is None else _CLEAR if clear else _LEVEL
     beside = held_out.get((row.task, row.method))
+    sign = -1 if row.metric in HIGHER_IS_BETTER else 1  # what sorts first is better
     cells = [
         f'<th scope="row" data-value="{task}">{escape(row.task)}</th>',
         f'<td data-value="{method}">{key(look)}{escape(row.method)}</td>',
-        _number(row.value.mean, mark + escape(metric(row))),
-        _number(row.trivial.mean, escape(trivial_answer(row))),
-        f'<td data-value="{_plain(row.value.mean)}">{_interval(row.value, scale, look)}</td>',
+        _number(sign * row.value.mean, mark + escape(metric(row))),
+        _number(sign * row.trivial.mean, escape(trivial_answer(row))),
+        f'<td data-value="{_plain(sign * row.value.mean)}">{_interval(row, scale, look)}</td>',
         _number(beside.mean, loss(beside)) if beside else "<td class='num'>-</td>",
         _number(row.last_loss.mean, loss(row.last_loss)),
         _number(row.first_loss.mean, loss(row.first_loss)),
         _number(row.weight.mean, fixed(row.weight, 3)),
         _number(row.seeds, str(row.seeds)),
     ]
-    kind = ' class="leads"' if best else ""
-    switches = f'data-group="{task}" data-tasks="{task}" data-methods="{method}"'
+    kind = ' class="leads"' if clear is not None else ""
+    switches = (
+        f'data-group="{task}" data-within="{within}" data-tasks="{task}" data-methods="{method}"'
+    )
     return f"<tr {switches}{kind}>{''.join(cells)}</tr>"
 
 
@@ -99,8 +114,9 @@ def _scale(values: Sequence[Estimate]) -> tuple[float, float]:
     return min(means) - room, max(means) + room
 
 
-def _interval(value: Estimate, scale: tuple[float, float], look: Look) -> str:
+def _interval(row: TaskRow, scale: tuple[float, float], look: Look) -> str:
     """A dot for the mean and a bar for its interval, on the scale of the task."""
+    value = row.value
     if not math.isfinite(value.mean):
         return ""
     span = (scale[1] - scale[0]) or 1.0
@@ -117,6 +133,7 @@ def _interval(value: Estimate, scale: tuple[float, float], look: Look) -> str:
     return (
         f'<svg class="interval m{look.colour}" width="{_WIDTH}" height="{_HEIGHT}" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}" aria-hidden="true">'
+        f"<title>{escape(f'{row.task}, {row.method}: {metric(row)}')}</title>"
         f'<line class="axis" x1="{_PAD}" x2="{_WIDTH - _PAD}" y1="{middle}" y2="{middle}"/>'
         f'{bar}<circle cx="{place(value.mean)}" cy="{middle}" r="4"/></svg>'
     )

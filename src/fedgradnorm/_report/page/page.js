@@ -6,7 +6,7 @@
   const press = (button, on) => button.setAttribute("aria-pressed", String(on));
   const touch = matchMedia("(hover: none)").matches;
   const hidden = { method: new Set(), task: new Set() };
-  const drawn = new Set(); // plots that were near the window once
+  const drawn = new Set(), near = new Set(); // plots as they should be; plots near the window
 
   // A name is text for Plotly only if none of its own markup is left in it.
   const text = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -25,6 +25,7 @@
     train: { width: 1.6, dash: "dot", band: 0.07 },
     target: { width: 1.6, dash: "dot", band: 0 },
     stopped: { width: 1, dash: "solid", band: 0 },
+    sweep: { width: 1.8, dash: "solid", band: 0 },
   };
   const ROLE = { train: ", training", target: ", target", stopped: ", stopped early" };
 
@@ -36,21 +37,38 @@
              mode: "none", fill: "toself", fillcolor: colour, hoverinfo: "skip" };
   }
 
+  // A long label on several lines: a panel is narrow.
+  function broken(name) {
+    const lines = [""];
+    for (const word of name.split(/(?<= )/)) {
+      if (lines.at(-1) && lines.at(-1).length + word.length > 34) lines.push("");
+      lines[lines.length - 1] += word;
+    }
+    return lines.join("<br>");
+  }
+
   function traces(panel, off) {
-    const made = [], many = Math.min(1, 4 / data.methods.length); // bands upon bands hide the lines
+    const made = [], left = data.methods.length - hidden.method.size;
+    const many = left > 4 ? 0 : 1; // bands upon bands hide the lines
     for (const [number, series] of panel.series.entries()) {
-      if (hidden.method.has(series.method) || off.has(series.role)) continue;
-      const look = LOOK[series.role], colour = css(`--c${data.colours[series.method]}`);
-      const shown = panel.percent ? "%{y:.1%}" : "%{y:.4g}"; // the method's name stands beside it
-      if (series.lo && look.band) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band * many)) });
+      if ((series.arms || [series.method]).every((n) => hidden.method.has(n)) || off.has(series.role)) continue;
+      const look = LOOK[series.role], swept = series.role === "sweep";
+      const colour = css(`--c${swept ? series.colour : data.colours[series.method]}`);
+      const dash = swept ? data.strokes[series.dash] : data.dashes[series.method];
+      const name = text(series.name || data.methods[series.method]) + (ROLE[series.role] || "");
+      const shown = panel.percent ? "%{y:.1%}" : "%{y:.4g}", place = panel.x ? `${text(panel.x.title)} %{x}` : "epoch %{x:.3g}";
+      if (series.lo && look.band * many > 0) made.push({ uid: `band${number}`, ...band(series, faded(colour, look.band * many)) });
       made.push({
         uid: `line${number}`, // what it is, not where it stands: else Plotly keeps strokes of another
-        x: series.x, y: series.y, mode: series.x.length > 1 ? "lines" : "markers",
-        name: text(data.methods[series.method]) + (ROLE[series.role] || ""),
+        x: series.x, y: series.y, mode: swept ? (panel.x.lines ? "lines+markers" : "markers")
+          : series.x.length > 2 ? "lines" : "markers", // of two ends nobody knows what lies between
+        name, text: series.x.map(() => broken(name)),
         line: { color: colour, width: look.width,
-                dash: (look.dash === "solid" && data.dashes[series.method]) || look.dash },
+                dash: (look.dash === "solid" && dash) || look.dash },
         marker: { color: colour, size: 7 },
-        opacity: series.role === "stopped" ? 0.6 : 1, hovertemplate: `${shown} at epoch %{x:.3g}`,
+        error_y: swept ? { type: "data", symmetric: false, thickness: 1, width: 2, color: colour,
+                           array: series.hi.map((v, i) => v - series.y[i]), arrayminus: series.lo.map((v, i) => series.y[i] - v) } : {},
+        opacity: series.role === "stopped" ? 0.6 : 1, hovertemplate: `%{text}<br>${shown} at ${place}<extra></extra>`,
       });
     }
     return made;
@@ -67,27 +85,38 @@
     const level = panel.reference;
     const rule = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
                    line: { color: css("--soft"), width: 1, dash: "3px,3px" } };
+    const stamp = { text: data.synthetic, showarrow: false, xref: "paper", yref: "paper", x: 1, y: 1,
+                    xanchor: "right", yanchor: "top", font: { size: 10, color: css("--soft") } };
+    const along = { ...axis, nticks: 6, rangemode: "tozero", showgrid: false, ticks: "outside", ticklen: 3,
+                    tickcolor: css("--faint"), title: { text: "epoch", standoff: 4, font: { size: 11, color: css("--soft") } } };
+    if (panel.x) {
+      Object.assign(along, { type: panel.x.log ? "log" : "linear", rangemode: "normal", tickvals: panel.x.values, ticktext: panel.x.names, tickangle: -45 });
+      along.title = { ...along.title, text: text(panel.x.title) };
+    }
     return {
       width: element.clientWidth, height: element.clientHeight,
-      margin: { l: 46, r: 6, t: 8, b: 34 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
+      margin: { l: 46, r: 6, t: 8, b: panel.x ? 56 : 34 }, showlegend: false, hovermode: "closest", hoverdistance: 40,
       dragmode: touch ? false : "zoom", paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: css("--ink") },
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--faint"), font: { color: css("--ink") }, namelength: -1 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") },
-      xaxis: { ...axis, nticks: 6, rangemode: "tozero", showgrid: false, ticks: "outside", ticklen: 3,
-               tickcolor: css("--faint"), title: { text: "epoch", standoff: 4, font: { size: 11, color: css("--soft") } } },
-      yaxis: y, shapes: level === null || level === undefined ? [] : [rule],
+      xaxis: along,
+      yaxis: y, annotations: data.synthetic ? [stamp] : [], shapes: level === null || level === undefined ? [] : [rule],
     };
   }
 
   const BUTTONS = { displaylogo: false, displayModeBar: touch ? false : "hover",
-                    modeBarButtons: [["toImage", "resetScale2d"]] };
+                    modeBarButtons: [["resetScale2d"]] };
 
-  function draw(element) {
+  function panelOf(element) {
     const section = element.closest("section"), task = Number(element.closest("figure").dataset.task);
     const chosen = all(".views button", section).find(pressed);
     const panels = data.sections[section.dataset.section].filter((panel) => panel.task === task);
-    const panel = panels.find((one) => one.view === (chosen ? chosen.dataset.view : one.view));
+    return { section, task, chosen, panel: panels.find((one) => one.view === (chosen ? chosen.dataset.view : one.view)) };
+  }
+
+  function draw(element) {
+    const { section, task, chosen, panel } = panelOf(element);
     const note = element.closest("figure").querySelector("small");
     drawn.add(element);
     if (!panel) {
@@ -101,7 +130,10 @@
   }
 
   const visible = (element) => element.offsetParent !== null;
-  const redraw = (root = document) => all(".plot", root).filter((e) => drawn.has(e) && visible(e)).forEach(draw);
+  // What is out of sight is drawn again when it comes back.
+  function redraw(root = document) {
+    all(".plot", root).forEach((e) => (near.has(e) && visible(e) ? draw(e) : drawn.delete(e)));
+  }
   const drawAll = () => all(".plot").filter(visible).forEach(draw);
 
   // ---- switches ------------------------------------------------------------------------------
@@ -111,23 +143,30 @@
   function sift(element) {
     const methods = numbers(element.dataset.methods), tasks = numbers(element.dataset.tasks);
     const gone = (methods.length > 0 && methods.every((n) => hidden.method.has(n))) || tasks.some((n) => hidden.task.has(n));
-    element.classList.toggle(element.matches("table.grouped td") ? "mute" : "off", gone);
+    element.classList.toggle(element.matches("table.grouped td, #ranking tr") ? "mute" : "off", gone);
   }
 
-  function toggle(kind, button) {
-    const number = Number(button.dataset[kind]), on = !pressed(button);
-    press(button, on);
-    hidden[kind][on ? "delete" : "add"](number);
+  // A method is off when any of its switches is: its own, or that of its point of a sweep.
+  function apply() {
+    const off = (kind) => all(`.toggles button[data-${kind}]`).filter((b) => !pressed(b)).flatMap((b) => numbers(b.dataset.which));
+    hidden.method = new Set([...off("method"), ...off("point")]);
+    hidden.task = new Set(off("task"));
     all("main [data-methods], main [data-tasks]").forEach(sift);
     all("table.grouped").forEach(mark);
-    if (kind === "task") {
-      all("figure[data-task]").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
-    }
+    all("figure[data-task]").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
     if (window.Plotly) redraw();
   }
 
-  for (const kind of ["method", "task"]) {
-    all(`.toggles button[data-${kind}]`).forEach((b) => b.addEventListener("click", () => toggle(kind, b)));
+  const choose = (group, wanted) => { group.forEach((b) => press(b, wanted(b))); apply(); };
+  for (const row of all(".toggles")) {
+    const group = all("button[data-which]", row), search = row.querySelector("input");
+    group.forEach((b) => b.addEventListener("click", () => { press(b, !pressed(b)); apply(); }));
+    all(".only", row).forEach((o) => o.addEventListener("click", () => choose(group, (b) => b === o.previousElementSibling)));
+    all("[data-all], [data-none]", row).forEach((t) => t.addEventListener("click", () => choose(group, () => "all" in t.dataset)));
+    if (!search) continue;
+    const fits = (b) => b.textContent.toLowerCase().includes(search.value.trim().toLowerCase());
+    search.addEventListener("input", () => group.forEach((b) => b.parentElement.classList.toggle("off", !fits(b))));
+    search.addEventListener("keydown", (e) => { if (e.key === "Enter") choose(group, fits); });
   }
   all(".switch button").forEach((button) => button.addEventListener("click", () => {
     const group = all("button", button.parentElement);
@@ -145,6 +184,7 @@
     return given === undefined || given === "" ? null : Number(given);
   }
 
+  // Within a task, or a measure: numbers of another one say nothing. The better the smaller.
   function sort(heading) {
     const table = heading.closest("table"), body = table.tBodies[0], column = heading.cellIndex;
     const up = heading.getAttribute("aria-sort") !== "ascending";
@@ -152,7 +192,8 @@
     heading.setAttribute("aria-sort", up ? "ascending" : "descending");
     const rows = all("tr", body).sort((a, b) => {
       const one = value(a, column), other = value(b, column);
-      const order = place.get(a) - place.get(b);
+      const order = place.get(a) - place.get(b), within = a.dataset.within - b.dataset.within;
+      if (column > 0 && within) return within;
       if (one === null || other === null) return (one === null) - (other === null) || order;
       return (up ? one - other : other - one) || order;
     });
@@ -165,15 +206,29 @@
     const column = all("th[aria-sort]", table).findIndex((h) => h.getAttribute("aria-sort") !== "none");
     let before = null;
     for (const row of all("tbody tr:not(.off)", table)) {
-      const group = row.dataset.group;
-      row.classList.toggle("first", column <= 0 && before !== null && group !== before);
-      row.classList.toggle("again", column <= 0 && group === before);
-      before = group;
+      const group = (one) => column > 0 ? one.dataset.within : one.dataset.group;
+      row.classList.toggle("first", before !== null && group(row) !== group(before));
+      row.classList.toggle("again", before !== null && row.cells[0].textContent === before.cells[0].textContent);
+      before = row;
     }
   }
 
   all("th[aria-sort]").forEach((h) => h.querySelector("button").addEventListener("click", () => sort(h)));
   all("table.grouped").forEach(mark);
+  if (data.hidden.length) {
+    const off = new Set(data.hidden);
+    all(".toggles button[data-method]").forEach((b) => press(b, !numbers(b.dataset.which).every((n) => off.has(n))));
+    apply();
+  }
+
+  /* saving.js */
+
+  // A link to what is folded opens it.
+  const unfold = () => {
+    for (let e = location.hash && document.getElementById(location.hash.slice(1)); e; e = e.parentElement) if ("open" in e) e.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
 
   // ---- opening, printing, changing size and colours ------------------------------------------
   async function unpack(id) {
@@ -193,9 +248,12 @@
 
   function start() {
     const seen = new IntersectionObserver((entries) => {
-      for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
+      for (const { isIntersecting, target } of entries) {
+        near[isIntersecting ? "add" : "delete"](target);
+        if (isIntersecting && !drawn.has(target)) draw(target);
+      }
       document.documentElement.dataset.ready ||= String(Math.round(performance.now()));
-    }, { rootMargin: "400px" });
+    }, { rootMargin: "100px" });
     all(".plot").forEach((plot) => seen.observe(plot));
     let wait = 0, width = innerWidth;
     addEventListener("resize", () => {

@@ -37,7 +37,7 @@ class View:
     name: str
     lines: tuple[Line, ...]
     reference: float | None = None
-    from_zero: bool = False
+    log: bool = False
     shared: bool = False
 
 
@@ -54,18 +54,27 @@ class Section:
     missing: list[str]
 
 
-def sections(curves: Sequence[Curves], labels: Sequence[str], tasks: list[str]) -> list[Section]:
-    """Every section that has something to show, in the order of the page."""
+def sections(
+    curves: Sequence[Curves], labels: Sequence[str], tasks: list[str], *, by_loss: bool = False
+) -> list[Section]:
+    """Every section that has something to show, in the order of the page.
+
+    Learning curves start with what the headline speaks of: the metric, or ``by_loss`` the loss.
+    """
+    evaluated = [_evaluated("Accuracy or error", "metric"), _evaluated("Loss", None)]
     plans = [
         (
             "curves", "Learning curves",
-            "Line: mean over seeds. Band: lowest to highest seed.",
+            "Line: mean over seeds. Band, of up to four methods: lowest to highest seed. "
+            "Markers alone: only the ends were evaluated.",
             {"heldout": "held-out", "train": "training"},
-            [_evaluated("Loss", None), _evaluated("Accuracy or error", "metric")],
+            evaluated[::-1] if by_loss else evaluated,
         ),
         (
-            "weights", "Weights", "How loudly the server lets each task speak. All equal is 1.",
-            {}, [View("Weight", (Line("main", "batch", "weight"),), 1.0, from_zero=True)],
+            "weights", "Weights",
+            "What the server multiplies each task's update by. All equal is 1. A weight of 0 "
+            "has no place on a logarithmic axis.",
+            {}, [View("Weight", (Line("main", "batch", "weight"),), 1.0, log=True, shared=True)],
         ),
         (
             "norms", "Gauge norms against their targets",
@@ -119,7 +128,7 @@ def _section(
     ]
     panels = [panel for panel in panels if panel["series"]]
     for view in views:
-        if view.from_zero or view.shared:
+        if view.shared:
             _share_axis([panel for panel in panels if panel["view"] == view.name])
     first = [panel for panel in panels if panel["view"] == views[0].name] or panels
     drawn = {series["method"] for panel in first for series in panel["series"]}
@@ -146,7 +155,7 @@ def _panel(curves: Sequence[Curves], task: str, number: int, view: View) -> Pane
             if line.role not in ("train", "target"):
                 stopped = (band.json() for band in one.stopped(key))
                 series += [{"method": method, "role": "stopped", **b} for b in stopped]
-    axis = _axis(series, view, percent=unit == "accuracy")
+    axis = axis_of(series, view, percent=unit == "accuracy")
     return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
 
 
@@ -157,7 +166,7 @@ def _metric(curves: Curves, task: str) -> str:
     return curves.judged.get(task, NOT_JUDGED).choose(have)
 
 
-def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
+def axis_of(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
     """Range and ticks that hold for every method; logarithmic where the range is wide."""
     values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
     there = [v for v in values if v is not None]
@@ -165,24 +174,28 @@ def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dic
         return {}
     if view.reference is not None:
         there.append(view.reference)
+    there = [v for v in there if v > 0] if view.log else there
     low, high = min(there), max(there)
     axis: dict[str, Any] = {"reference": view.reference, "percent": percent, "log": False}
-    if low > 0 and high / low > DECADE and not (view.from_zero or percent):
+    if view.log or (low > 0 and high / low > DECADE and not percent):
         ends = [math.log10(low), math.log10(high)]
-        pad = 0.04 * (ends[1] - ends[0])
+        pad = 0.04 * (ends[1] - ends[0]) or 0.02
         ticks = log_ticks(low, high)
         return axis | {"log": True, "range": numbers([ends[0] - pad, ends[1] + pad]),
                        "ticks": ticks, "tick_texts": [f"{tick:g}" for tick in ticks]}  # fmt: skip
     pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    bottom = 0.0 if view.from_zero else low - pad
-    return axis | {"range": numbers([bottom, high + pad])}
+    return axis | {"range": numbers([low - pad, high + pad])}
 
 
 def _share_axis(panels: Sequence[Panel]) -> None:
     """One range for all tasks, where their sizes are to be compared."""
     ranges = [panel["range"] for panel in panels]
+    low, high = min((low for low, _ in ranges), default=0), max((h for _, h in ranges), default=1)
     for panel in panels:
-        panel["range"] = [min(low for low, _ in ranges), max(high for _, high in ranges)]
+        panel["range"] = [low, high]
+        if panel["log"]:
+            ticks = log_ticks(10**low, 10**high)
+            panel |= {"ticks": ticks, "tick_texts": [f"{tick:g}" for tick in ticks]}
 
 
 def log_ticks(low: float, high: float) -> list[float]:

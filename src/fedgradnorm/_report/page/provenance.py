@@ -15,13 +15,35 @@ Parts = dict[str, Any]
 
 def runs_table(runs: Sequence[StoredRun]) -> str:
     """Every run: how far it got, when it was started, and with what."""
-    titles = ("Run", "Method", "Seed", "State", "Started", "Versions")
+    titles = ("Run", "Method", "Seed", "State", "Started", "Device", "Commit", "Versions")
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _run_cells(run)) + "</tr>"
         for run in runs
     )
-    return f'<table id="runs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<table id="runs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    count = f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    return f'<details><summary>{count}</summary><div class="scroll">{table}</div></details>'
+
+
+def made_when(runs: Sequence[StoredRun]) -> str:
+    """When, from which commit and on which devices the runs were made."""
+    days = sorted({day for run in runs if (day := str(run.about.get("started", ""))[:10])})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
+    devices = sorted({device for run in runs if (device := _device(run)) != "-"})
+    commits = sorted({commit for run in runs if (commit := _commit(run)) != "-"})
+    parts = [f"started {when}" if when else "", f"on {', '.join(devices)}" if devices else ""]
+    parts.append(f"commit {', '.join(commits)}" if commits else "commit not recorded")
+    return ", ".join(filter(None, parts))
+
+
+def _device(run: StoredRun) -> str:
+    settings = run.part("settings") or run.part("training")
+    return str(run.about.get("device") or settings.get("device") or "-")
+
+
+def _commit(run: StoredRun) -> str:
+    return str(run.part("versions").get("commit") or "-")
 
 
 def _run_cells(run: StoredRun) -> list[str]:
@@ -38,7 +60,8 @@ def _run_cells(run: StoredRun) -> list[str]:
     return [
         run.name, run.method, "-" if run.seed == UNKNOWN_SEED else str(run.seed),
         ", ".join(filter(None, (state, f"{reached}{planned}", run.kept))),
-        str(run.about.get("started", "-"))[:16].replace("T", " "), made or "-",
+        str(run.about.get("started", "-"))[:16].replace("T", " "), _device(run), _commit(run),
+        made or "-",
     ]  # fmt: skip
 
 
@@ -48,12 +71,12 @@ def settings(groups: Sequence[Group]) -> str:
         return ""
     every = [_parts(one.whole[0]) for one in groups]
     common = _common(every)
-    made = [_details("All methods" if len(groups) > 1 else groups[0].label, common)]
-    for one, parts in zip(groups, every, strict=True):
-        own = _without(parts, common)
-        if own:
-            made.append(_details(one.label, own))
-    return "".join(made)
+    first = _details("Settings of all methods" if len(groups) > 1 else groups[0].label, common)
+    each = [(one.label, _without(parts, common)) for one, parts in zip(groups, every, strict=True)]
+    made = "".join(_details(label, own) for label, own in each if own)
+    if not made:
+        return first
+    return f"{first}<details><summary>Settings of each method</summary>{made}</details>"
 
 
 def _parts(run: StoredRun) -> Parts:

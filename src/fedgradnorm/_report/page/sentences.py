@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedgradnorm._report.record import Record
-from fedgradnorm._report.tables.summaries import TaskRow, metric
+from fedgradnorm._report.tables.summaries import TaskRow
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm.experiments._statistics import holm, paired_p
@@ -20,37 +20,54 @@ _SPLITS = {"test": "held-out data", "validation": "validation data", "train": "t
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is ahead on a task; ``p`` is that of the lead over the runner-up, seed by seed."""
+    """Who is ahead on a task, at a sweep's ``point`` if there is one.
+
+    ``leader`` has the best mean. ``p`` is that of its lead, seed by seed, over the rival that is
+    hardest to tell from it: a lead over all is a lead over each. ``level`` are the rivals that the
+    seeds do not tell from it, ``behind`` is the number of the others.
+    """
 
     task: str
-    leaders: tuple[str, ...]
+    leader: str
     p: float
+    point: str = ""
+    level: tuple[str, ...] = ()
+    behind: int = 0
 
     @property
     def clear(self) -> bool:
-        """Whether the lead is more than the seeds' own spread makes likely."""
-        return len(self.leaders) == 1 and self.p < LEVEL
+        """Whether the lead is more than the seeds' own spread makes likely; else they are level."""
+        return self.p < LEVEL
 
 
-def verdicts(rows: Sequence[TaskRow], records: Sequence[Record]) -> list[Verdict]:
-    """A verdict on every task that two methods have on the same data; p corrected for all."""
-    rivals: dict[tuple[str, int], list[TaskRow]] = {}
-    for row in rows:
-        if math.isfinite(row.value.mean):
-            rivals.setdefault((row.task, row.data), []).append(row)
+def verdicts(
+    rows: Sequence[TaskRow],
+    records: Sequence[Record],
+    points: Mapping[str, frozenset[str]] | None = None,
+) -> list[Verdict]:
+    """A verdict on every task that two methods have on the same data; p corrected for all.
+
+    ``points`` are a sweep's, each with the labels that stand at it: only those are rivals.
+    """
+    rivals: dict[tuple[str, str, int], list[TaskRow]] = {}
+    at = points or {"": frozenset(row.method for row in rows)}
+    for point, labels in at.items():
+        for row in rows:
+            if row.method in labels and math.isfinite(row.value.mean):
+                rivals.setdefault((point, row.task, row.data), []).append(row)
     values = _by_seed(records)
     found = []
-    for (task, _), mine in rivals.items():
+    for (point, task, _), mine in rivals.items():
         if len(mine) < 2 or len({(row.metric, row.split) for row in mine}) > 1:
             continue
-        higher = mine[0].metric in HIGHER_IS_BETTER
-        ranked = sorted(mine, key=lambda row: row.value.mean, reverse=higher)
-        best = _shown(ranked[0])
-        leaders = tuple(row.method for row in ranked if _shown(row) == best)
-        first, second = (values[row.method, task] for row in ranked[:2])
-        seeds = sorted(first.keys() & second.keys())
-        p = paired_p([first[seed] for seed in seeds], [second[seed] for seed in seeds])
-        found.append(Verdict(task, leaders, p))
+        pick = max if mine[0].metric in HIGHER_IS_BETTER else min
+        best = pick(mine, key=lambda row: row.value.mean)
+        ours = values[best.method, task]
+        rest = [row.method for row in mine if row is not best]
+        raw = [_p(ours, values[method, task]) for method in rest]
+        level = tuple(m for m, p in zip(rest, holm(raw), strict=True) if p >= LEVEL)
+        behind = len(rest) - len(level)
+        found.append(Verdict(task, best.method, max(raw), point, level, behind))
     corrected = holm([verdict.p for verdict in found])
     return [replace(one, p=p) for one, p in zip(found, corrected, strict=True)]
 
@@ -71,18 +88,23 @@ def headline(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
     sets = len({row.data for row in rows})
     if sets > 1:
         return f"These runs are on {sets} sets of data; only runs on the same one are compared."
+    return told(judged)
+
+
+def told(judged: Sequence[Verdict]) -> str:
+    """Who is best on which of these tasks, and where the best are level."""
     won: dict[str, list[str]] = {}
     for verdict in judged:
-        if len(verdict.leaders) == 1:
-            won.setdefault(verdict.leaders[0], []).append(verdict.task)
-    level = [verdict.task for verdict in judged if len(verdict.leaders) > 1]
+        if verdict.clear:
+            won.setdefault(verdict.leader, []).append(verdict.task)
+    level = [verdict.task for verdict in judged if not verdict.clear]
     order = sorted(won.items(), key=lambda item: -len(item[1]))
     parts = [
         f"{method} {'is best on' if i == 0 else 'on'} {_tasks(tasks, len(judged))}"
         for i, (method, tasks) in enumerate(order)
     ]
     if not parts:
-        return f"No method is ahead on {_tasks(level, len(judged))}."
+        return f"The best methods are level on {_tasks(level, len(judged))}."
     sentence = ", ".join(parts)
     if level:
         sentence += f"; on {_tasks(level, len(judged))} the best are level"
@@ -101,13 +123,9 @@ def basis(rows: Sequence[TaskRow], judged: Sequence[Verdict]) -> str:
     text = f"By accuracy or error on {where}, mean of {seeds}."
     if counts[-1] < 2:
         return f"{text} One seed cannot tell a lead from luck."
-    clear = [verdict.task for verdict in judged if verdict.clear]
-    told = f"only for {_tasks(clear, len(judged))}" if clear else "for no task"
-    if len(clear) == len(judged):
-        told = f"for {_tasks(clear, len(judged))}"
     return (
-        f"{text} The lead over the runner-up exceeds the seeds' own spread {told} "
-        "(paired t-test over seeds, p < 0.05 after Holm's correction)."
+        f"{text} Best: ahead of every other method by more than the seeds' own spread "
+        "(paired t-test over seeds, p < 0.05 after Holm's correction). Level: not so."
     )
 
 
@@ -160,9 +178,11 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _shown(row: TaskRow) -> str:
-    """The mean as the table writes it: what looks equal there is called level."""
-    return metric(row).partition(" ±")[0].removesuffix(" %")
+def _p(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """p of the paired test over common seeds; 1 where they are too few to tell."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    p = paired_p([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    return 1.0 if math.isnan(p) else p
 
 
 def _by_seed(records: Sequence[Record]) -> dict[tuple[str, str], dict[int, float]]:

@@ -159,7 +159,8 @@ def _method_row(comparison: Comparison, arm: Arm, measure: Measure, what: str) -
     return (
         arm_cell(arm.label), word(what), delta_cell(main, measure),
         delta_cell(local if base != LOCAL else None, measure),
-        *worst_cells(main, measure), brief(main.spread(measure) if main else [], 3),
+        *worst_cells(main, measure),
+        replace(brief(main.spread(measure) if main else [], 3), higher=True),
         word(seen),
         brief([s.megabytes for s in samples], 1), brief([s.seconds for s in samples], 1),
         whole(len(samples)) if uneven(comparison) else blank(),

@@ -14,6 +14,7 @@ from rich.text import Text
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
+from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 UNKNOWN = Estimate(math.nan, math.nan, 0)
@@ -115,7 +116,8 @@ def clients_table(clients: Sequence[Client]) -> Table:
             f"{len(pair[0]):,}" if (pair := getattr(client, split)) is not None else "-"
             for split in SPLITS
         ]
-        shape = " x ".join(map(str, client.train[0].shape[1:]))
+        form = row_form(client.train[0])
+        shape = " x ".join(map(str, form)) if isinstance(form, list) else ", ".join(form)
         cells = (client.name, client.task.words(), shape, *sizes, _targets(client))
         table.add_row(*map(Text, cells))
     return table

@@ -18,9 +18,12 @@ from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choos
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.after.program_formats import FORMATS, Format
 from fedgradnorm._runs.prediction_inputs import raw_inputs
-from fedgradnorm._runs.run import Run, TrainedClient, set_buffers
+from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._runs.writing import writing
+from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import call
+from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import told
 
 ROWS = 5
@@ -33,17 +36,19 @@ class Deployed(nn.Module):
     def __init__(self, client: TrainedClient, network: nn.Module) -> None:
         super().__init__()
         self.network, self.head = copy.deepcopy(network), copy.deepcopy(client.head)
+        self.stem = copy.deepcopy(client.stem)
         self.scaling: Scaler | None = client.scaling
         self.encoding: Encoder | None = client.encoding
         self.client = client
-        set_buffers(self.network, client.buffers)
+        put_parts(self.network, client.buffers)
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """What ``run.predict(..., outputs=True)`` gives."""
         raw = x if self.encoding is None else self.encoding.encode(x)
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
-        output: Tensor = self.head(self.network(as_input(scaled, self.network, x.device)))
+        values = as_input(scaled, self.network, x.device, self.stem)
+        output: Tensor = self.head(call(in_front(self.stem, self.network), values))
         return told(self.client, output)
 
 
@@ -51,9 +56,14 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     """Write the program of one client; nothing is written unless it answers as the run does."""
     choose(name, run.clients, "client")
     target = _target(name, path)
+    if isinstance(run.about.get("clients", {}).get(name, {}).get("inputs"), dict):
+        raise ConfigError(
+            f"client {name!r} cannot be exported: a program takes one tensor, its rows are named "
+            "inputs or sequences; use run.predict, or torch.export with run.networks and run.heads"
+        )
     rows = _made_up(run, name) if x is None else _given(run, name, x)
     form = FORMATS[target.suffix]
-    deployed = Deployed(run.clients[name], run.networks[name])
+    deployed = Deployed(run.clients[name], run.network_of(name))
     try:
         program = form.written(deployed, rows, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
@@ -99,7 +109,7 @@ def _made_up(run: Run, name: str) -> Tensor:
     row = run.about.get("clients", {}).get(name, {}).get("inputs")
     if row is None:
         raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
-    network, scaling = run.networks[name], run.clients[name].scaling
+    network, scaling = run.network_of(name), run.clients[name].scaling
     if run.clients[name].encoding is not None:
         return _made_up_codes(run.clients[name].encoding)
     if any(isinstance(module, nn.Embedding) for module in network.modules()):

@@ -20,14 +20,15 @@ from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.about import client_info
-from fedgradnorm._runs.after.starting import known_head, statistics_of
+from fedgradnorm._runs.after.starting import known_head, known_stem, statistics_of
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
 from fedgradnorm._runs.run import Run, TrainedClient, metric_names
+from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Equal
 
-KEPT = ("batch_size", "head_optimizer", "head_start", "seed")
+KEPT = ("batch_size", "head_optimizer", "head_start", "seed", "shared", "frozen")
 """Settings of the run that tuning goes by."""
 
 
@@ -70,8 +71,9 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
 def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     """Tune the client in a federation of its own."""
     name, before = client.name, run.clients.get(client.name)
-    network = _network(run, name)
+    network = divided(_network(run, name), settings.shared, settings.frozen)
     head = known_head(run, network, client, settings, _like(run, client, heads))
+    client = replace(client, stem=known_stem(run, client))
     with_head = client if head is None else replace(client, head=head)
     federation = Federation(network, [with_head], Equal(), settings, torch.device("cpu"))
     federation.begin({name: _statistics(run, name, network)}, {})
@@ -83,7 +85,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     if state.get("own") is not None:
         own = federation.shared_network(state["own"])
     head = federation.engine.heads()[name]
-    trained = TrainedClient.from_client(client, head, state["buffers"], own)
+    trained = TrainedClient.from_client(client, head, state, own)
     return Tuned(trained, kept, rows)
 
 
@@ -114,16 +116,16 @@ def _like(run: Run, client: Client, heads: str) -> str:
 
 
 def _statistics(run: Run, name: str, network: nn.Module) -> dict[str, Tensor]:
-    """The client's running statistics; for one that was not there, the mean of all clients'.
+    """The client's own parts of the network; for one that was not there, the mean of all clients'.
 
     The run of a deployment's server has no clients, so there they are the network's own.
     """
     if name in run.clients:
         return statistics_of(name, run.clients[name], network)
     every = [statistics_of(other, one, network) for other, one in run.clients.items()]
-    found = {key: [one[key] for one in every] for key, _ in network.named_buffers()}
-    own = dict(network.named_buffers())
-    return {key: _mean(values or [own[key].clone()]) for key, values in found.items()}
+    own = statistics_of(name, TrainedClient(nn.Identity(), ""), network)
+    found = {key: [one[key] for one in every] or [value] for key, value in own.items()}
+    return {key: _mean(values) for key, values in found.items()}
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
@@ -160,6 +162,8 @@ def _about(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[s
     about = copy.deepcopy(run.about)
     about["clients"][client.name] = client_info(client)
     about["blueprints"]["heads"][client.name] = describe(tuned.client.head)
+    if client.stem is not None:
+        about["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
     about.setdefault("personal", {})[client.name] = tuned.kept
     about.setdefault("personalized", {})[client.name] = settings.personalize
     return about

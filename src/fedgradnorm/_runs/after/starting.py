@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError
-from fedgradnorm._federation.federation import make_head
 from fedgradnorm._federation.head_averaging import SharedHeads
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork
 
 log = logging.getLogger("fedgradnorm")
@@ -48,9 +49,13 @@ class Start:
         self.network = network if run.shared is None else taken_over(run.shared, network)
         heads = _heads(run, self.network, clients, settings)
         self.known = list(heads)
-        self.clients = [replace(c, head=heads[c.name]) if c.name in heads else c for c in clients]
+        self.clients = [
+            replace(c, stem=known_stem(run, c), head=heads.get(c.name, c.head)) for c in clients
+        ]
         there = {c.name: run.clients[c.name] for c in clients if c.name in run.clients}
-        self.statistics = {name: statistics_of(name, one, network) for name, one in there.items()}
+        self.statistics = {
+            name: statistics_of(name, one, self.network) for name, one in there.items()
+        }
         own = {n: c.network for n, c in there.items() if c.network and (alone or settings.ditto)}
         self.networks = {n: FlatNetwork(taken_over(o, network, n)).vector for n, o in own.items()}
 
@@ -83,8 +88,15 @@ def fingerprint(run: Run) -> str:
     for name, client in run.clients.items():
         modules |= {f"{name} head": client.head}
         modules |= {f"{name} network": client.network} if client.network is not None else {}
-    for name, module in modules.items():
-        for key, tensor in module.state_dict().items():
+    tables = {name: module.state_dict() for name, module in modules.items()}
+    if run.shared is not None:
+        named = dict(run.shared.named_parameters())
+        private = {
+            n: {k: t for k, t in c.buffers.items() if k in named} for n, c in run.clients.items()
+        }
+        tables |= {f"{name} private": parts for name, parts in private.items()}
+    for name, table in tables.items():
+        for key, tensor in table.items():
             if isinstance(tensor, Tensor):
                 digest.update(f"{name} {key} {tensor.dtype} {tuple(tensor.shape)} ".encode())
                 flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -121,16 +133,20 @@ def taken_over(trained: nn.Module, network: nn.Module, client: str = "") -> nn.M
 
 
 def statistics_of(name: str, client: TrainedClient, network: nn.Module) -> dict[str, Tensor]:
-    """A client's running statistics as the network has them; its own where the run has none."""
-    found = {}
-    for key, own in network.named_buffers():
-        value = client.buffers.get(key, own).detach()
+    """A client's own parts of the network: running statistics and private parameters.
+
+    Where the run has none of a name, it is the network's.
+    """
+    found, parameters = {}, dict(network.named_parameters())
+    private = [(key, parameters[key]) for key in private_names(network)]
+    for key, own in [*network.named_buffers(), *private]:
+        value = client.buffers.get(key, own)
         if value.shape != own.shape:
             raise ModelError(
-                f"start: client {name!r} has statistics {key!r} of shape {tuple(value.shape)} in "
+                f"start: client {name!r} has {key!r} of its own of shape {tuple(value.shape)} in "
                 f"that run, the network given {tuple(own.shape)}; give a network of the same shape"
             )
-        found[key] = value.to(own.dtype).clone()
+        found[key] = value.to(own.dtype).detach().clone()
     return found
 
 
@@ -162,6 +178,17 @@ def known_head(
         return None
     head.load_state_dict(saved)
     return head
+
+
+def known_stem(run: Run, client: Client) -> nn.Module | None:
+    """The client's first part as the run left it, where it has one of this shape; else as given."""
+    before = run.clients.get(client.name)
+    if client.stem is None or before is None or before.stem is None:
+        return client.stem
+    saved, stem = before.stem.state_dict(), copy.deepcopy(client.stem)
+    if _shapes(saved) == _shapes(stem.state_dict()):
+        stem.load_state_dict(saved)
+    return stem
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, Any]:

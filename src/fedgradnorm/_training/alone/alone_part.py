@@ -51,8 +51,8 @@ def train_alone(trainer: Trainer, go: Go, show: Show | None, world: World) -> Al
 def _nested(trainer: Trainer) -> Trainer:
     network = copy.deepcopy(trainer.network)
     network.load_state_dict(trainer.start["network"])
-    seed, heads = trainer.settings.seed, trainer.start["heads"]
-    clients = [started(client, network, seed, heads) for client in trainer.clients.values()]
+    seed, start = trainer.settings.seed, trainer.start
+    clients = [started(client, network, seed, start) for client in trainer.clients.values()]
     settings = trainer.settings.alone()
     if not settings.keeps_best:  # nobody chooses between evaluations
         settings = replace(settings, eval_every=0)

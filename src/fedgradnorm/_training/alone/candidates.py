@@ -6,6 +6,7 @@ best. Of equal ones what is shared comes first, then what was tuned.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._round.client_state import as_state
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._flat import FlatNetwork
 
@@ -36,16 +39,18 @@ class Alone:
 def start_of(network: nn.Module, clients: Sequence[Client], seed: int) -> dict[str, Any]:
     """Network and heads before training: a run that is resumed may be given other ones."""
     heads = {c.name: dict(make_head(network, c, seed).state_dict()) for c in clients}
-    return {"network": {k: t.clone() for k, t in network.state_dict().items()}, "heads": heads}
+    stems = {c.name: dict(c.stem.state_dict()) for c in clients if c.stem is not None}
+    table = {k: t.clone() for k, t in network.state_dict().items()}
+    return {"network": table, "heads": heads, **({"stems": stems} if stems else {})}
 
 
-def started(
-    client: Client, network: nn.Module, seed: int, heads: Mapping[str, Mapping[str, Any]]
-) -> Client:
-    """The client with the head that it began with."""
-    head = make_head(network, client, seed)
-    head.load_state_dict(heads[client.name])
-    return replace(client, head=head)
+def started(client: Client, network: nn.Module, seed: int, start: Mapping[str, Any]) -> Client:
+    """The client with the head, and the first part if any, that it began with."""
+    head, stem = make_head(network, client, seed), copy.deepcopy(client.stem)
+    head.load_state_dict(start["heads"][client.name])
+    if stem is not None:
+        stem.load_state_dict(start["stems"][client.name])
+    return replace(client, head=head, stem=stem)
 
 
 def choose(personal: Personal, alone: Alone) -> Personal:
@@ -78,4 +83,5 @@ def _state(client: TrainedClient) -> dict[str, Any]:
     assert client.network is not None  # nothing is shared alone
     vector = FlatNetwork(client.network).vector
     head = dict(client.head.state_dict())
-    return {"own": vector, "head": head, "buffers": dict(client.buffers)}
+    stem = {} if client.stem is None else {"stem": dict(client.stem.state_dict())}
+    return {"own": vector, "head": head, **stem, **as_state(client.network, client.buffers)}

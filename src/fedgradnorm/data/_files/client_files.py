@@ -111,6 +111,42 @@ def client_from_files(
     ``tasks`` in the place of ``task`` names several, each a table of its own ``task``, ``targets``
     (``y_key`` in archives) and whatever else concerns one task alone, such as
     ``{"state": {"task": "binary", "targets": "state"}, "hours": {"task": "regression", ...}}``.
+
+    Args:
+        name: of the client.
+        task: "classification", "binary", "multilabel", "ordinal" or "regression".
+        train: file of the training rows.
+        classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
+        validation, test: files of held-out rows, instead of the shares.
+        inputs: input columns (by default all others); with images, the column of paths (by default
+            "path").
+        without: input columns that this client does not have.
+        categories: input columns of texts: a list, or a table with the values of each.
+        dates: input columns of dates, a table with the parts that each becomes.
+        date_format: how dates are written, as in ``datetime.strptime``.
+        cyclic: input columns that repeat, a table with the period of each.
+        missing: what an empty input becomes: "error", "mean", "median" or "indicator", for all or
+            by column.
+        targets: the target column or columns.
+        labels: the labels of the classes, in order.
+        images: folder of the images that the table names.
+        size: images become size x size pixels.
+        color: "grey" or "rgb".
+        x_key, y_key: names of the arrays in an .npz archive.
+        split: how the training file is divided: by a "column", in "time" or by "group".
+        rows: how many of the rows are drawn; all by default.
+        validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
+        standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        seed: draws the held-out rows; the run's own unless given.
+        base: folder where relative paths start; a config's own by default.
+        task_name: a name that clients of one task have in common.
+        class_weights: of a classification: "balanced", or a number for each class.
+        pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
+        positive: of a binary task: the label that is 1.
+        above: of a binary task: the limit above which a number is 1.
+        metrics: beside the usual ones, by name.
+        tasks: several tasks by name, each a table of its own settings.
     """
     kind = "" if task is None and tasks is not None else choose(str(task), KINDS, "task")
     given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}

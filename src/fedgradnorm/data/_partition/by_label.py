@@ -40,6 +40,11 @@ class Dirichlet(Partitioner):
     gives one value per part. Proportions are drawn again, at most ``TRIES`` times, until every
     part has ``min_size`` rows.
 
+    Args:
+        parts: how many clients, 1 or more.
+        alpha: above 0; the smaller, the more the parts differ; a list has one for each part.
+        min_size: rows that every part has at least, 1 or more.
+
     >>> parts = Dirichlet(3, alpha=1.0).split([0, 1] * 50, seed=0)
     >>> sum(len(part) for part in parts), min(len(part) for part in parts) >= 10
     (100, True)
@@ -112,6 +117,11 @@ class Pathological(Partitioner):
     ``assignment``: ``"random"``; ``"first-deterministic"``, where part i surely holds class i
     (modulo the number of classes) and the rest is random; ``"deterministic"``, where part i holds
     classes i, i + 1, ... A class that no part holds is left out, and the log says so.
+
+    Args:
+        parts: how many clients, 1 or more.
+        classes_per_part: classes that a part holds, 1 or more.
+        assignment: which classes a part holds: one of the three above.
 
     >>> labels = np.repeat([0, 1, 2], 4)
     >>> parts = Pathological(3, 2, assignment="deterministic").split(labels, seed=0)

@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 class Iid(Partitioner):
     """Equal numbers of random rows, give or take one. Covers every row.
 
+    Args:
+        parts: how many clients, 1 or more.
+
     >>> [part.tolist() for part in Iid(2).split(5, seed=0)]
     [[2, 3, 4], [0, 1]]
     """
@@ -69,6 +72,9 @@ class Iid(Partitioner):
 @dataclass(frozen=True)
 class Size(Partitioner):
     """Random rows in the sizes given; rows beyond their sum go to no part.
+
+    Args:
+        sizes: rows of each client, each 1 or more.
 
     >>> [len(part) for part in Size((3, 1)).split(5, seed=0)]
     [3, 1]
@@ -101,6 +107,9 @@ class Size(Partitioner):
 @dataclass(frozen=True)
 class Linear(Partitioner):
     """Part i (from 1) gets i units of random rows, the last one also the rest. Covers every row.
+
+    Args:
+        parts: how many clients, 1 or more.
 
     >>> [len(part) for part in Linear(3).split(61, seed=0)]
     [10, 20, 31]

@@ -30,6 +30,7 @@ POLLUTANTS = {"pm25": "PM2.5", "pm10": "PM10", "so2": "SO2", "no2": "NO2", "co":
 """Tasks by regression, in micrograms per cubic metre, and their columns."""
 
 TASKS = (*POLLUTANTS, "wind", "rain")
+"""What a station can predict."""
 
 INPUTS = ("TEMP", "PRES", "DEWP", "WSPM", "hour_sin", "hour_cos", "year_sin", "year_cos")
 """Temperature, pressure, dew point, wind speed, and the place in the day and in the year.
@@ -62,6 +63,20 @@ def clients(
     by ``seed`` for each client, None means all without a gap. The period's last ``test_share`` is
     for testing, what lies before it for validation; every station is cut at the same hours.
     ``on_bad="drop"`` takes a cell that is no number for a gap; ``cache`` is the cache's folder.
+
+    Args:
+        source: the archive or its folder. In a config: path.
+        stations: some of them, by name; None is all.
+        tasks: dealt to the stations in turn, or one for each, by name.
+        rows: hours drawn for each client; None is all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
+            "own" on each client's, "none" changes nothing.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        cache: folder of the prepared arrays; the user's cache folder by default.
+        progress: called with (done, total) now and then; not for configs.
     """
     check_shares(rows, test_share, validation_share)
     random_generator(seed)

@@ -33,6 +33,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 """The label columns and what each class means."""
 
 TASKS = ("landmark", *CLASSES)
+"""The five tasks, in the order of the clients."""
 
 SHARES: dict[str, tuple[float, ...]] = {
     "shape": (0.5, 0.5),
@@ -96,6 +97,18 @@ def clients(
     task or in the order of ``tasks``. ``clients_per_task`` clients (``pose-0``, ...) share a task's
     rows, or have ``rows`` of the ``samples`` each. Training rows are disjoint; test faces are drawn
     separately, and clients of a task hold the same tensors of them.
+
+    Args:
+        samples: training faces in all.
+        test_samples: test faces, the same for all.
+        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
+        clients_per_task: how many clients share a task.
+        rows: training rows of each client; None deals out all there are.
+        validation_share: part of a client's rows that is held out, from 0 to 1.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        tasks: one client each, or clients_per_task of them.
+        progress: called with (done, total) now and then; not for configs.
     """
     # Pixels become single precision numbers when they are dealt to the clients.
     counts = {"samples": samples, "test_samples": test_samples}

@@ -49,7 +49,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SIZE = 40
+"""Pixels of a face's side."""
 TASKS = ("landmark", *CLASSES)
+"""The paper's five tasks, in the order of the clients."""
 
 Crop = Literal["boxes", "whole"]
 Unit = Literal["pixels", "unit"]
@@ -171,6 +173,23 @@ def clients(
     ``clients_per_task`` clients (``gender-0``, ``gender-1``, ...) share a task's rows, or have
     ``rows`` each. ``validation_share`` of each client's rows is held out; everyone gets the
     official test split, and clients of a task hold the same tensors of it.
+
+    Args:
+        source: the MTFL archive or folder. In a config: path.
+        boxes: a CSV file of face boxes; mtfl_boxes.csv beside the source by default.
+        crop: faces cut out by "boxes", or the "whole" picture.
+        landmarks: in "pixels" of the crop, or in the "unit" square.
+        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
+        clients_per_task: how many clients share a task.
+        rows: training rows of each client; None deals out all there are.
+        validation_share: part of a client's rows that is held out, from 0 to 1.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        tasks: one client each, or clients_per_task of them.
+        drop_outside: leave out faces with a landmark outside the crop.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        cache: folder of the prepared arrays; the user's cache folder by default.
+        progress: called with (done, total) now and then; not for configs.
     """
     sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows)
     data = prepare(

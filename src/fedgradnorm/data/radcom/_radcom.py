@@ -56,6 +56,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 TASKS = ("modulation", "signal", "anomaly", "snr")
+"""What a client can predict of a signal."""
 _VERSION = 1  # raise it when the same file or seed gives other rows
 
 
@@ -121,6 +122,19 @@ def clients(
     one, ``samples`` synthetic rows are generated (and kept only with ``cache``). "disjoint" deals
     every client an equal number of rows that no other has, as in the paper (what does not divide
     is left over); "shared" gives all rows to each. ``loss_scale`` multiplies a task's loss by name.
+
+    Args:
+        source: RadComDynamic's HDF5 file; signals are generated without it. In a config: path.
+        tasks: one client each, of "modulation", "signal", "anomaly" and "snr".
+        samples: rows in all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        anomaly_below: the SNR in dB under which a signal is an anomaly.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        allocation: "disjoint" rows, or all rows "shared" by every client.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        cache: keep what was generated in the user's cache folder.
+        progress: called with (done, total) now and then; not for configs.
     """
     scales = dict(loss_scale or {})
     _check(tasks, test_share, validation_share, anomaly_below, scales)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from fedgradnorm._checks import shown
+from fedgradnorm._checks import shortened, shown
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.experiments._methods import METHODS
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -20,6 +23,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         *tables, name = first["loc"]
+        within = [] if tables else _tables_with(str(name), model)
+        if within:
+            return f"unknown key {name!r}; did you mean {within[0]!r}?"
         return _unknown(".".join(map(str, first["loc"])), str(name), _names(model, tables))
     if first["type"] == "missing":
         return f"{key} is missing; give it one"
@@ -34,6 +40,18 @@ def _unknown(key: str, name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown key {key!r}{hint} (one of: {', '.join(names)})"
+
+
+def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
+    """The dotted keys that end in ``name``: somebody left the table out."""
+    tables = {
+        table: field.annotation.model_fields
+        for table, field in model.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    options = {key for method in METHODS.values() for key in method.options()}
+    found = [f"{table}.{name}" for table, names in tables.items() if name in names]
+    return found + ([f"weighting.{name}"] if name in options else [])
 
 
 def _names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
@@ -55,3 +73,13 @@ def _near(value: Any, wishes: list[str]) -> str:
     allowed = re.findall(r"'([^']*)'", " ".join(wishes))
     near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+@contextmanager
+def blaming(where: str) -> Iterator[None]:
+    """Put the file in front of an error about it."""
+    try:
+        yield
+    except ConfigError as error:
+        text = f"{where}: {error}" if where else str(error)
+        raise ConfigError(shortened(text)) from None

@@ -2,24 +2,22 @@
 
 Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
 (a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
-method's weighting) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no part
-of a run. Only this module and its errors know pydantic.
+method's weighting), ``[privacy]`` (what clients promise) and ``[output]``. ``[compare]`` and
+``[sweep]`` are for comparisons and no part of a run. Only this module, its tables and its errors
+know pydantic.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -28,17 +26,23 @@ from pydantic import (
 )
 from torch import nn
 
-from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.settings import RENAMED, Settings, renamed
-from fedgradnorm._training.sinks import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
-from fedgradnorm.experiments._config.config_errors import explain
+from fedgradnorm.experiments._config.config_errors import blaming, explain
+from fedgradnorm.experiments._config.config_tables import (
+    CompareTable,
+    DataTable,
+    NetworkTable,
+    OutputTable,
+    Strict,
+)
 from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
 from fedgradnorm.experiments._config.overrides import overridden, put
 from fedgradnorm.experiments._config.plain import check_plain
+from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
 from fedgradnorm.experiments._methods import Method, find_method
 from fedgradnorm.weighting import Weighting
@@ -52,11 +56,7 @@ _HINTS = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings) if 
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Training(_Table):
+class _Training(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
@@ -85,65 +85,36 @@ else:
     )
 
 
-class DataTable(_Table, extra="allow"):
-    """``[data]``: a source, and whatever options it takes."""
-
-    source: str
-
-
-class NetworkTable(_Table, extra="allow"):
-    """``[network]``: a name or ``package.module:factory``, and whatever options it takes."""
-
-    name: str
-
-
-class OutputTable(_Table):
-    """``[output]``: where run folders go, and who else is told."""
-
-    folder: str = Field(default="runs", min_length=1)
-    tracking: Tracking = "none"
-
-
-class OwnTable(_Table):
-    """``[compare.own.METHOD]``: where one method departs from the settings of all the others."""
-
-    training: dict[str, Any] = {}
-    weighting: dict[str, Any] = {}
-
-    def changes(self) -> dict[str, Any]:
-        """Values by dotted key of the config."""
-        tables = {"training": self.training, "weighting": self.weighting}
-        return {f"{name}.{key}": v for name, table in tables.items() for key, v in table.items()}
-
-
-class CompareTable(_Table):
-    """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
-
-    methods: list[str] = ["fedrep", "fedgradnorm", "fedgradnorm-direct"]
-    seeds: int = 1
-    baseline: str = "fedrep"
-    own: dict[str, OwnTable] = {}
-
-    def changes(self, method: str) -> dict[str, Any]:
-        """What is this method's own, by dotted key of the config."""
-        return self.own[method].changes() if method in self.own else {}
-
-
-class Config(_Table):
+class Config(Strict):
     """One run, checked as far as it can be without its data."""
 
-    name: str = Field(pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME)
-    method: str = "fedgradnorm"
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    data: DataTable
-    network: NetworkTable
-    training: Training = Training()
-    weighting: dict[str, Any] = {}
-    output: OutputTable = OutputTable()
-    compare: CompareTable = CompareTable()
-    sweep: dict[str, Any] = {}
-    point: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    name: str = Field(
+        pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME,
+        description="first part of the run folder's name; the file's own unless it is given",
+    )  # fmt: skip
+    method: str = Field(default="fedgradnorm", description="one that ``fedgradnorm methods`` lists")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="decides data, network, heads, batches, participants"
+    )
+    data: DataTable = Field(description="where clients come from")
+    network: NetworkTable = Field(description="the shared network")
+    training: Training = Field(default=Training(), description="every choice of the training")
+    weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
+    privacy: dict[str, Any] = Field(
+        default={}, description="what every client promises its training rows: ``fgn.Privacy``"
+    )
+    output: OutputTable = Field(default=OutputTable(), description="where results go")
+    compare: CompareTable = Field(default=CompareTable(), description="for ``fedgradnorm compare``")
+    sweep: dict[str, Any] = Field(
+        default={},
+        description="the config again, with a list in the place of a value; every combination",
+    )
+    point: dict[str, Any] = Field(
+        default={}, description="written by a sweep: which point of it a run is"
+    )
+    own: dict[str, Any] = Field(
+        default={}, description="written by a comparison: what this run has alone"
+    )
     _origin: str = PrivateAttr("")
     _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it
 
@@ -161,7 +132,7 @@ class Config(_Table):
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
         method = find_method(self.method)
-        unsaid = {name for name in ("point", "own") if not getattr(self, name)}
+        unsaid = {name for name in ("point", "own", "privacy") if not getattr(self, name)}
         table = self.model_dump(exclude={"compare", "sweep", *unsaid})
         table["training"] = {
             name: "none" if value is None else value
@@ -190,7 +161,7 @@ class Config(_Table):
         ``point`` is what a sweep calls the run, and ``own`` what an entry of a comparison has for
         itself, by dotted key too; both are kept with it.
         """
-        with _blaming(self._origin):
+        with blaming(self._origin):
             named = {"point": dict(point or {}), "own": dict(own or {})}
             table = {**for_method(self.table(), method), "seed": seed, **named}
             for key, value in {**(changes or {}), **named["own"]}.items():
@@ -207,7 +178,7 @@ def load_config(
     """
     path = Path(path)
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-    with _blaming(origin):
+    with blaming(origin):
         raw = read_toml(path)
         stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
         raw.setdefault("name", stem or "run")
@@ -216,7 +187,7 @@ def load_config(
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
             changed["data"] = _anchored(changed["data"], path.parent)
-        return make_config(changed, origin, allow)
+        return make_config(beside(changed, path.parent), origin, allow)
 
 
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
@@ -229,9 +200,8 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
     method = find_method(config.method)
     _check_fixed(config, method)
     method.build(config.weighting)
-    settings = config.settings
-    settings.local()
-    optimizers.resolve(settings.server_optimizer, settings.lr)
+    terms_of(config.privacy)
+    _ = config.settings  # which checks them
     to_toml(config.table())
     for name in config.compare.own:
         _check_own(config, name)
@@ -265,7 +235,7 @@ def build(
     if clients is None:
         clients = clients_of(config, progress)
     options = config.network.model_extra or {}
-    with _blaming(config._origin):
+    with blaming(config._origin):
         name, allow = config.network.name, config.allowed
         network = build_network(name, options, clients, config.seed, allow)
     return network, clients, find_method(config.method).build(config.weighting), config.settings
@@ -273,7 +243,7 @@ def build(
 
 def check(config: Config) -> None:
     """Refuse a network that cannot be made, or may not, before any data is read or made."""
-    with _blaming(config._origin):
+    with blaming(config._origin):
         options = config.network.model_extra or {}
         check_network_options(config.network.name, options, config.allowed)
 
@@ -282,9 +252,10 @@ def clients_of(config: Config, progress: DataProgress | None = None) -> list[Cli
     """The clients that ``[data]`` describes; a network that cannot be made is refused first."""
     check(config)
     options = config.data.model_extra or {}
-    with _blaming(config._origin):
+    with blaming(config._origin):
         try:
-            return load_clients(config.data.source, options, config.seed, progress)
+            found = load_clients(config.data.source, options, config.seed, progress)
+            return promised(found, config.privacy)
         except (OSError, MemoryError, OverflowError) as error:
             reason = shortened(str(error), 200) or type(error).__name__
             raise ConfigError(f"data source {config.data.source!r}: {reason}") from error
@@ -316,13 +287,3 @@ def _check_own(config: Config, name: str) -> None:
         config.variant(name, config.seed, config.compare.changes(name))
     except ConfigError as error:
         raise ConfigError(f"compare.own.{name}: {error}") from None
-
-
-@contextmanager
-def _blaming(where: str) -> Iterator[None]:
-    """Put the file in front of an error about it."""
-    try:
-        yield
-    except ConfigError as error:
-        text = f"{where}: {error}" if where else str(error)
-        raise ConfigError(shortened(text)) from None

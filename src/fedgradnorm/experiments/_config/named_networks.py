@@ -35,7 +35,13 @@ DEEPEST = 1000
 
 
 def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers of these ``widths``, each followed by the activation; inputs are flattened."""
+    """Linear layers of these ``widths``, each followed by the activation; inputs are flattened.
+
+    Args:
+        widths: of the layers, from the first to the last.
+        inputs: numbers in a row of inputs; found from the data unless given.
+        activation: after every layer; in a config by name: relu, gelu, silu, elu, leaky_relu, tanh.
+    """
     if not widths or not all(type(w) is int and w > 0 for w in (inputs, *widths)):
         raise ConfigError(
             f"mlp: inputs and widths must be whole numbers > 0, not {inputs!r} and {list(widths)!r}"

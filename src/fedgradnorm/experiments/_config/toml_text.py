@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import stat
@@ -26,11 +27,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(_text_of(path))
     except FileNotFoundError:
-        raise ConfigError("no such file") from None
+        raise ConfigError(f"no such file{near_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})") from None
     except ValueError as error:  # of TOML, of UTF-8, or of a path with a null character
         raise ConfigError(f"not TOML: {shortened(str(error), 300)}") from None
+
+
+def near_file(path: Path) -> str:
+    """A question after a file of nearly this name: beside it, or in ``configs``."""
+    places = (path.parent, Path("configs"))
+    found = {p.name: p for place in places if place.is_dir() for p in sorted(place.glob("*.toml"))}
+    wanted = path.name if path.suffix else f"{path.name}.toml"
+    near = difflib.get_close_matches(wanted, found, n=1, cutoff=0.6)
+    return f"; did you mean {str(found[near[0]])!r}?" if near else ""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -1,22 +1,20 @@
-"""What a client is given, as tensors; of one with several tasks a row of parts for each."""
+"""A client with several tasks, taken apart into one row of parts for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
-from fedgradnorm.tasks._missing import labelled, numbers_with_gaps
+from fedgradnorm.models._given_inputs import as_tensor
+from fedgradnorm.models._input_rows import Inputs
+from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Splits = Mapping[str, tuple[Tensor, Any] | None]
+Splits = Mapping[str, tuple[Inputs, Any] | None]
 
 
 def task_rows(
@@ -66,8 +64,8 @@ def _split(
     name: str,
     split: str,
     tasks: Mapping[str, Task],
-    pair: tuple[Tensor, Any],
-) -> tuple[Tensor, dict[str, Tensor]]:
+    pair: tuple[Inputs, Any],
+) -> tuple[Inputs, dict[str, Tensor]]:
     """The inputs and each task's targets of a split, as tensors."""
     where = f"client {name!r}, {split} data"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[1], Mapping):
@@ -99,50 +97,3 @@ def _of_task(name: str, option: str, key: str, tasks: Mapping[str, Task], value:
             f"not {value!r:.80}"
         )
     return value.get(key)
-
-
-def as_tensor(where: str, values: Any, name: str) -> Tensor:
-    """``values`` as a tensor on the CPU, or a DataError unless they are numbers of one shape."""
-    if type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad:
-        tensor = values  # itself, so that clients given one test set hold one
-    elif isinstance(values, Tensor):
-        tensor = values.detach().cpu()
-    else:
-        tensor = torch.from_numpy(_array(where, values, name))
-    if tensor.is_complex():
-        raise DataError(
-            f"{where}: {name} holds complex numbers; give real and imaginary part as two columns"
-        )
-    if tensor.dtype in (torch.uint8, torch.bool, torch.float16):
-        tensor = tensor.to(torch.float32)
-    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
-
-
-def _array(where: str, values: Any, name: str) -> NDArray[Any]:
-    """A copy of ``values`` that torch can take: native byte order, at most 64 bits a number."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{where}: the rows of {name} differ in shape") from error
-    if array.dtype.kind == "O" and name == "y":
-        array = numbers_with_gaps(array)
-    if array.dtype.kind not in "fiubc":
-        raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array.astype(array.dtype.newbyteorder("="), order="C")
-
-
-def check_finite(where: str, values: Tensor, name: str) -> None:
-    """A DataError that names the first value that is not finite."""
-    # A finite sum has finite parts. Asking so needs no table as large as the data, which costs
-    # memory where a thousand clients hold one test set and each is checked.
-    if torch.isfinite(values.sum()):
-        return
-    bad = ~torch.isfinite(values)
-    if bad.any():
-        place = tuple(bad.nonzero()[0].tolist())
-        raise DataError(
-            f"{where}: {name}{list(place)} is {values[place].item()}; "
-            "remove or fill the rows that are not finite"
-        )

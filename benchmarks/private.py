@@ -1,0 +1,159 @@
+"""What privacy costs: a private federation beside the plain one, in one run.
+
+python benchmarks/private.py
+
+The real server, clients and messages in one process, without a network between them. Seconds are
+those of one client and of the server in a round after the first; a network adds a polling interval
+for each exchange. Bytes are of one client in a round, both ways.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+from record import Row, about, begin, options, wanted, write
+from torch import nn
+
+import fedgradnorm as fgn
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._flower.agreement import Agreement, sent_scalars
+from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.participant import Participant
+from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
+from fedgradnorm._flower.private.private_terms import PrivateTerms, make_signing_key, read_signer
+from fedgradnorm._flower.private.silo import Silo
+from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._round.server import ServerState
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._methods import find_method
+from fedgradnorm.models import network2
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.weighting import Weighting
+
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as if in a run
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "small": lambda: nn.Sequential(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()),
+    "Network 2": network2,
+}
+COUNTS, ROUNDS = (3, 10, 30), 3
+METHODS = ("fedgradnorm-direct", "fedgradnorm")
+COLUMNS = {
+    "network": "network",
+    "clients": "clients",
+    "method": "method",
+    "kind": "federation",
+    "exchanges": "exchanges a round",
+    "client_s": "s a round, one client",
+    "server_s": "s a round, server",
+    "megabytes": "MB a round, one client",
+}
+
+
+class Timed:
+    """An exchange without a network that knows how long clients took."""
+
+    def __init__(self, participants: Mapping[str, Participant]) -> None:
+        self.participants, self.seconds, self.calls = participants, 0.0, 0
+
+    def online(self) -> list[str]:
+        return list(self.participants)
+
+    def ask(self, orders: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        self.calls += 1
+        found: dict[str, Any] = {}
+        for name, order in orders.items():
+            message = Message(order.records(), 1, "train", ttl=seconds)
+            began = time.perf_counter()
+            reply = answered(message, self.participants[name].respond)
+            self.seconds += time.perf_counter() - began
+            found[name] = reply.error.reason if reply.has_error() else reply.content
+        return found
+
+
+def clients(count: int) -> list[fgn.Client]:
+    rng, made = np.random.default_rng(0), []
+    for number in range(count):
+        x = rng.normal(size=(256, 256)).astype(np.float32)
+        y = (x[:, number] > 0).astype(np.int64)
+        made.append(fgn.Client(f"c{number:02d}", fgn.classification(2), train=(x, y)))
+    return made
+
+
+def federation(
+    make: Callable[[], nn.Module], count: int, method: str, private: bool, folder: Path
+) -> Coordinator:
+    settings = Settings(rounds=ROUNDS, batch_size=64, seed=0, device="cpu")
+    known, weighting = clients(count), find_method(method).build()
+    names = [client.name for client in known]
+    weighting.bind(names)
+    keys = {name: make_signing_key(folder / f"{name}.key") for name in names} if private else {}
+    terms = PrivateTerms(keys) if private else None
+    scalars = sent_scalars(weighting, settings)
+    agreed = Agreement(settings, ROUNDS, scalars, "agreed", terms)
+
+    def participant(client: fgn.Client) -> Participant:
+        given = (make(), client, agreed, folder / client.name)
+        if not private:
+            return Participant(*given)
+        own: Any = find_method(method).build()
+        return Silo(*given, read_signer(client.name, folder / f"{client.name}.key"), own)
+
+    exchange = Timed({client.name: participant(client) for client in known})
+    kind = PrivateCoordinator if private else Coordinator
+    server = _server(make(), weighting, settings)
+    return kind(server, names, agreed, exchange, Patience(minimum=count))
+
+
+def _server(network: nn.Module, weighting: Weighting, settings: Settings) -> ServerState:
+    optimizer = optimizers.resolve(settings.server_optimizer, settings.lr)
+    return ServerState(FlatNetwork(network).vector, weighting, optimizer)
+
+
+def measured(network: str, count: int, method: str, private: bool) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        server = federation(NETWORKS[network], count, method, private, Path(folder))
+        exchange: Any = server.exchange
+        server.advance()  # its own keys and letters; memory is warm afterwards
+        calls, seconds, sent = exchange.calls, exchange.seconds, sum(server.bytes.values())
+        began = time.perf_counter()
+        while not server.done:
+            server.advance()
+        whole, rounds = time.perf_counter() - began, ROUNDS - 1
+    own = exchange.seconds - seconds
+    return {
+        "network": network,
+        "clients": count,
+        "method": method,
+        "kind": "private" if private else "plain",
+        "exchanges": (exchange.calls - calls) / rounds,
+        "client_s": round(own / rounds / count, 4),
+        "server_s": round((whole - own) / rounds, 3),
+        "megabytes": round((sum(server.bytes.values()) - sent) / rounds / count / 1e6, 3),
+    }
+
+
+def main() -> None:
+    given = options(__doc__ or "").parse_args()
+    begin(given)
+    rows = []
+    for network in ("small",) if given.quick else NETWORKS:
+        for count in COUNTS[:1] if given.quick else COUNTS:
+            for method in METHODS:
+                for private in (False, True):
+                    name = f"{network} {count} {method}"
+                    if wanted(name, given):
+                        rows.append(measured(network, count, method, private))
+                        print(rows[-1], flush=True)
+    write(given.out / "private.json", about(), rows, COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

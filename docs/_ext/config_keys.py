@@ -1,0 +1,160 @@
+"""Every key of a config, from the models and functions that read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from wording import entry, type_words, value_words
+
+from fedgradnorm import Privacy, train
+from fedgradnorm._options import options_of
+from fedgradnorm._round import tuning
+from fedgradnorm._round.settings import allowed
+from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._sources import _RENAMED, SOURCES
+from fedgradnorm.experiments._config.config_file import Config, Training
+from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
+from fedgradnorm.experiments._config.meanings import meanings
+from fedgradnorm.experiments._config.named_networks import NETWORKS
+from fedgradnorm.experiments._methods import METHODS
+
+TOP = ("name", "method", "seed")
+TABLES = ("data", "network", "training", "weighting", "privacy", "output", "compare", "sweep")
+OURS = ("point", "own")
+assert {*TOP, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
+
+
+def config_keys() -> str:
+    """The page's sections, one for each table of a config."""
+    return "\n".join(_parts())
+
+
+def _parts() -> Iterator[str]:
+    yield "## At the top\n"
+    yield from _of_model(Config, "", only=TOP)
+    yield "## `[data]`\n"
+    yield from _sources()
+    yield "## `[network]`\n"
+    yield from _networks()
+    yield "## `[training]`\n"
+    yield "The keys are the arguments of {py:func}`fedgradnorm.train`."
+    yield 'A key that may be none is set to `"none"`.\n'
+    yield from _training()
+    yield "## `[weighting]`\n"
+    yield "Which keys there are depends on the method. `fedgradnorm methods NAME` lists them.\n"
+    yield from _weightings()
+    yield "## `[privacy]`\n"
+    yield "[Differential privacy](../differential-privacy.md) says what it promises.\n"
+    yield from _arguments(Privacy, "privacy.", "")
+    yield entry("privacy.clients", ["list of texts"], "who promises it; by default all clients")
+    yield "## `[output]`\n"
+    yield from _of_model(OutputTable, "output.")
+    yield "## `[compare]` and `[sweep]`\n"
+    yield "They are for `fedgradnorm compare`; `run` does not read them.\n"
+    yield from _of_model(CompareTable, "compare.")
+    yield from _of_model(OwnTable, "compare.own.METHOD.")
+    yield from _of_model(Config, "", only=("sweep",))
+    yield "## Written by the program\n"
+    yield from _of_model(Config, "", only=OURS)
+
+
+def _of_model(model: type[BaseModel], prefix: str, only: tuple[str, ...] = ()) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if not only or name in only:
+            facts = [type_words(field.annotation), *_limits(field), _default(field.default)]
+            yield entry(prefix + name, facts, str(field.description))
+
+
+def _limits(field: FieldInfo) -> list[str]:
+    words = {"Ge": "{ge} or more", "MaxLen": "at most {max_length} characters"}
+    return [
+        words[type(rule).__name__].format(**dataclasses.asdict(rule))
+        for rule in field.metadata
+        if type(rule).__name__ in words
+    ]
+
+
+def _default(value: Any) -> str:
+    if str(value) == "PydanticUndefined" or value is inspect.Parameter.empty:
+        return "required"
+    if isinstance(value, BaseModel | dict):
+        return ""
+    return f"default {value_words(value)}"
+
+
+def _training() -> Iterator[str]:
+    meaning = meanings(train)
+    for name, field in Training.model_fields.items():
+        facts = [type_words(field.annotation), allowed(name), _default(field.default)]
+        yield entry(f"training.{name}", facts, meaning[name])
+        if name == "personalize":
+            for key, words in tuning.MEANINGS.items():
+                yield entry(f"training.personalize.{key}", [], words)
+
+
+def _arguments(
+    function: Callable[..., Any], prefix: str, of: str, without: tuple[str, ...] = ()
+) -> Iterator[str]:
+    meaning = meanings(function)
+    names = vars(sys.modules[function.__module__])
+    for name, option in options_of(function, without=without).items():
+        facts = [type_words(option.annotation, names), _default(option.default)]
+        yield entry(prefix + _RENAMED.get(name, name), facts, meaning[name], of)
+
+
+def _sources() -> Iterator[str]:
+    choices = ", ".join(f'`"{name}"`' for name in SOURCES)
+    yield entry("data.source", ["text", "required"], f"where clients come from: {choices}")
+    yield "Every other key belongs to the source. `data.partition` goes with all of them.\n"
+    for name, source in SOURCES.items():
+        yield f'### `source = "{name}"`\n\n{source.summary[:1].upper()}{source.summary[1:]}.\n'
+        if name == "files":
+            yield (
+                "Each client is a table `[[data.clients]]`. A key that is the same for all clients "
+                "may stand in `[data]` once. [Your data from files](../data-files.md) shows how.\n"
+            )
+        prefix = "data.clients." if name == "files" else "data."
+        yield from _arguments(source.load(), prefix, name, ("progress",))
+    yield "### `[data.partition.CLIENT]`\n\nShares one client's training rows out to several.\n"
+    kinds = (Iid, Size, Linear, Dirichlet, Pathological)
+    names = " or ".join(f'`"{kind.name}"`' for kind in kinds)
+    yield entry("data.partition.CLIENT.name", ["text", "required"], f"how: {names}")
+    for kind in kinds:
+        yield f'With `name = "{kind.name}"`:\n'
+        yield from _arguments(kind, "data.partition.CLIENT.", kind.name)
+
+
+def _networks() -> Iterator[str]:
+    choices = ", ".join(f'`"{name}"`' for name in NETWORKS)
+    meaning = f"one of {choices}, or a function of yours as `module:function`"
+    yield entry("network.name", ["text", "required"], meaning)
+    for name, make in NETWORKS.items():
+        yield f'### `name = "{name}"`\n'
+        yield from _arguments(make, "network.", name)
+
+
+def _weightings() -> Iterator[str]:
+    users: dict[Any, list[str]] = {}
+    for method in METHODS.values():
+        users.setdefault(method.weighting, []).append(method.name)
+    for make, names in users.items():
+        if options_of(make):
+            fixed = _fixed(names)
+            yield f"### {', '.join(f'`{name}`' for name in names)}\n\n{fixed}"
+            yield from _arguments(make, "weighting.", names[0])
+
+
+def _fixed(names: list[str]) -> str:
+    said: Mapping[str, Mapping[str, Any]] = {name: METHODS[name].fixed for name in names}
+    lines = [
+        f"`{name}` fixes {', '.join(f'`{key} = {value!r}`' for key, value in fixed.items())}.\n"
+        for name, fixed in said.items()
+        if fixed
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,92 @@
+"""The head that a client begins with: its own, or the plainest that fits network and task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.head_start import start_at_targets
+from fedgradnorm._round.evaluation import predict
+from fedgradnorm._round.seeding import number
+from fedgradnorm._round.settings import HeadStart
+from fedgradnorm.models._fitting import (
+    as_input,
+    check_head,
+    fitting_head,
+    own_head,
+    representation,
+)
+from fedgradnorm.models._input_rows import Fields, Inputs, call
+from fedgradnorm.models._networks import linear_head
+from fedgradnorm.models._stem import in_front, own_stem
+from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._positions import forms
+
+
+def probe_of(network: nn.Module, client: Client) -> Inputs:
+    """The client's first rows as the shared network gets them."""
+    like, rows = next(network.parameters()).detach().cpu(), client.train[0][:2]
+    x = as_input(rows, network, "cpu", client.stem)
+    stem = own_stem(client.stem, client.name, like)
+    if stem is None:
+        return x
+    with torch.no_grad():
+        between: Any = call(stem.eval(), x)
+    return Fields(between) if isinstance(between, Mapping) else between
+
+
+def make_head(
+    network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
+) -> nn.Module:
+    """The client's own head, or a linear one whose weights depend on seed and name alone."""
+    like = next(network.parameters()).detach()
+    front = in_front(own_stem(client.stem, client.name, like), network)
+    x = as_input(client.train[0][:2], network, "cpu", client.stem)
+    row, task = representation(front, x, client.name), client.task
+    if client.head is not None:
+        head = own_head(client.head, client.name).to(dtype=like.dtype)
+    else:
+        with head_chance(client.name, seed):
+            head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)
+        if start == "targets":
+            start_at_targets(head, client)
+    check_head(head, row, forms(task.outputs, task.shape), client.name, like)
+    if task.has_own_loss:
+        _try_loss(front, client, head)
+    return head
+
+
+def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
+    """The linear head that the client of this name starts with."""
+    with head_chance(name, seed):
+        return linear_head(features, outputs).to(dtype=dtype)
+
+
+@contextmanager
+def head_chance(name: str, seed: int) -> Iterator[None]:
+    """Chance that depends on seed and name alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "head", name) % 2**63)
+        yield
+
+
+def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
+    """A ConfigError unless the client's own loss can be used, found out on its first rows."""
+    task = client.task
+    rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
+    x, y = client.learns_from()
+    there = labelled(y)
+    x, y = x[there][:rows], y[there][:rows]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        output = predict(network, head, as_input(x, network, "cpu", client.stem))
+        try:
+            task.check_loss(output, y.to(output.dtype) if y.is_floating_point() else y)
+        except ConfigError as error:
+            where = f"client {client.name!r}, task {client.task_name!r}"
+            raise ConfigError(f"{where}: {error}") from error

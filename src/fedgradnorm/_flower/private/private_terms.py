@@ -1,0 +1,96 @@
+"""``roster.toml``: who takes part in a private federation, and what is agreed beside the run.
+
+It is made at ``federation init`` and lies in every client's folder, so the server cannot invent
+clients, nor swap their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._flower.wire.keys import write_private
+from fedgradnorm._masking.ring import fraction_bits
+from fedgradnorm._masking.roster import FEWEST, Roster, Signer, digest, from_text, to_text
+from fedgradnorm._options import check_options, options_of
+from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
+
+
+@dataclass(frozen=True)
+class PrivateTerms:
+    """The clients' public keys by name, and the bounds that each client keeps by itself.
+
+    A client's part of the step (its coefficient times its update) is cut to the length ``longest``;
+    a loss ratio over ``largest_ratio`` counts as that.
+    """
+
+    clients: Mapping[str, str]
+    longest: float = 1e6
+    largest_ratio: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clients, Mapping) or len(self.clients) < FEWEST:
+            raise ConfigError(
+                f"a private federation needs at least {FEWEST} clients: of two, each knows the "
+                "other by the sum"
+            )
+        if not (self.longest > 0 and self.largest_ratio >= 1):
+            raise ConfigError("longest must be > 0 and largest_ratio >= 1")
+        _ = self.roster
+
+    @property
+    def roster(self) -> Roster:
+        """The keys."""
+        try:
+            return Roster({name: from_text(key) for name, key in self.clients.items()})
+        except ValueError as error:
+            raise ConfigError("a key of the roster cannot be read") from error
+
+    @property
+    def bits(self) -> int:
+        """Bits behind the point of masked vectors: as many as the sum of all clients leaves."""
+        return fraction_bits(len(self.clients), self.longest)
+
+    @property
+    def digest(self) -> str:
+        """A name for all of it."""
+        return digest([dict(self.clients), self.longest, self.largest_ratio])
+
+    def write(self, path: Path) -> None:
+        """As TOML."""
+        bounds = {"longest": self.longest, "largest_ratio": self.largest_ratio}
+        path.write_text(to_toml({**bounds, "clients": dict(self.clients)}), encoding="utf-8")
+
+
+def read_terms(path: Path) -> PrivateTerms:
+    """The terms in a file; a ConfigError that says what is wrong with it."""
+    try:
+        table = read_toml(path)
+        check_options("this file", table, options_of(PrivateTerms))
+        return PrivateTerms(**table)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def make_signing_key(path: Path) -> str:
+    """A new private key in a file of its owner's; its public half as it stands in the roster."""
+    key = Ed25519PrivateKey.generate()
+    kept = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    write_private(path, kept)
+    return to_text(key.public_key().public_bytes(form.Encoding.Raw, form.PublicFormat.Raw))
+
+
+def read_signer(name: str, path: Path) -> Signer:
+    """The client of that name, with its key."""
+    try:
+        key = form.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: no private key can be read from it") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: not a key to sign with")
+    return Signer(name, key)

@@ -1,0 +1,15 @@
+"""Sums over clients of which the server sees nothing but the sums (Bonawitz et al. 2017).
+
+Knows no transport. Messages are plain tables of texts and numbers, vectors are words of 64 bits.
+
+ring          numbers and vectors as words that can be added and masked
+mask_stream   masks: words that nobody can tell from chance
+shamir        a secret in shares, of which some are enough and fewer say nothing
+roster        who takes part, and messages signed by them
+attempt_keys  the keys of one attempt, and shares sealed for one reader
+member        a client: four answers, and what it refuses
+gathering     the server: what it collects, and the sum
+
+Source: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning"
+(2017), with the keys of a public register and the signed list of survivors (their figure 4).
+"""

@@ -1,0 +1,1 @@
+"""Differential privacy: what is asked for, what it costs, and clipped sums with noise."""

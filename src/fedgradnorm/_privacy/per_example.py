@@ -1,0 +1,168 @@
+"""Sums of clipped gradients: each row's gradient by itself, none longer than a bound.
+
+torch.func gives the gradients of many rows in one pass. Where a network cannot be mapped that way,
+rows are taken in turn. A row whose gradient is not finite counts as 0, so that no row can make a
+round fail, which others would see.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.tasks._task import Task
+
+log = logging.getLogger("fedgradnorm")
+
+Parameters = dict[str, Tensor]
+RowLoss = Callable[[Parameters, Tensor, Tensor], Tensor]
+NUMBERS_AT_ONCE = 2**24  # of all rows' gradients together
+KEPT_STATISTICS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """The sum over rows of clipped gradients, as one vector in float64, and of clipped losses."""
+
+    gradient: Tensor
+    loss: float
+
+
+class RowGradients:
+    """Gradients of one loss, row by row, for the parameters that are given.
+
+    ``loss`` takes parameters by name, and one row as a batch of one.
+    """
+
+    def __init__(self, loss: RowLoss, mapped: bool) -> None:
+        self._loss, self._mapped = loss, mapped
+
+    def clipped(
+        self, parameters: Parameters, x: Tensor, y: Tensor, clip: float, loss_clip: float
+    ) -> Clipped:
+        """sum_i g_i min(1, clip / |g_i|) and sum_i min(loss_i, loss_clip) over the rows."""
+        size = sum(p.numel() for p in parameters.values())
+        total, losses = x.new_zeros(size, dtype=torch.float64), 0.0
+        at_once = max(1, NUMBERS_AT_ONCE // max(1, size))
+        for rows in torch.arange(len(x), device=x.device).split(at_once):
+            if not len(rows):
+                continue
+            rows_of = self._together if self._mapped else self._in_turn
+            gradients, values = rows_of(parameters, x[rows], y[rows])
+            total += _clipped_sum(gradients, clip)
+            losses += float(_clipped_losses(values, loss_clip).sum())
+        return Clipped(total, losses)
+
+    def _together(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows in one pass: gradients [rows, numbers] and losses [rows]."""
+        each = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0), randomness="different")
+        with torch.no_grad():  # of what is outside: other parameters need no gradients
+            gradients, losses = each(parameters, x[:, None], y[:, None])
+        return torch.cat([gradients[k].flatten(1) for k in parameters], dim=1), losses
+
+    def _in_turn(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, one row after another."""
+        own = {k: p.detach().requires_grad_() for k, p in parameters.items()}
+        rows, losses = [], []
+        for i in range(len(x)):
+            with torch.enable_grad():
+                loss = self._loss(own, x[i : i + 1], y[i : i + 1])
+            found = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+            pairs = zip(found, own.values(), strict=True)
+            rows.append(torch.cat([(p * 0 if g is None else g).flatten() for g, p in pairs]))
+            losses.append(loss.detach())
+        return torch.stack(rows).detach(), torch.stack(losses)
+
+
+def row_loss(task: Task, network: nn.Module | None, head: nn.Module) -> RowLoss:
+    """The loss of a batch of one as a function of parameters named ``network.*`` and ``head.*``.
+
+    Without a network x is what the network has made of a row.
+    """
+
+    def loss(parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
+        features = x if network is None else functional_call(network, _of(parameters, "network"), x)
+        return task.loss(functional_call(head, _of(parameters, "head"), features), y)
+
+    return loss
+
+
+def check_rows(task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Whether rows can be mapped; else they are taken in turn. A ConfigError if rows depend on
+    each other.
+
+    ``x`` and ``y`` are two rows. Layers with statistics of a batch are refused by name.
+    """
+    for part, module in (("network", network), ("head", head)):
+        for name, layer in module.named_modules():
+            if isinstance(layer, KEPT_STATISTICS):
+                raise ConfigError(
+                    f"{type(layer).__name__} ({part} {name!r}) mixes the rows of a batch, so no "
+                    "row's gradient is its own; use LayerNorm or GroupNorm"
+                )
+        _check_buffers(part, module, x if part == "network" else _features(network, x))
+    parameters = named(network, "network") | named(head, "head")
+    trial = RowGradients(row_loss(task, network, head), mapped=True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            trial.clipped(parameters, x, y, 1.0, 1.0)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0][:160]
+        log.info("rows one after another, since their gradients cannot be mapped: %s", reason)
+        return False
+    return True
+
+
+def named(module: nn.Module, prefix: str) -> Parameters:
+    """The parameters that training moves, by name, without their gradients' history."""
+    found = module.named_parameters()
+    return {f"{prefix}.{name}": p.detach() for name, p in found if p.requires_grad}
+
+
+def _of(parameters: Mapping[str, Tensor], prefix: str) -> Parameters:
+    start = prefix + "."
+    return {k.removeprefix(start): p for k, p in parameters.items() if k.startswith(start)}
+
+
+@torch.no_grad()
+def _features(network: nn.Module, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        features: Tensor = copy.deepcopy(network)(x)
+    return features
+
+
+@torch.no_grad()
+def _check_buffers(part: str, module: nn.Module, x: Tensor) -> None:
+    """Refuse a module that changes its buffers as it runs: they would keep what rows were like."""
+    trial = copy.deepcopy(module).train()
+    before = {name: buffer.clone() for name, buffer in trial.named_buffers()}
+    if not before:
+        return
+    with torch.random.fork_rng(devices=[]):
+        trial(x)
+    for name, buffer in trial.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise ConfigError(
+                f"the {part}'s buffer {name!r} changes as rows pass, without clipping or noise; "
+                "use a layer that keeps no statistics"
+            )
+
+
+def _clipped_sum(gradients: Tensor, clip: float) -> Tensor:
+    """sum_i g_i min(1, clip / |g_i|), in float64."""
+    rows = gradients.double()
+    norm = rows.norm(dim=1)
+    usable = torch.isfinite(norm)
+    factor = torch.where(usable, clip / norm.clamp_min(clip), 0)
+    return factor @ torch.where(usable[:, None], rows, 0)
+
+
+def _clipped_losses(losses: Tensor, clip: float) -> Tensor:
+    return losses.double().nan_to_num(nan=clip, posinf=clip, neginf=0.0).clamp(0.0, clip)

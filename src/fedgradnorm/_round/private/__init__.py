@@ -1,0 +1,1 @@
+"""The round of a private client: its plan, its noise, its work."""

@@ -1,0 +1,109 @@
+"""What private clients have spent so far, and who of them takes part no more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fedgradnorm._client import Client
+from fedgradnorm._privacy.budget import Budget
+from fedgradnorm._privacy.terms import SEED
+from fedgradnorm._round.private.client_sums import ClientSums, account
+from fedgradnorm._round.private.private_plan import budget_of
+from fedgradnorm._round.settings import Settings
+
+log = logging.getLogger("fedgradnorm")
+
+
+class Summed(Protocol):
+    """Whoever sums its clients' updates, with noise where that is promised."""
+
+    sums: ClientSums | None
+
+
+class Accounts:
+    """The budgets of a run's private clients, by name, and the rounds that each was asked in.
+
+    A round counts when it is asked for, also where the client then fails: its answer may be known.
+    """
+
+    def __init__(self, clients: Sequence[Client], settings: Settings, rounds: int) -> None:
+        how, batch = settings.local(), settings.batch_size
+        self.terms = {c.name: c.privacy for c in clients if c.privacy is not None}
+        self.budgets: dict[str, Budget] = {
+            client.name: budget_of(client, how, batch) for client in clients if client.privacy
+        }
+        self.rounds = dict.fromkeys(self.budgets, 0)
+        self.all = account(settings, rounds)  # of client-level privacy: the run's own
+        self.taken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.budgets) or self.all is not None
+
+    def govern(self, federations: Iterable[Summed], rounds: int) -> int:
+        """Tell who sums how much noise it takes; the rounds that the run's own budget holds."""
+        if self.all is None:
+            return rounds
+        for federation in federations:
+            assert federation.sums is not None
+            federation.sums.noise = self.all.noise
+        return min(rounds, self.all.most)
+
+    def announce(self) -> None:
+        """Say what each promises, and whether its noise is one that others could take away."""
+        if self.all is not None:
+            words = "clients: epsilon %g at delta %g holds %d rounds with noise %.3g"
+            log.info(words, self.all.epsilon, self.all.delta, self.all.most, self.all.noise)
+        for name, budget in self.budgets.items():
+            terms = self.terms[name]
+            seeded = terms.secret in (None, SEED)
+            log.info(
+                "client %r: epsilon %g at delta %g holds %d rounds, noise %.3g x clip %g, from %s",
+                name, budget.epsilon, budget.delta, budget.most, budget.noise, terms.clip,
+                "the run's seed: whoever knows that can take it away" if seeded else "its secret",
+            )  # fmt: skip
+
+    def able(self, names: Iterable[str]) -> list[str]:
+        """Who of these has anything left to spend, or need not ask."""
+        return [n for n in names if n not in self.budgets or self.rounds[n] < self.budgets[n].most]
+
+    def note(self, round_number: int, asked: Iterable[str]) -> None:
+        """Count a round, and say whose budget is spent with it."""
+        self.taken += 1
+        for name in asked:
+            if name not in self.budgets:
+                continue
+            self.rounds[name] += 1
+            budget = self.budgets[name]
+            if self.rounds[name] == budget.most:
+                log.info(
+                    "round %d: client %r has spent epsilon %.3g of %g in %d rounds; it takes part "
+                    "no more",
+                    round_number, name, self.epsilon(name), budget.epsilon, budget.most,
+                )  # fmt: skip
+
+    def epsilon(self, name: str) -> float:
+        """What a private client has spent."""
+        return self.budgets[name].spent(self.rounds[name])
+
+    def columns(self, name: str) -> dict[str, float]:
+        """What the history says of it: nothing of a client that promised nothing."""
+        if name in self.budgets:
+            return {"epsilon": self.epsilon(name)}
+        return {} if self.all is None else {"epsilon": self.all.spent(self.taken)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {"rounds": dict(self.rounds), "taken": self.taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        if not self:
+            return
+        counts = {**{name: state["rounds"][name] for name in self.rounds}, "": state["taken"]}
+        for name, count in counts.items():
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"accounts.{name} is {count!r:.40}")
+        self.taken = counts.pop("")
+        self.rounds = counts

@@ -1,0 +1,178 @@
+"""Client-level privacy: the sum of a round's updates, each clipped, with noise.
+
+Each of N clients is in a round with chance q. Client i knows its own multiplier m_i, and adds
+m_i (g_i, c), clipped to the length C, to a sum. The server adds normal noise of standard deviation
+sigma C to each number of the sum and divides by the fixed q N:
+
+    (u, v) = (sum_i m_i (g_i, c) min(1, C / (m_i |(g_i, c)|)) + sigma C z) / (q N).
+
+So one client more moves the sum by C at most, whatever it holds. Were the weights scaled to sum to
+N instead, one client would change everybody's, and could move the mean by 2 C. The step is along u,
+or with c > 0 along u c / v, a mean weighted by m; v is not let under its noise.
+
+m_i is 1, a weight that was given, or by FedGradNorm's direct rule log m_i <- s log m_i + (1 - s)
+log(r_i^gamma / G_i), from numbers that never leave client i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.budget import Budget
+from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
+from fedgradnorm._privacy.terms import SEED, ClientPrivacy
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.server import ServerState
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.weighting import Equal, GradNorm, Signals, Static, Weighting
+from fedgradnorm.weighting._base import normalised, only
+
+REFUSED = {
+    "share": ("all", "there is no sum to hide a client in"),
+    "heads": ("own", "an average of heads would be told beside the sum"),
+    "ditto": (0.0, "only the shared network is noised"),
+    "key": ("client", "weights by task depend on all clients of the task"),
+    "aggregate": ("mean", "the sum is divided by a fixed number"),
+    "order": ("new", "weights of the round before are told to nobody"),
+}
+
+
+def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[str] | None:
+    """Who takes part in a round, each by a chance of its own; None without such privacy."""
+    terms = settings.client_privacy
+    if terms is None:
+        return None
+    rows = _chance(terms, settings.seed).chosen(len(names), _rate(settings), "who", round_number)
+    return [names[row] for row in rows]
+
+
+def account(settings: Settings, rounds: int) -> Budget | None:
+    """What the rounds of a run cost; None where nobody asked for it."""
+    terms = settings.client_privacy
+    if terms is None:
+        return None
+    return Budget(terms.epsilon, terms.delta, _rate(settings), 1, rounds, given=terms.noise)
+
+
+class ClientSums:
+    """The noisy sums of one federation, and what its clients keep for them."""
+
+    def __init__(
+        self, terms: ClientPrivacy, names: Sequence[str], weighting: Weighting, settings: Settings
+    ) -> None:
+        check_client_level(settings, weighting)
+        self.terms, self.weighting, self.rate = terms, weighting, _rate(settings)
+        self.count, self.noise = len(names), 0.0
+        self._chance = _chance(terms, settings.seed)
+        self.log_level = torch.zeros(len(names), dtype=torch.float64)
+        self.seen = torch.zeros(len(names), dtype=torch.bool)
+
+    def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
+        """What the server steps along; ``own`` is each row's m, 0 for who is not there."""
+        clip, scale = self.terms.clip, self.terms.total
+        rows = torch.cat([updates.double(), updates.new_full((len(updates), 1), scale)], dim=1)
+        rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
+        total = (rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]).sum(dim=0)
+        deviation = self.noise * clip
+        numbers = total.cpu().numpy()
+        noised = torch.from_numpy(self._chance.noised(numbers, deviation, "sum", round_number))
+        mean = (noised / (self.rate * self.count)).to(updates.device)
+        if scale:
+            least = deviation / (self.rate * self.count)
+            mean = mean * (scale / float(mean[-1].clamp_min(least)))
+        return mean[:-1].to(updates.dtype)
+
+    def multipliers(self, signals: Signals) -> Tensor:
+        """m of each row that is there, from its own numbers alone; 0 for the others."""
+        rule = self.weighting
+        if not isinstance(rule, GradNorm):
+            return only(signals.active, rule.weigh(signals))
+        norm = signals.gauge_norm.double()
+        usable = signals.active & (norm > 0)
+        ratio = signals.loss_ratio.double().clamp_min(1e-12)
+        log_q = rule.gamma * ratio.log() - torch.where(usable, norm, 1).log()
+        s = rule.smoothing * self.seen.to(norm)
+        moved = s * self.log_level.to(norm) + (1 - s) * log_q
+        self.log_level = torch.where(usable, moved, self.log_level.to(norm))
+        self.seen = self.seen.to(usable.device) | usable
+        return only(usable, self.log_level.exp())
+
+    def server_round(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
+        """The server's step along the noisy sum; weights as others have them, for the history."""
+        own = self.multipliers(reports.signals(self.weighting.needs))
+        weights = self.weighting.weight.to(own.device)
+        self.weighting.weight.copy_(normalised(own, reports.active, otherwise=weights))
+        server.shared.grad = self.direction(reports.gradients(), own, round_number)
+        server.optimizer.step()
+        return self.weighting.weight
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {"log_level": self.log_level.tolist(), "seen": self.seen.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
+        self.seen = torch.tensor(state["seen"], dtype=torch.bool)
+
+
+def check_client_level(settings: Settings, weighting: Weighting) -> None:
+    """A ConfigError if something else than the noisy sum would tell of a client."""
+    for name, (allowed, why) in REFUSED.items():
+        value = getattr(settings, name)
+        if value != allowed:
+            raise ConfigError(
+                f"privacy of clients, and {name} = {value!r}: {why}; leave it at {allowed!r}"
+            )
+    direct = isinstance(weighting, GradNorm) and weighting.rule == "direct"
+    if not direct and type(weighting) not in (Equal, Static):
+        raise ConfigError(
+            "privacy of clients goes with weights that a client knows by itself: Equal(), "
+            f"Static(...) or GradNorm(rule='direct'), not {type(weighting).__name__}; with others "
+            "one client changes all weights"
+        )
+    if not isinstance(settings.participation, (int, float)):
+        raise ConfigError(
+            "privacy of clients draws each client by chance: give participation a share, such as "
+            "0.1, not a list"
+        )
+
+
+def client_sums(
+    clients: Sequence[Client], weighting: Weighting, settings: Settings
+) -> ClientSums | None:
+    """The noisy sums of these clients; None where nobody asked for them."""
+    terms = settings.client_privacy
+    if terms is None:
+        return None
+    _check_whole(clients)
+    return ClientSums(terms, [client.name for client in clients], weighting, settings)
+
+
+def _check_whole(clients: Sequence[Client]) -> None:
+    """A ConfigError if a client adds to the sum in several places."""
+    for client in clients:
+        if client.of is not None:
+            raise ConfigError(
+                f"privacy of clients, and client {client.of!r} has several tasks: it would be in a "
+                "sum once for each; make a client of each task"
+            )
+
+
+def _rate(settings: Settings) -> float:
+    share = settings.participation
+    return float(share) if isinstance(share, (int, float)) else math.nan
+
+
+def _chance(terms: ClientPrivacy, seed: int) -> Chance:
+    if terms.secret in (None, SEED):
+        return Chance(seed_key(seed), "clients")
+    return Chance(secret_key(Path(str(terms.secret)).expanduser()), "clients")

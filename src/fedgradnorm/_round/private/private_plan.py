@@ -1,0 +1,126 @@
+"""Private clients before a run: rounds to plan for, what a round costs, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.accountant import Steps
+from fedgradnorm._privacy.budget import Budget
+from fedgradnorm._privacy.terms import Privacy
+from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.tasks._task import Task
+from fedgradnorm.weighting import Needs, Weighting
+
+REAL_LOSS = 4.0  # of a row of standardised numbers: two standard deviations off
+REFUSED = {
+    "personalize": (None, "tunes on rows without noise"),
+    "final_head_steps": (0, "tunes heads on rows without noise"),
+    "ditto": (0.0, "trains a second network on the same rows without noise"),
+    "head_start": ("random", "starts a head at the mean of the targets"),
+    "shared": ("*", "leaves parts of the network to each client, which are trained without noise"),
+    "clip": (None, "clips a whole batch, and privacy clips every row"),
+    "head_clip": (None, "clips a whole batch, and privacy clips every row"),
+    "head_schedule": (None, "is not followed by private steps"),
+}
+"""Settings that would tell something of rows outside the account, or that do not fit, and why."""
+
+
+def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
+    """The clients, private ones with the rounds that they plan for."""
+    if not any(client.privacy for client in clients):
+        return list(clients)
+    rounds = expected_rounds(settings, settings.total_rounds([client.drawn for client in clients]))
+    return [c if c.privacy is None else with_rounds(c, c.privacy, rounds) for c in clients]
+
+
+def with_rounds(client: Client, terms: Privacy, rounds: int) -> Client:
+    """A client that plans for so many rounds, unless it says for how many itself."""
+    return replace(client, privacy=replace(terms, rounds=terms.rounds or rounds))
+
+
+def expected_rounds(settings: Settings, rounds: int) -> int:
+    """Rounds that a client is in: where a share is drawn, few are in more than twice the standard
+    deviation above the mean."""
+    share = settings.participation
+    if not isinstance(share, (int, float)) or share >= 1:
+        return rounds
+    likely = rounds * share + 2 * math.sqrt(rounds * share * (1 - share))
+    return min(rounds, math.ceil(likely))
+
+
+def budget_of(
+    client: Client, how: LocalSettings, batch_size: int | None, before: tuple[Steps, ...] = ()
+) -> Budget:
+    """The account of a private client, whose rounds are planned.
+
+    Everything that is taken from one batch costs as much as one sum with the noise of a step: its
+    noises are larger by so much, see :mod:`fedgradnorm._round.private.private_round`.
+    """
+    terms = client.privacy
+    assert terms is not None
+    assert terms.rounds is not None
+    rate = min(batch_size or client.size, client.size) / client.size
+    first = terms.loss_share > 0 and how.first_loss == "dataset"
+    promised = (terms.epsilon, terms.delta, rate, how.steps, terms.rounds)
+    try:
+        return Budget(*promised, first, terms.noise, before)
+    except ConfigError as error:
+        raise ConfigError(f"client {client.name!r}: {error}") from None
+
+
+def loss_bound(task: Task, terms: Privacy) -> float:
+    """The largest loss of one row that counts in full; what is not given depends on no row."""
+    if terms.loss_clip is not None:
+        return terms.loss_clip
+    usual = REAL_LOSS if task.has_real_targets else 2 * math.log(task.classes or 2)
+    return task.loss_scale * usual
+
+
+def check_private(clients: Sequence[Client], settings: Settings, told: Collection[str]) -> None:
+    """A ConfigError if a private client would tell something outside its account.
+
+    ``told`` is what the method needs to know of each client: see :func:`told_to`.
+    """
+    for client in clients:
+        if client.privacy is not None:
+            _check_one(client, client.privacy, settings, told)
+
+
+def told_to(weighting: Weighting) -> tuple[str, ...]:
+    """Which of a client's losses the method reads."""
+    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
+
+
+def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
+    where = f"client {client.name!r} has privacy"
+    if client.of is not None:
+        raise ConfigError(
+            f"{where}, and it is one of the tasks of client {client.of!r}: their rows are the same "
+            "ones, which no account here adds up; make a client of each task with rows of its own"
+        )
+    if client.stem is not None or not isinstance(client.train[0], Tensor):
+        raise ConfigError(
+            f"{where}: gradients of single rows are taken of networks with one tensor of inputs "
+            "and no first part of a client's own; give it such inputs"
+        )
+    for name, (allowed, why) in REFUSED.items():
+        value = getattr(settings, name)
+        if value != allowed:
+            raise ConfigError(f"{where}, and {name} = {value!r} {why}; leave it at {allowed!r}")
+    if client.task.class_weights():
+        raise ConfigError(
+            f"{where}, and class weights are learned on its rows without noise; give a loss of "
+            "your own with fixed weights"
+        )
+    if terms.loss_share == 0 and "loss" in told:
+        raise ConfigError(
+            f"{where} with loss_share = 0, so it tells no loss, but the method weighs by losses; "
+            "give it a loss_share such as 0.1"
+        )

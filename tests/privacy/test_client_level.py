@@ -1,0 +1,174 @@
+"""Client-level privacy: one client moves a sum by the clip at most, and the noise is as said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import fedgradnorm as fgn
+from fedgradnorm._privacy.randomness import Chance
+from fedgradnorm._round.private.client_sums import ClientSums, drawn
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.weighting import Signals
+from privacy.private_clients import INPUTS, network
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+
+TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5, "noise": 2.0}
+
+
+def sums(names: int, weighting: fgn.Weighting | None = None, **terms: Any) -> ClientSums:
+    given = fgn.ClientPrivacy(**{**TERMS, **terms})
+    made = ClientSums(given, [f"c{i}" for i in range(names)], weighting or fgn.Equal(), Settings())
+    made.weighting.bind([f"c{i}" for i in range(names)])
+    return made
+
+
+def signals(norm: Tensor, ratio: Tensor | None = None, active: Tensor | None = None) -> Signals:
+    one = torch.ones_like(norm)
+    present = torch.ones(len(norm), dtype=torch.bool) if active is None else active
+    return Signals(present, one, one, one if ratio is None else ratio, norm)
+
+
+def updates(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.logspace(-2, 2, count).double()[:, None]
+    return lengths * torch.randn(count, 6, generator=generator).double()
+
+
+@pytest.mark.parametrize("total", [0.0, 0.3])
+def test_one_client_moves_the_sum_by_no_more_than_the_clip(total: float) -> None:
+    """Whatever it sends, and whatever weight it gives itself."""
+    made, rows = sums(8, total=0.0), updates(8)
+    made.noise = 1e-9
+    extended = torch.cat([rows, torch.full((8, 1), total).double()], dim=1)
+    own = torch.logspace(-1, 3, 8).double()
+    whole = made.direction(extended, own, 0) * 8
+    for left_out in range(8):
+        others = torch.where(torch.arange(8) == left_out, 0, own)
+        rest = made.direction(extended, others, 0) * 8
+        assert float((whole - rest).norm()) <= 0.5 * (1 + 1e-6)
+    short = made.direction(extended, torch.full((8,), 1e-3).double(), 0)
+    torch.testing.assert_close(short, 1e-3 * extended.mean(dim=0), rtol=1e-6, atol=1e-9)
+
+
+def test_noise_is_as_said_also_where_nobody_came() -> None:
+    made = sums(8)
+    made.noise = 3.0
+    nobody = torch.zeros(8).double()
+    draws = torch.stack([made.direction(updates(8), nobody, k) for k in range(500)])
+    assert float(draws.std()) == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
+    assert float(draws.mean().abs()) < 0.02
+
+
+def test_with_the_total_told_the_step_is_a_mean_weighted_by_the_clients_own_numbers() -> None:
+    made, rows = sums(8, total=0.1, clip=1e6), updates(8)
+    made.noise = 1e-12
+    own = torch.rand(8, generator=torch.Generator().manual_seed(1)).double()
+    expected = (own[:, None] * rows).sum(dim=0) / own.sum()
+    torch.testing.assert_close(made.direction(rows, own, 0), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_clients_multiplier_is_its_own_and_in_the_proportions_of_the_direct_rule() -> None:
+    """With everybody there the rule's weights are these numbers, scaled."""
+    generator = torch.Generator().manual_seed(2)
+    rule = fgn.GradNorm(rule="direct", smoothing=0.8)
+    made, plain = sums(5, fgn.GradNorm(rule="direct", smoothing=0.8)), rule
+    plain.bind([f"c{i}" for i in range(5)])
+    for _ in range(20):
+        norm, ratio = (0.1 + torch.rand(5, generator=generator).double() for _ in range(2))
+        own = made.multipliers(signals(norm, ratio))
+        weights = plain.update(signals(norm, ratio))
+        torch.testing.assert_close(own * (5 / own.sum()), weights)
+    others = signals(torch.tensor([1.0, 7.0, 7.0, 7.0, 7.0]).double())
+    one, two = (sums(5, fgn.GradNorm(rule="direct")) for _ in range(2))
+    alone = one.multipliers(signals(torch.ones(5).double()))[0]
+    assert two.multipliers(others)[0] == alone  # whatever the others are
+
+
+def clients(count: int) -> list[fgn.Client]:
+    rng = np.random.default_rng(0)
+    found = []
+    for i in range(count):
+        x = rng.normal(size=(12, INPUTS))
+        found.append(fgn.Client(f"c{i}", fgn.regression(1), train=(x, x[:, :1])))
+    return found
+
+
+def train(count: int = 12, **settings: Any) -> fgn.Run:
+    given = {"rounds": 5, "participation": 0.5, "eval_every": 0, "privacy": dict(TERMS), **settings}
+    given = {"weighting": fgn.GradNorm(rule="direct"), **given}
+    return fgn.train(network(), clients(count), **given)
+
+
+def test_clients_are_drawn_one_by_one() -> None:
+    settings = Settings(privacy=dict(TERMS), participation=0.3)
+    names = [f"c{i}" for i in range(40)]
+    counts = [len(drawn(settings, names, k)) for k in range(400)]
+    assert np.mean(counts) == pytest.approx(12, abs=0.5)
+    assert np.var(counts) == pytest.approx(40 * 0.3 * 0.7, rel=0.25)
+
+
+def test_the_run_says_what_it_spends_ends_when_that_is_spent_and_resumes_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    def stop(progress: Any) -> None:
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    whole = train(folder=tmp_path / "whole")
+    spent = whole.history.groupby("round")["epsilon"].max()
+    assert spent.is_monotonic_increasing
+    assert 0 < spent.iloc[-1] <= 8.0
+    with pytest.raises(fgn.Interrupted):
+        train(folder=tmp_path / "run", progress=stop, checkpoint_every=1)
+    train(folder=tmp_path / "run", resume=True, checkpoint_every=1)
+    tables = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
+    assert tables[0] == tables[1]
+    short = train(rounds=50, privacy={**TERMS, "noise": 1.2})
+    assert short.history["round"].max() < 50
+    assert 7.0 < short.history["epsilon"].max() <= 8.0
+
+
+def test_without_noise_and_a_clip_that_never_binds_it_is_any_federation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Chance, "noised", lambda _self, values, *_: values)
+    same = {"participation": 1.0, "weighting": fgn.Equal()}
+    free, private = train(privacy=None, **same), train(privacy={**TERMS, "clip": 1e6}, **same)
+    columns = ["round", "client", "loss", "weight", "gauge_norm"]
+    pd.testing.assert_frame_equal(free.history[columns], private.history[columns], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"heads": "all"}, "heads"),
+        ({"share": "none"}, "share"),
+        ({"aggregate": "by_size"}, "aggregate"),
+        ({"weighting": fgn.GradNorm()}, "knows by itself"),
+        ({"participation": ["c0"]}, "a share"),
+        ({"privacy": fgn.Privacy(1.0, 1e-3)}, r"fgn\.Client"),
+        ({"privacy": {"epsilon": 1.0}}, "delta"),
+        ({"engine": "joint"}, "every client's gradient"),
+    ],
+)
+def test_what_would_tell_of_a_client_beside_the_sum_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(fgn.ConfigError, match=words):
+        train(**settings)
+
+
+def test_client_level_terms_are_no_clients(tmp_path: Path) -> None:
+    with pytest.raises(fgn.ConfigError, match=r"fgn\.train"):
+        fgn.Client(
+            "a", fgn.regression(1), train=(np.ones((2, 1)), np.ones(2)),
+            privacy=fgn.ClientPrivacy(1.0, 1e-3),
+        )  # fmt: skip

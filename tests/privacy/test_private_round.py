@@ -1,0 +1,407 @@
+"""A private client's round: its sums are clipped, its noise is what the account says."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedgradnorm as fgn
+from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._privacy.per_example import RowGradients, check_rows, named, row_loss
+from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
+from fedgradnorm._round.client_round import Report
+from fedgradnorm._round.private.private_plan import expected_rounds, planned
+from fedgradnorm._round.private.private_round import private_round
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._flat import FlatNetwork
+from privacy.private_clients import INPUTS, ROWS, network, plain, private, rows, train
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+
+CLIP = 0.5
+
+
+def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> LoopEngine:
+    """A loop engine for one client, with everything that the trainer would give it."""
+    how = Settings(**{"rounds": 5, "batch_size": 20, **settings})
+    (client,) = planned([client], how)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        head = nn.Linear(5, client.task.outputs).double()
+    return LoopEngine(
+        network(), [client], {client.name: head}, gauge=["0.weight"], how=how.local(),
+        batch_size=how.batch_size, seed=seed, device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def report_of(engine: LoopEngine, round_number: int) -> Report:
+    """A round from the engine's first state; it leaves no trace."""
+    twin, name = engine.trial(), next(iter(engine.clients))
+    shared = engine.network.vector.clone()
+    return private_round(
+        engine.private[name], twin.states[name], shared, engine.gauge, round_number
+    )
+
+
+def plain_sum(client: fgn.Client, clip: float) -> tuple[torch.Tensor, list[float]]:
+    """Clipped gradients of all rows of the shared network, one backward pass a row."""
+    engine = engine_of(client)
+    net, head = FlatNetwork(network()), engine.states[client.name].head
+    total, lengths = torch.zeros_like(net.vector), []
+    for x, y in zip(*(torch.as_tensor(part).split(1) for part in client.train), strict=True):
+        net.gradient.zero_()
+        client.task.loss(head(net.module(x)), y).backward()
+        length = float(net.gradient.norm())
+        lengths.append(length)
+        total += net.gradient * min(1.0, clip / length)
+    return total, lengths
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_sum_holds_every_row_clipped(mapped: bool) -> None:
+    client = private()
+    expected, lengths = plain_sum(client, CLIP)
+    assert min(lengths) < CLIP < max(lengths)  # both kinds of rows are there
+    engine = engine_of(client)
+    net, head = FlatNetwork(network()), engine.states["a"].head
+    sums = RowGradients(row_loss(client.task, net.module, head), mapped).clipped(
+        named(net.module, "network"), *map(torch.as_tensor, client.train), CLIP, 1e9
+    )
+    torch.testing.assert_close(sums.gradient, expected, rtol=1e-12, atol=1e-12)
+    whole = client.task.loss(head(net.module(client.train[0])), client.train[1])
+    assert sums.loss == pytest.approx(ROWS * float(whole.detach()))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_row_without_a_finite_gradient_counts_as_nothing(mapped: bool) -> None:
+    """No row can make a round fail, which others would see."""
+    x, y = rows()
+    x[3] = float("inf")
+    net, head, task = network(), nn.Linear(5, 2).double(), fgn.classification(2)
+    gradients = RowGradients(row_loss(task, net, head), mapped)
+    parameters = named(net, "network")
+    found = gradients.clipped(parameters, x, y, CLIP, 7.0)
+    others = torch.arange(ROWS) != 3
+    left = gradients.clipped(parameters, x[others], y[others], CLIP, 7.0)
+    torch.testing.assert_close(found.gradient, left.gradient)
+    assert found.loss == pytest.approx(left.loss + 7.0)
+
+
+@pytest.fixture(scope="module")
+def many() -> tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine]:
+    """Updates of many rounds for a client, and for one with a row less, on all rows."""
+    terms = {"clip": CLIP, "noise": 1.0, "epsilon": 100.0, "loss_share": 0.0}
+    settings = {"batch_size": None, "head_steps": 0}
+    x, y = rows()
+    less = fgn.Client(
+        "a", fgn.classification(2), train=(x[1:], y[1:]),
+        privacy=fgn.Privacy(delta=1e-5, **terms),
+    )  # fmt: skip
+    one, other = engine_of(private(**terms), **settings), engine_of(less, **settings)
+    return (
+        lambda which: np.stack(
+            [report_of((one, other)[which], k).update.numpy() for k in range(200)]
+        ),
+        one,
+        other,
+    )
+
+
+def test_one_row_moves_the_update_by_at_most_the_clip_and_the_noise_is_as_said(
+    many: tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine],
+) -> None:
+    """The distribution over seeds: with and without a row its mean moves by no more than C / b."""
+    draw, one, _ = many
+    with_row, without = draw(0) * ROWS, draw(1) * (ROWS - 1)  # sums: each has its own batch size
+    expected, _ = plain_sum(private(), CLIP)
+    deviation = one.private["a"].gradient_noise(0) * CLIP
+    assert one.private["a"].gradient_noise(0) == 1.0
+    count, size = with_row.shape
+    error = deviation * math.sqrt(size / count)  # of a mean's length
+    shift = np.linalg.norm(with_row.mean(axis=0) - without.mean(axis=0))
+    assert shift <= CLIP + 3 * math.sqrt(2) * error
+    assert np.linalg.norm(with_row.mean(axis=0) - expected.numpy()) < 2 * error
+    centred = with_row - with_row.mean(axis=0)
+    assert centred.std() == pytest.approx(deviation, rel=0.03)  # 5,000 draws: 1%
+    assert abs((centred**4).mean() / centred.var() ** 2 - 3) < 0.2  # as of a normal one
+
+
+@pytest.mark.parametrize("schedule", ["alternating", "together"])
+@pytest.mark.parametrize("steps", [(1, 1), (3, 1), (0, 2)])
+def test_everything_taken_from_a_batch_costs_one_step(
+    schedule: str, steps: tuple[int, int]
+) -> None:
+    head, shared = steps
+    engine = engine_of(private(), schedule=schedule, head_steps=head, shared_steps=shared)
+    one = engine.private["a"]
+    for step in range(one.how.steps):
+        parts = [1 / one.gradient_noise(step) ** 2] * one.uses(step)
+        parts += [1 / one.loss_noise**2] if step < shared else []
+        assert sum(parts) == pytest.approx(1 / one.budget.noise**2)
+        assert one.uses(step) == (1 if schedule == "together" else (step < head) + (step < shared))
+    assert one.budget.steps == one.how.steps
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) -> None:
+    """All rows, a clip that never binds and no noise: the plain client's numbers."""
+    schedule = "together" if together else "alternating"
+    settings = {"batch_size": None, "schedule": schedule, "shared_steps": 2, "update": "delta"}
+    huge = {"clip": 1e4, "loss_clip": 1e4, "noise": 5.0, "epsilon": 99.0, "norm": "noised"}
+    engine = engine_of(private(**huge), **settings)
+    engine.private["a"]._chance = Silent(b"")
+    told = report_of(engine, 0)
+    free = engine_of(replace(private(), privacy=None), **settings)
+    shared = free.network.vector.clone()
+    reports = free.run_clients(shared, 0, ["a"])
+    torch.testing.assert_close(told.update, reports.gradients()[0], rtol=1e-9, atol=1e-9)
+    assert told.loss == pytest.approx(float(reports.loss[0]), rel=1e-9)
+    assert told.gauge_norm == pytest.approx(float(reports.gauge_norm[0]), rel=1e-9)
+
+
+class Silent(Chance):
+    """Chance that takes every row and adds nothing."""
+
+    def of(self, *_: object) -> Chance:
+        return self
+
+    def noised(self, values: Any, *_: object) -> Any:
+        return values
+
+
+def test_the_norm_is_corrected_for_the_length_of_the_noise() -> None:
+    one = engine_of(private(norm="corrected")).private["a"]
+    variance = (one.gradient_noise(0) * one.terms.clip / one.batch) ** 2
+    gauge = torch.arange(400)
+    generator = torch.Generator().manual_seed(0)
+    signal = torch.full((400,), 0.5, dtype=torch.float64)
+    noisy = signal + math.sqrt(variance) * torch.randn(400, generator=generator).double()
+    raw, said = float(noisy.norm()), one.norm_of(noisy, gauge)
+    assert abs(said - 10.0) < 0.5 * abs(raw - 10.0)
+    nothing = one.norm_of(torch.zeros(400).double(), gauge)
+    assert nothing == pytest.approx(math.sqrt(variance * math.sqrt(800)))  # can be told from none
+
+
+def test_a_loss_that_is_not_told_has_ratio_one() -> None:
+    told = report_of(engine_of(private(loss_share=0.0)), 0)
+    assert (told.loss, told.loss_ratio) == (1.0, 1.0)
+    assert not engine_of(private(loss_share=0.0)).private["a"].budget.first
+    engine = engine_of(private(noise=0.5, epsilon=99.0))
+    ratios = [report_of(engine, k).loss_ratio for k in range(5)]
+    assert len(set(ratios)) == 5
+    assert all(0 <= ratio <= 20 for ratio in ratios)
+
+
+def test_a_secret_answers_the_same_question_alike_and_another_one_with_other_noise(
+    tmp_path: Path,
+) -> None:
+    """To repeat a round spends nothing twice; one noise under two networks would show both."""
+    secret = str(tmp_path / "own" / "noise.key")
+    engine = engine_of(private(secret=secret))
+    again = engine_of(private(secret=secret), seed=5)  # the seed has no say
+    first = report_of(engine, 3).update
+    assert torch.equal(first, report_of(again, 3).update)
+    assert not torch.equal(
+        first, report_of(engine_of(private(secret=str(tmp_path / "b"))), 3).update
+    )
+    state, other = engine.states["a"], engine.network.vector + 1e-9
+    chance = engine.private["a"].chance_of
+    same = [chance(state, vector, 3).normal(4) for vector in (engine.network.vector, other)]
+    assert not np.array_equal(*same)
+    assert (tmp_path / "own" / "noise.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "short").write_bytes(b"too short")
+    with pytest.raises(fgn.ConfigError, match="9 bytes"):
+        secret_key(tmp_path / "short")
+
+
+def test_rows_come_into_a_batch_one_by_one() -> None:
+    chance = Chance(seed_key(0))
+    taken = np.zeros((2000, 50))
+    for k in range(2000):
+        taken[k, chance.chosen(50, 0.2, "batch", k)] = 1
+    assert taken.mean() == pytest.approx(0.2, abs=0.005)
+    assert taken.sum(axis=1).var() == pytest.approx(50 * 0.2 * 0.8, rel=0.15)  # binomial sizes
+    normal = chance.normal(20001, "n")
+    assert (normal.mean(), normal.std()) == (pytest.approx(0, abs=0.03), pytest.approx(1, abs=0.02))
+
+
+def test_epsilon_is_in_the_history_and_the_federation_goes_on_without_who_has_spent_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "fedgradnorm"):
+        run = train([private(rounds=3, noise=None), plain()])
+    table = run.history
+    own = table[(table["client"] == "a") & (table["split"] == "batch")]
+    assert list(own["round"]) == [1, 2, 3]
+    assert list(own["epsilon"]) == sorted(own["epsilon"])
+    assert 2.9 < own["epsilon"].iloc[-1] <= 3.0
+    other = table[table["client"] == "b"]
+    assert other[other["split"] == "batch"]["round"].tolist() == list(range(1, 7))
+    assert other["epsilon"].isna().all()
+    said = [r.message for r in caplog.records if "takes part no more" in r.message]
+    assert len(said) == 1
+    assert said[0].startswith("round 3: client 'a' has spent epsilon")
+    assert run.about["clients"]["a"]["privacy"]["rounds"] == 3
+
+
+def test_a_run_without_private_clients_has_no_such_column() -> None:
+    assert "epsilon" not in train([plain(), plain("c")], rounds=1).history.columns
+
+
+def test_a_private_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    settings = {"checkpoint_every": 1, "eval_every": 2, "rounds": 5, "keep": "last"}
+
+    def stop(progress: Any) -> None:
+        if progress.round == 3:
+            raise KeyboardInterrupt
+
+    whole = train([private(rounds=4), plain()], folder=tmp_path / "whole", **settings)
+    with pytest.raises(fgn.Interrupted):
+        train([private(rounds=4), plain()], folder=tmp_path / "run", progress=stop, **settings)
+    rest = train([private(rounds=4), plain()], folder=tmp_path / "run", resume=True, **settings)
+    files = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+    assert torch.equal(whole.predict("a", rows()[0]), rest.predict("a", rows()[0]))
+    other = [private(rounds=4, epsilon=4.0), plain()]
+    with pytest.raises(fgn.RunFolderError, match="privacy was"):
+        train(other, folder=tmp_path / "run", resume=True, **settings)
+    loaded = fgn.load(tmp_path / "run")
+    assert loaded.history["epsilon"].max() == whole.history["epsilon"].max()
+
+
+def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
+    assert expected_rounds(Settings(), 100) == 100
+    assert expected_rounds(Settings(participation=["a"]), 100) == 100
+    assert expected_rounds(Settings(participation=0.1), 1000) == 119  # 100 + 2 sqrt(90)
+    (client,) = planned([private()], Settings(epochs=2, batch_size=20))
+    assert client.privacy is not None
+    assert client.privacy.rounds == 2 * ROWS // 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"personalize": {"steps": 3}}, "personalize"),
+        ({"final_head_steps": 2}, "final_head_steps"),
+        ({"shared": ["!1*"]}, "shared"),
+        ({"clip": 1.0}, "clips every row"),
+        ({"head_schedule": "CosineAnnealingLR"}, "head_schedule"),
+        ({"ditto": 0.1}, "ditto"),
+        ({"head_start": "targets"}, "head_start"),
+        ({"engine": "joint"}, "clips the gradient of each"),
+        ({"engine": "stacked"}, "clips the gradient of each"),
+    ],
+)
+def test_what_would_tell_something_outside_the_account_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(fgn.ConfigError, match=words):
+        train([private(), plain()], **settings)
+
+
+def test_class_weights_and_losses_that_nobody_tells_are_refused() -> None:
+    weighted = fgn.classification(2, class_weights="balanced")
+    client = fgn.Client("a", weighted, train=rows(), privacy=fgn.Privacy(3.0, 1e-5))
+    with pytest.raises(fgn.ConfigError, match="class weights are learned"):
+        train([client])
+    with pytest.raises(fgn.ConfigError, match="loss_share = 0"):
+        fgn.train(network(), [private(loss_share=0.0)], weighting=fgn.weighting.QFFL(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"epsilon": 0}, "epsilon"),
+        ({"delta": 2}, "delta"),
+        ({"clip": -1}, "clip"),
+        ({"noise": 0}, "noise"),
+        ({"rounds": 0}, "rounds"),
+        ({"loss_share": 1}, "loss_share"),
+        ({"norm": "none"}, "norm"),
+        ({"secret": ""}, "secret"),
+        ({"epsilon": 0.001}, "single round"),
+    ],
+)
+def test_terms_out_of_range_are_refused(terms: dict[str, Any], words: str) -> None:
+    with pytest.raises(fgn.ConfigError, match=words):
+        train([private(**terms)], rounds=1)
+
+
+def test_a_layer_that_mixes_rows_is_refused_by_name() -> None:
+    mixing = nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5)).double()
+    with pytest.raises(fgn.ConfigError, match=r"client 'a'.*BatchNorm1d \(network '1'\)"):
+        fgn.train(mixing, [private()], rounds=1)
+
+
+class Counting(nn.Module):
+    """A layer that remembers what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1).double())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.sum()
+        return x
+
+
+class Branching(nn.Module):
+    """A layer that cannot be mapped: what it does depends on a number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if float(x.sum().detach()) > 0 else 2 * x
+
+
+def test_a_layer_that_remembers_rows_is_refused_and_one_that_cannot_be_mapped_takes_turns() -> None:
+    task, (x, y) = fgn.classification(2), rows()
+    head = nn.Linear(INPUTS, 2).double()
+    with pytest.raises(fgn.ConfigError, match="buffer 'seen'"):
+        check_rows(task, Counting(), head, x[:2], y[:2])
+    assert check_rows(task, nn.Tanh(), head, x[:2], y[:2])
+    assert not check_rows(task, Branching(), head, x[:2], y[:2])
+    branching = nn.Sequential(nn.Linear(INPUTS, 5), Branching()).double()
+    run = fgn.train(branching, [private()], rounds=2, batch_size=20)
+    assert np.isfinite(run.history["loss"]).all()
+
+
+@pytest.mark.parametrize("share", ["all", "none"])
+def test_private_clients_share_heads_or_nothing_and_take_part_now_and_then(share: str) -> None:
+    clients = [private(), private("c"), plain()]
+    shared = {"heads": "task", "participation": 0.7} if share == "all" else {}
+    task = fgn.classification(2, name="sign")
+    clients = [replace(c, task=task) if c.privacy else c for c in clients]
+    run = train(clients, share=share, keep="last", **shared)
+    assert run.history["epsilon"].max() <= 3.0
+    assert np.isfinite(run.history["loss"]).all()
+
+
+def test_a_client_with_several_tasks_makes_no_promise() -> None:
+    x, y = rows()
+    tasks = {"sign": fgn.classification(2), "first": fgn.regression(1)}
+    targets = {"sign": y, "first": x[:, :1]}
+    with pytest.raises(fgn.ConfigError, match="several"):
+        fgn.Client("a", tasks=tasks, train=(x, targets), privacy=fgn.Privacy(3.0, 1e-5))
+    both = fgn.Client("a", tasks=tasks, train=(x, targets))
+    with pytest.raises(fgn.ConfigError, match="several tasks"):
+        fgn.train(network(), [both], weighting=fgn.Equal(), privacy={"epsilon": 1, "delta": 1e-3})
+
+
+def test_rows_without_a_label_are_no_part_of_the_sums() -> None:
+    x, y = rows()
+    gaps = y.double()
+    gaps[: ROWS // 2] = float("nan")
+    terms = fgn.Privacy(3.0, 1e-5, noise=2.0)
+    client = fgn.Client("a", fgn.classification(2), train=(x, gaps), privacy=terms)
+    one = engine_of(client).private["a"]
+    assert len(one.data[0]) == ROWS // 2
+    assert one.budget.rate == 20 / (ROWS // 2)
+    assert train([client]).history["epsilon"].max() > 0

@@ -1,0 +1,153 @@
+"""Tables on a terminal of 80 columns: every number of the wide table is there, whole."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedgradnorm._cli import app
+from fedgradnorm._cli.report_files import keep_fresh
+from fedgradnorm._cli.watching import Board
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm._report.grid import to_terminal
+from fedgradnorm._report.page.html_page import make_page
+from fedgradnorm._report.tables.comparison_grids import shown_grids
+from fedgradnorm._report.tables.fitted import fitted
+from fedgradnorm._report.tables.summaries import fixed, loss, metric
+from fedgradnorm._runs.after.whole_frame import WholeFrame
+from fedgradnorm.experiments._config.config_file import load_config
+from fedgradnorm.experiments._jobs import News
+from fedgradnorm.experiments._methods import METHODS
+from report.run_folders import write_run
+
+WIDTH = 80
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def runs(folder: Path) -> Path:
+    """Three methods, of which one has a long name, in two seeds."""
+    own = '[weighting]\nlr = 0.008\n[own]\n"weighting.lr" = 0.008\n'
+    for seed in (0, 1):
+        write_run(folder, "fedrep", seed)
+        write_run(folder, "fedgradnorm-direct", seed, shift=-0.05, config=own)
+        write_run(folder, "local", seed, shift=0.05)
+    return folder
+
+
+def in_terminal(*words: str) -> str:
+    """What the command writes to a pseudo-terminal of 80 columns."""
+    process, screen = pty.fork()
+    if process == 0:  # the child: replaced by the command
+        env = {**os.environ, "COLUMNS": str(WIDTH), "LINES": "40", "TERM": "xterm", "NO_COLOR": "1"}
+        command = [sys.executable, "-m", "fedgradnorm", *words]
+        os.execve(sys.executable, command, env)
+    heard = b""
+    while select.select([screen], [], [], 60)[0]:
+        try:
+            part = os.read(screen, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        heard += part
+    assert os.waitpid(process, 0)[1] == 0, heard.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", heard.decode()).replace("\r", "")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_report_in_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
+    place = runs(tmp_path / "runs")
+    shown = in_terminal("report", str(place), "--out", str(tmp_path / "page.html"))
+    tables = shown.partition("page: ")[0]
+    assert max(map(len, tables.splitlines())) <= WIDTH
+    for row in make_page([place]).rows:
+        numbers = (metric(row), loss(row.first_loss), loss(row.last_loss), fixed(row.weight, 3))
+        assert all(text in tables for text in numbers), row
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_every_number_stands_whole_in_its_own_row(tmp_path: Path, width: int) -> None:
+    for grid in shown_grids(read_comparison([runs(tmp_path)])):
+        console = Console(width=width, color_system=None)
+        with console.capture() as heard:
+            parts = fitted(to_terminal(grid), width)
+            for part in parts:
+                console.print(part, crop=False)
+        text = heard.get()
+        body = text.partition("\n\n")[0] if width < 80 else text
+        assert max(map(len, body.splitlines())) <= max(width, 80)
+        for row in grid.rows:
+            assert all(cell.text in text for cell in row if cell.numbers)
+        assert (len(parts) == 1) == (width == 200)
+
+
+def test_a_summary_shows_all_of_itself() -> None:
+    wide = pd.DataFrame({f"column_{n}": range(100) for n in range(30)})
+    text = repr(WholeFrame(wide))
+    assert "..." in repr(wide)
+    assert "..." not in text
+    assert all(f"column_{n}" in text for n in range(30))
+
+
+def test_methods_say_what_each_option_means() -> None:
+    shown = CliRunner().invoke(app, ["methods", "fedgradnorm"]).output
+    options = METHODS["fedgradnorm"].options()
+    assert options
+    for key in options:
+        assert re.search(rf"option weighting\.{key}, (default|required)[^:]*: \w+", shown), key
+    assert "see the documentation" not in shown
+
+
+def test_near_misses_of_files_and_of_keys_without_their_table(tmp_path: Path) -> None:
+    (tmp_path / "radcom.toml").write_text((CONFIGS / "radcom.toml").read_text())
+    with pytest.raises(ConfigError, match=r"no such file; did you mean '.*radcom\.toml'\?"):
+        load_config(tmp_path / "radcon.toml")
+    with pytest.raises(ConfigError, match=r"no such file; did you mean '.*radcom\.toml'\?"):
+        load_config(tmp_path / "radcom")
+    for word, key in (("epochs=3", "training.epochs"), ("gamma=0.5", "weighting.gamma")):
+        with pytest.raises(ConfigError, match=f"did you mean '{key}'"):
+            load_config(tmp_path / "radcom.toml", [word])
+
+
+def test_a_run_takes_a_device_and_commands_can_be_completed() -> None:
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output
+    assert "--device" in shown
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_the_board_says_how_much_is_left_of_all_runs() -> None:
+    board = Board()
+    trial = type("Trial", (), {"title": "one"})()
+    board.show([News(trial, done=True, count=4)])
+    board.began -= 30
+    assert board.left() == "1 of 4 runs done (25 %), about 1 min 30 s left"
+
+
+def test_a_watched_page_follows_its_runs_and_rests_when_they_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "runs", "fedrep", rounds=6, planned=12)
+    page, looks = tmp_path / "page.html", []
+
+    def pause(_: float) -> None:
+        """While the watch sleeps, the run goes on; at the second pause it ends."""
+        looks.append(page.read_text().count('http-equiv="refresh"') if page.exists() else None)
+        text = (folder / "run.json").read_text()
+        ended = text.replace('"finished": false', '"finished": true') if len(looks) > 1 else text
+        (folder / "run.json").write_text(f"{ended} ")
+
+    monkeypatch.setattr("fedgradnorm._cli.report_files.time.sleep", pause)
+    keep_fresh([tmp_path / "runs"], page)
+    assert looks == [None, 1]
+    assert 'http-equiv="refresh"' not in page.read_text()

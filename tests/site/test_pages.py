@@ -1,0 +1,48 @@
+"""The pages: none is lost, notebooks were run and can be taken along."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from site_pages import ROOT
+
+pytestmark = pytest.mark.slow
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+def test_every_page_is_in_the_list_of_pages(site):
+    index = (site / "index.html").read_text(encoding="utf-8")
+    listed = set(
+        re.findall(r'<li class="toctree-l1"><a class="reference internal" href="([^"#]+)"', index)
+    )
+    folders = ("", "tutorials/", "reference/")
+    pages = {f"{f}{p.stem}.html" for f in folders for p in (ROOT / "docs" / f).glob("*.md")}
+    assert (pages - {"index.html"}) - listed == set()
+    assert "results/README.html" in listed
+
+
+def test_notebooks_were_run_and_can_be_taken_along(site):
+    assert len(NOTEBOOKS) == 3
+    for name in NOTEBOOKS:
+        text = (site / "tutorials" / f"{name}.html").read_text(encoding="utf-8")
+        assert "cell_output" in text
+        assert "Traceback" not in text
+        (link,) = set(re.findall(r'href="([^"]+\.ipynb)"', text))
+        notebook = json.loads((site / "tutorials" / link).read_text(encoding="utf-8"))
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert any(cell["outputs"] for cell in cells)
+
+
+def test_formulas_need_no_program(site):
+    text = (site / "algorithm.html").read_text(encoding="utf-8")
+    assert text.count("<math") > 30
+    assert not re.search(r"<script[^>]*(mathjax|katex)", text, flags=re.I)
+
+
+def test_nothing_on_the_site_is_fetched_from_elsewhere(site):
+    pattern = re.compile(r'<(?:script|link|img|source|iframe)\b[^>]*?(?:src|href)="(https?:[^"]*)"')
+    for path in site.rglob("*.html"):
+        assert pattern.findall(path.read_text(encoding="utf-8")) == [], path

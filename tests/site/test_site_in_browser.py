@@ -1,0 +1,79 @@
+"""The site opened in headless Chromium, from disk: search, a phone's width, dark, no complaints."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PHONE, DESKTOP = (390, 844), (1400, 900)
+PAGES = (
+    "index", "start", "algorithm", "choose", "data-files", "faq", "methods", "deploy",
+    "results/README", "results/methods/side-by-side", "performance", "architecture",
+    "reference/config", "reference/commands", "reference/weighting", "tutorials/faces",
+    "tutorials/two-files",
+)  # fmt: skip
+
+
+@contextmanager
+def opened(browser, site, size=DESKTOP, **options):
+    """A page; whatever it may do wrong is collected, and checked at the end."""
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, offline=True, **options
+    )
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(f"console {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+
+    def gate(request):
+        if not request.url.startswith((site.as_uri(), "data:")):
+            wrong.append(f"request: {request.url}")
+
+    page.on("request", gate)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def test_no_page_is_wider_than_a_phone(browser, site):
+    with opened(browser, site, PHONE) as page:
+        for name in PAGES:
+            page.goto((site / f"{name}.html").as_uri())
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= PHONE[0], f"{name} is {width} pixels wide"
+
+
+def test_search_finds_a_key_and_a_word(browser, site):
+    with opened(browser, site) as page:
+        for words, wanted in (("record_conflict", "Every key of a config"), ("gauge", "algorithm")):
+            page.goto((site / "index.html").as_uri())
+            page.fill("input.sidebar-search", words)
+            page.press("input.sidebar-search", "Enter")
+            page.wait_for_selector("#search-results li a")
+            page.wait_for_function(
+                "!document.querySelector('#search-results h2').innerText.endsWith('...')"
+            )
+            titles = page.locator("#search-results li a").all_inner_texts()
+            assert any(wanted in title for title in titles), titles
+
+
+def test_dark_is_dark(browser, site):
+    def brightness(page):
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour.strip("rgba()").split(",")[:3])
+
+    with opened(browser, site, color_scheme="dark") as page:
+        page.goto((site / "start.html").as_uri())
+        assert brightness(page) < 150
+    with opened(browser, site, color_scheme="light") as page:
+        page.goto((site / "start.html").as_uri())
+        assert brightness(page) > 700
+
+
+def test_every_page_is_quiet(browser, site):
+    with opened(browser, site) as page:
+        for name in PAGES:
+            page.goto((site / f"{name}.html").as_uri())
+            assert page.locator("h1").count() == 1, name
