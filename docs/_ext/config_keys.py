@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from wording import entry, type_words, value_words
 
-from fedgradnorm import train
+from fedgradnorm import Privacy, train
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
 from fedgradnorm._round.settings import allowed
@@ -25,6 +25,9 @@ from fedgradnorm.experiments._config.named_networks import NETWORKS
 from fedgradnorm.experiments._methods import METHODS
 
 TOP = ("name", "method", "seed")
+TABLES = ("data", "network", "training", "weighting", "privacy", "output", "compare", "sweep")
+OURS = ("point", "own")
+assert {*TOP, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
 
 
 def config_keys() -> str:
@@ -46,6 +49,10 @@ def _parts() -> Iterator[str]:
     yield "## `[weighting]`\n"
     yield "Which keys there are depends on the method. `fedgradnorm methods NAME` lists them.\n"
     yield from _weightings()
+    yield "## `[privacy]`\n"
+    yield "[Differential privacy](../differential-privacy.md) says what it promises.\n"
+    yield from _arguments(Privacy, "privacy.", "")
+    yield entry("privacy.clients", ["list of texts"], "who promises it; by default all clients")
     yield "## `[output]`\n"
     yield from _of_model(OutputTable, "output.")
     yield "## `[compare]` and `[sweep]`\n"
@@ -54,7 +61,7 @@ def _parts() -> Iterator[str]:
     yield from _of_model(OwnTable, "compare.own.METHOD.")
     yield from _of_model(Config, "", only=("sweep",))
     yield "## Written by the program\n"
-    yield from _of_model(Config, "", only=("point", "own"))
+    yield from _of_model(Config, "", only=OURS)
 
 
 def _of_model(model: type[BaseModel], prefix: str, only: tuple[str, ...] = ()) -> Iterator[str]:

@@ -12,6 +12,7 @@ import click
 import pytest
 import typer
 
+from fedgradnorm import Privacy
 from fedgradnorm._cli import app
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import Settings, allowed
@@ -67,6 +68,7 @@ def keys_of_functions() -> dict[str, set[str]]:
         "data.clients": [sources["files"]],
         "network": list(NETWORKS.values()),
         "weighting": [method.weighting for method in METHODS.values()],
+        "privacy": [Privacy],
     }
     for functions in given.values():
         for function in functions:
@@ -80,7 +82,7 @@ def keys_of_functions() -> dict[str, set[str]]:
 
 def test_every_key_of_a_config_is_described(site):
     shown = shown_keys(site)
-    tables = {"data", "network", "training", "weighting", "output", "compare"}
+    tables = {"data", "network", "training", "weighting", "privacy", "output", "compare"}
     wanted = {name for name in Config.model_fields if name not in tables}
     wanted |= {f"training.{name}" for name in Training.model_fields}
     for name in ("output", "compare"):
