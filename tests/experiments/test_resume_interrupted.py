@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import fedgradnorm as fgn
@@ -27,7 +28,8 @@ class TestCtrlC:
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             nonlocal calls
-            calls += len(target) > 3  # before the first round the loss is tried on a few rows
+            # Before the first round the loss is tried on a few rows, and on one answer for all.
+            calls += len(target) > 3 and not torch.equal(output, output[:1].expand_as(output))
             if at_call is not None and at_call <= calls < at_call + times:
                 signal.raise_signal(signal.SIGINT)
             return squared_error(output, target)

@@ -151,7 +151,7 @@ class Coordinator:
         shared = self.server.shared.data.clone()
         group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, group, head)
+        return Order(*about, shared, group, head, updates=len(self.tasks.get(name, ())) or 1)
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""

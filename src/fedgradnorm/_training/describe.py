@@ -19,6 +19,8 @@ from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
 
+_SHORT = 12  # letters of a commit
+
 
 def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
@@ -43,8 +45,32 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
             "numpy": np.__version__,
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
+            **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
         },
     }
+
+
+def git_commit(place: Path) -> str:
+    """The commit that the git repository around ``place`` stands at, in short; else nothing.
+
+    Read from git's files: git itself need not be there.
+    """
+    try:
+        root = next(p / ".git" for p in (place, *place.parents) if (p / ".git").exists())
+        if root.is_file():  # of a worktree: it says where its own files are
+            root = root.parent / root.read_text().removeprefix("gitdir:").strip()
+        common = root / "commondir"
+        shared = root / common.read_text().strip() if common.exists() else root
+        head = (root / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:_SHORT]
+        name = head.removeprefix("ref: ")
+        if (shared / name).exists():
+            return (shared / name).read_text().strip()[:_SHORT]
+        packed = (shared / "packed-refs").read_text().splitlines()
+        return next(line[:_SHORT] for line in packed if line.endswith(f" {name}"))
+    except (StopIteration, OSError, UnicodeDecodeError):  # nowhere, or not as git writes it
+        return ""
 
 
 def describe_network(network: nn.Module) -> dict[str, Any]:

@@ -207,7 +207,8 @@ class Trainer:
         """Say what is shared, where gradients are measured, and what recording costs more."""
         log_division(self.network, self.federations[0].gauge)
         warn_of_scale(list(self.clients.values()))
-        if self.device.type == "cuda" and any(f.server.rates for f in self.federations):
+        scheduled = self.settings.server_schedule or self.settings.head_schedule
+        if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
         self.stopping.announce(self.names)

@@ -284,3 +284,9 @@ def test_a_limit_has_room_for_the_largest_honest_answer():
             assert min(CHUNK, largest + 128) + 80 <= limits.piece < limits.request
             assert 65 * pieces + 8 * pieces + 300 <= limits.small
             assert limits.total >= limits.vector + head
+
+
+def test_an_order_leaves_room_for_an_update_of_each_task():
+    one = Order("train", "run", "digest", 0, 0, torch.zeros(5))
+    several = replace(one, updates=3)
+    assert several.room() == (3 * one.room()[0], 0)

@@ -44,6 +44,7 @@ class Order:
     ``digest`` names the settings that both sides agreed on, ``state_round`` how many rounds the
     client has completed so far as the server knows. ``head`` is the one that the client shares with
     others, ``group`` the name of what they have in common; None where its head is its own.
+    ``updates`` is how many the answer has: one, or one for each of several tasks.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Order:
     shared: Tensor
     group: str = ""
     head: Tensor | None = None
+    updates: int = 1
 
     def records(self) -> RecordDict:
         """As it travels."""
@@ -61,7 +63,7 @@ class Order:
 
     def room(self) -> tuple[int, int]:
         """Bytes of the two vectors that an answer may have: the update, and a head."""
-        return self.shared.nbytes, 0 if self.head is None else self.head.nbytes
+        return self.updates * self.shared.nbytes, 0 if self.head is None else self.head.nbytes
 
 
 @dataclass(frozen=True)

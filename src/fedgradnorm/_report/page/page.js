@@ -49,7 +49,7 @@
 
   function traces(panel, off) {
     const made = [], left = data.methods.length - hidden.method.size;
-    const many = left > 8 ? 0 : Math.min(1, 4 / left); // bands upon bands hide the lines
+    const many = left > 4 ? 0 : 1; // bands upon bands hide the lines
     for (const [number, series] of panel.series.entries()) {
       if ((series.arms || [series.method]).every((n) => hidden.method.has(n)) || off.has(series.role)) continue;
       const look = LOOK[series.role], swept = series.role === "sweep";

@@ -65,8 +65,8 @@ def sections(
     plans = [
         (
             "curves", "Learning curves",
-            "Line: mean over seeds. Band: lowest to highest seed. Markers alone: "
-            "only the ends were evaluated.",
+            "Line: mean over seeds. Band, of up to four methods: lowest to highest seed. "
+            "Markers alone: only the ends were evaluated.",
             {"heldout": "held-out", "train": "training"},
             evaluated[::-1] if by_loss else evaluated,
         ),

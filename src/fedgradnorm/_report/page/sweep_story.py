@@ -77,8 +77,9 @@ def by_point(judged: Sequence[Verdict], comparison: Comparison) -> str:
     return (
         f'<div class="scroll"><table id="points"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
-        '<p class="notes">At every point: who is best (bold), or who is level with the best. The '
-        "others are behind it by more than the seeds differ.</p>"
+        '<p class="notes">At every point: who is ahead, or level with the one ahead. The others '
+        "are behind by more than the seeds differ. Bold: best, also after Holm's correction over "
+        "all points and tasks.</p>"
     )
 
 
