@@ -67,7 +67,8 @@ def _parts() -> Iterator[str]:
 def _of_model(model: type[BaseModel], prefix: str, only: tuple[str, ...] = ()) -> Iterator[str]:
     for name, field in model.model_fields.items():
         if not only or name in only:
-            facts = [type_words(field.annotation), *_limits(field), _default(field.default)]
+            given = "" if prefix + name == "name" else _default(field.default)  # the file's own
+            facts = [type_words(field.annotation), *_limits(field), given]
             yield entry(prefix + name, facts, str(field.description))
 
 
