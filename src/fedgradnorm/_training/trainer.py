@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._federation.sharing import federations, warn_of_order, warn_of_scale
+from fedgradnorm._federation.sharing import (
+    check_clients,
+    federations,
+    warn_of_order,
+    warn_of_scale,
+)
 from fedgradnorm._round.presence import Presence, batches_of
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
@@ -64,6 +69,7 @@ class Trainer:
         settings: Settings,
         device: torch.device,
     ) -> None:
+        check_clients(clients, settings)
         clients = planned(clients, settings)
         self.clients = {client.name: client for client in clients}
         sizes = [client.drawn for client in clients]

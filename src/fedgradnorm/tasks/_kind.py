@@ -92,7 +92,9 @@ def matches(answer: Tensor, target: Tensor) -> Tensor:
 
 def class_numbers(where: str, y: Tensor, classes: int) -> Tensor:
     """Labels 0 .. classes - 1: whole numbers, or floating-point ones if some are missing."""
-    there, labels = known(y), y.nan_to_num(nan=0.0).to(torch.int64)
+    there, labels = known(y), y
+    if y.is_floating_point():
+        labels = y.nan_to_num(nan=0.0).to(torch.int64)
     wrong = there & ((labels != y) | (labels < 0) | (labels >= classes))
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
