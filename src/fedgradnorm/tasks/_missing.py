@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgradnorm._errors import DataError
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -64,18 +62,3 @@ def numbers_with_gaps(values: NDArray[Any]) -> NDArray[Any]:
 
 def _is_nothing(value: object) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
-def native_array(where: str, values: Any, name: str) -> NDArray[Any]:
-    """A copy of ``values`` that torch can take: native byte order, at most 64 bits a number."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise DataError(f"{where}: the rows of {name} differ in shape") from error
-    if array.dtype.kind == "O" and name == "y":
-        array = numbers_with_gaps(array)
-    if array.dtype.kind not in "fiubc":
-        raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array.astype(array.dtype.newbyteorder("="), order="C")
