@@ -21,7 +21,10 @@ from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
-EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
+MANY = 200
+"""Registered clients from which on the engines ask how many of them take part in a round."""
+
+EngineName = Literal["auto", "loop", "joint", "stacked", "roster", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
@@ -171,6 +174,15 @@ class Settings:
         epochs = 10 if self.epochs is None else self.epochs
         # The slack keeps 100 epochs of 32 rounds from becoming 3201 through rounding.
         return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
+
+    def few_take_part(self, clients: int) -> bool:
+        """Whether there are many clients, of which at most half take part in a round."""
+        plan = self.participation
+        if isinstance(plan, (int, float)):
+            most = round(plan * clients)
+        else:
+            most = max(len(turn) if isinstance(turn, list) else len(plan) for turn in plan)
+        return clients >= MANY and 2 * most <= clients
 
     def records_conflict(self, round_number: int) -> bool:
         """Whether the conflict between clients is recorded in this round, the first being 0."""

@@ -188,10 +188,8 @@ class Trainer:
 
     def _rows(self, federation: Federation, outcome: Outcome) -> list[Row]:
         rows = []
-        wanted, failed = set(outcome.active), set(outcome.failed)
-        for i, name in enumerate(federation.names):
-            if name not in wanted:
-                continue
+        failed = set(outcome.failed)
+        for i, name in enumerate(outcome.active):
             ok = name not in failed
             self.taken[name] += ok
             row: Row = {"round": self.round, "epoch": self.epoch, "client": name, "split": "batch"}
