@@ -109,10 +109,10 @@ def test_first_heads_are_those_of_any_engine() -> None:
     for start in ("random", "targets"):
         heads = HeadsOnDemand(network, clients, 7, start)
         for client in clients:
-            weight, bias = heads.numbers(client.name)
+            weight, bias = heads.numbers([client.name])
             made = make_head(network, client, 7, start)
-            assert torch.equal(made.weight, weight)
-            assert torch.equal(made.bias, bias)
+            assert torch.equal(made.weight, weight[0])
+            assert torch.equal(made.bias, bias[0])
 
 
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -91,19 +91,27 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         assert isinstance(head, nn.Linear)
         return head.in_features
 
-    def numbers(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a client's linear head: those of ``make_head``, without a module.
+    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of clients' linear heads, which have one shape, a row each.
 
-        Drawn as :meth:`torch.nn.Linear.reset_parameters` draws them, in the same order.
+        They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
+        draws them, in the same order.
         """
-        client, chance = self._clients[name], self._chance
-        chance.manual_seed(_head_seed(name, self._seed))
-        weight, bound = torch.empty(client.task.outputs, self.features), 1 / math.sqrt(self.features)
-        nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=chance)
-        bias = torch.empty(client.task.outputs).uniform_(-bound, bound, generator=chance)
+        chance, features = self._chance, self.features
+        outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
+        gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))
+        spread = math.sqrt(3) * (gain / math.sqrt(features))
+        weight = torch.empty(len(names), outputs, features)
+        bias = torch.empty(len(names), outputs)
+        for own_weight, own_bias, name in zip(weight, bias, names, strict=True):
+            chance.manual_seed(_head_seed(name, self._seed))
+            own_weight.uniform_(-spread, spread, generator=chance)
+            own_bias.uniform_(-bound, bound, generator=chance)
+        weight, bias = weight.to(self._dtype), bias.to(self._dtype)
         if self._start == "targets":
-            bias = trivial_answer(client)
-        return weight.to(self._dtype), bias.to(self._dtype)
+            for own_bias, name in zip(bias, names, strict=True):
+                own_bias.copy_(trivial_answer(self._clients[name]))
+        return weight, bias
 
 
 def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:

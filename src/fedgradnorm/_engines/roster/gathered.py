@@ -37,17 +37,20 @@ class Gathered:
         dtype = next(network.parameters()).dtype
         for group, names in groups:
             first, targets = start, list[Tensor]()
-            for name in names:
-                (x, y), rows = train[name], torch.from_numpy(drawn[name])
-                if rows.numel() < len(x):
-                    picked = rows.flatten()
-                    x, y = x[picked], y[picked]
-                    rows = torch.arange(rows.numel()).view_as(rows)
+            drawn_rows = torch.from_numpy(np.stack([drawn[name] for name in names]))
+            places = torch.empty_like(drawn_rows)  # [clients, steps, batch]
+            for k, (name, rows) in enumerate(zip(names, drawn_rows.flatten(1), strict=True)):
+                x, y = train[name]
+                if len(rows) < len(x):
+                    x, y = x[rows], y[rows]
+                    torch.arange(start, start + len(rows), out=places[k].view(-1))
+                else:
+                    torch.add(rows, start, out=places[k].view(-1))
                 inputs.append(x)
                 targets.append(y)
-                numbers.append(rows + start)
                 self.begin[name], self.sizes[name] = start, len(x)
                 start += len(x)
+            numbers.append(places.transpose(0, 1).flatten(1))
             y = torch.cat(targets)
             y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
             self._targets[id(group)] = first, y

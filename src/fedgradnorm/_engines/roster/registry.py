@@ -24,8 +24,8 @@ class FirstHeads(Protocol):
     def features(self) -> int:
         """How many numbers of a row they read."""
 
-    def numbers(self, name: str) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a client's head before any step."""
+    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of clients' heads, of one shape, before any step: a row each."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Registry:
         return self._kinds[key]
 
     def _new_kind(self, client: Client, batch: int) -> Alike:
-        weight, bias = (part.to(self._device) for part in self._heads.numbers(client.name))
+        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client.name]))
         moments = Moments(self._optimizer, weight, bias)
         fresh = {
             "weight": weight,
@@ -119,12 +119,12 @@ class Registry:
     def _add(self, kind: Alike, names: list[str]) -> None:
         """Rows for clients that are new, with the heads that they begin with."""
         rows = torch.tensor(kind.shelf.add(names), device=self._device)
-        heads = [self._heads.numbers(name) for name in names]
+        weight, bias = self._heads.numbers(names)
         tasks = [self.clients[name].task for name in names]
         like = kind.moments.weight
         start = {
-            "weight": torch.stack([weight for weight, _ in heads]).to(like),
-            "bias": torch.stack([bias for _, bias in heads]).to(like),
+            "weight": weight.to(like),
+            "bias": bias.to(like),
             SCALE: torch.tensor([task.loss_scale for task in tasks]).to(like),
         }
         if (table := class_weights(tasks, like)) is not None:
