@@ -46,6 +46,9 @@ def _listed(
 ) -> list[str]:
     """A fixed list of names, or a list of such lists taken in turn."""
     entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
-    for name in entry or [""]:
-        choose(str(name), names, "client in participation")
-    return [name for name in names if name in entry]
+    wanted = set(entry)
+    found = [name for name in names if name in wanted]
+    if not found or len(found) < len(wanted):
+        for name in entry or [""]:
+            choose(str(name), names, "client in participation")
+    return found
