@@ -8,7 +8,7 @@ engine that takes one round at a time and holds every client's update.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -68,8 +68,13 @@ class Engine(ABC):
         """Each client tunes a copy of ``shared`` and its head; what each kept, by name."""
 
     @abstractmethod
-    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split; its own network is used if any."""
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all.
+
+        A client's own network is used where it has one. The work follows the clients named.
+        """
 
     @abstractmethod
     def heads(self) -> dict[str, nn.Module]:

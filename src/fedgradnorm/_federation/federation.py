@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,7 +71,7 @@ class Federation:
         trainable_parameters(network)
         self.clients, self.names = list(clients), [client.name for client in clients]
         self._place = {name: i for i, name in enumerate(self.names)}
-        self._receivers = set({c.owner: c.name for c in reversed(self.clients)}.values())
+        self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
@@ -194,9 +194,11 @@ class Federation:
         how = tuning(self.settings, self.tuned, round_number)
         return {} if how is None else self.engine.personalize(self.server.shared.data, how)
 
-    def evaluate(self, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
-        return self.engine.evaluate(self.server.shared.data, split)
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all."""
+        return self.engine.evaluate(self.server.shared.data, split, names)
 
     def owners(self) -> list[Federation]:
         """Who holds the networks and heads that the clients end up with."""

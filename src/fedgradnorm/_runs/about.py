@@ -256,6 +256,10 @@ _RUN: dict[str, Rule] = {
     "participants": _TEXTS,
     "sent": _TEXTS,
     "rounds": _WHOLE,
+    "weights": (
+        "a table of numbers",
+        lambda value: isinstance(value, dict) and all(map(_number, value.values())),
+    ),
     "gauge": _TEXTS,
     "blueprints": _TABLE,
     "command": _TEXTS,

@@ -25,6 +25,7 @@ from fedgradnorm._runs.layout import (
     DROPPED,
     FILES,
     LOG,
+    SPREAD,
     TEMPORARY,
 )
 from fedgradnorm._runs.reading import check_file, present
@@ -102,7 +103,8 @@ class RunFolder:
         try:
             self.trainer.load_state_dict(state["trainer"])
             for name, table in self.trainer.tables.items():
-                table.recall(self.path / name, *_extent(state, name))
+                if _began(state, name):
+                    table.recall(self.path / name, *_extent(state, name))
         except FedGradNormError:
             raise
         except Exception as error:  # a state of another shape may fail anywhere, in any way
@@ -124,7 +126,7 @@ class RunFolder:
             checkpoint.write_atomically(self.path / DROPPED, lines.encode())
         self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
-            if state is None:
+            if state is None or not _began(state, name):
                 table.attach(self.path / name)
             else:
                 table.reattach(self.path / name, *_extent(state, name))
@@ -263,6 +265,11 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             was = ", ".join(f"{key} was {known[key]}, is {now[name].get(key)}" for key in keys)
             return f"clients: client {name!r} has changed ({was})"
     return ""
+
+
+def _began(state: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint knows of this table; an older version had no quantiles."""
+    return name != SPREAD or _size_of(name) in state
 
 
 def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str | None]:

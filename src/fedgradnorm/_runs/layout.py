@@ -5,6 +5,7 @@ A run folder:
 run.json                 settings, seed, clients, versions, command; whether there is a checkpoint
 config.toml              the resolved config, where the run was started from one
 metrics.csv              the history, append-only
+spread.csv               quantiles over clients, where the history has not the rows of all
 conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
 dropped.txt              rows that the data source left out, where it did
@@ -24,12 +25,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 ABOUT, CONFIG = "run.json", "config.toml"
-METRICS, CONFLICT = "metrics.csv", "conflict.csv"
+METRICS, SPREAD, CONFLICT = "metrics.csv", "spread.csv", "conflict.csv"
 LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
 CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.safetensors"
 CLIENTS, EVENTS = "clients", "tensorboard"
 LOCK = ".lock"
-FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, CONFLICT, NETWORK)
+FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, SPREAD, CONFLICT, NETWORK)
 """What is or will be an ordinary file in a run folder, beside run.json."""
 
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"

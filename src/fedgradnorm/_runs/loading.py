@@ -15,7 +15,16 @@ from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm._runs.history import conflict_table, read_history
-from fedgradnorm._runs.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
+from fedgradnorm._runs.layout import (
+    ABOUT,
+    CLIENTS,
+    CONFLICT,
+    METRICS,
+    NETWORK,
+    SPREAD,
+    client_file,
+)
+from fedgradnorm._runs.many.spread import read_spread, spread_table
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm.tasks._kind import OWN, Kind
@@ -53,7 +62,10 @@ def load(
     pairs = conflict_table()
     if present(folder / CONFLICT):
         pairs.append(read_rows(folder / CONFLICT))
-    return Run(clients, about, history, shared, about["finished"], pairs)
+    spread = spread_table()
+    if present(folder / SPREAD):
+        spread.append(read_spread(folder / SPREAD))
+    return Run(clients, about, history, shared, about["finished"], pairs, spread)
 
 
 def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:

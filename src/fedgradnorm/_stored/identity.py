@@ -20,7 +20,8 @@ Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""
 
 BESIDE = frozenset({"seed", "engine", "device", "compile", "log_every", "eval_every",
-                    "checkpoint_every", "folder", "cache", "record_conflict"})  # fmt: skip
+                    "checkpoint_every", "folder", "cache", "record_conflict",
+                    "eval_clients", "record_clients"})  # fmt: skip
 """Settings that change how a run is made or kept, not what it computes."""
 
 STRUCTURE, CLIENTS = "network.structure", "data.clients."

@@ -53,7 +53,7 @@ def _nested(trainer: Trainer) -> Trainer:
     network.load_state_dict(trainer.start["network"])
     seed, start = trainer.settings.seed, trainer.start
     clients = [started(client, network, seed, start) for client in trainer.clients.values()]
-    settings = trainer.settings.alone()
+    settings = replace(trainer.settings.alone(), eval_clients=None)  # everybody has the choice
     if not settings.keeps_best:  # nobody chooses between evaluations
         settings = replace(settings, eval_every=0)
     own = Trainer(network, clients, Equal(), settings, trainer.device)
