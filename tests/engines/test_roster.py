@@ -69,7 +69,7 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
     for name, head in first.engine.heads().items():
         twin = second.engine.heads()[name].state_dict()
         torch.testing.assert_close(head.state_dict(), twin, rtol=0, atol=tolerance)
-    for a, b in zip(one._measured(), other._measured(), strict=True):
+    for a, b in zip(one.recording.measured(9, 1.0), other.recording.measured(9, 1.0), strict=True):
         assert a.keys() == b.keys()
         for key, value in a.items():
             assert value == b[key] or value == pytest.approx(b[key], abs=tolerance)

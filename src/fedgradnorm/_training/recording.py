@@ -55,7 +55,8 @@ class Recording:
         infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
         self._groups = {} if self.kept is None else groups_of(infos)
         batch = batches_of(clients, settings.batch_size, settings.seed).batch
-        self._samples = {name: settings.local().steps * size for name, size in batch.items()}
+        steps = settings.local().steps
+        self._samples = {name: steps * size for name, size in batch.items()}
         self._order = {name: place for place, name in enumerate(self.taken)}
         self._home = {name: federation for federation in federations for name in federation.names}
         self._rows_of: dict[str, list[str]] = {}
