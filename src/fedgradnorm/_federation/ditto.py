@@ -88,10 +88,10 @@ class Ditto(Federation):
         for own in self.personal.values():
             own.begin(statistics, networks)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """The federation's state and every personal one."""
         personal = {name: own.state_dict() for name, own in self.personal.items()}
-        return {**super().state_dict(), "personal": personal}
+        return {**super().state_dict(rows), "personal": personal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""

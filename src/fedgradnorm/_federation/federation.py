@@ -16,6 +16,7 @@ from fedgradnorm._engines import Engine, make_engine
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
+from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -244,14 +245,22 @@ class Federation:
             if name in networks:
                 self.server.shared.data.copy_(networks[name])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Server and clients, everything needed to go on."""
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Server and clients, everything needed to go on.
+
+        Without ``rows`` it lacks what the engine's journal holds, and has weights as tensors.
+        """
         sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()} | sums
+        server = self.server.state_dict()
+        if not rows:
+            server["weighting"] = packed_rows(server["weighting"], self.names)
+        return {"server": server, "clients": self.engine.state_dict() if rows else {}} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.server.load_state_dict(state["server"])
+        server = state["server"]
+        weighting = unpacked_rows(server["weighting"], self.names)
+        self.server.load_state_dict({**server, "weighting": weighting})
         self.engine.load_state_dict(state["clients"])
         if self.sums is not None:
             self.sums.load_state_dict(state["sums"])

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedgradnorm._engines import Journal
 from fedgradnorm._errors import FedGradNormError, RunFolderError
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
@@ -25,9 +26,11 @@ from fedgradnorm._runs.layout import (
     DROPPED,
     FILES,
     LOG,
+    ROWS,
     SPREAD,
     TEMPORARY,
 )
+from fedgradnorm._runs.many.segments import Segments
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import writing
@@ -50,8 +53,12 @@ class Kept(Protocol):
     def tables(self) -> Mapping[str, Table]:
         """The tables of the run, by the name of their file."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on."""
+    @property
+    def journal(self) -> Journal | None:
+        """What is written down piece by piece, as it changes, where anything is."""
+
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Everything needed to go on; without ``rows`` all but what the journal holds."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -70,7 +77,7 @@ class RunFolder:
         self.path, self.trainer = self._claim.path, trainer
         self.about: dict[str, Any] = dict(about)
         self._began, self._before = time.perf_counter(), 0.0
-        self._kept = True
+        self._kept, self._segments = True, Segments(self.path)
         self._handler: logging.Handler | None = None
         self._level = logging.NOTSET
         try:
@@ -102,6 +109,8 @@ class RunFolder:
         state = checkpoint.load(self.path / CHECKPOINT)
         try:
             self.trainer.load_state_dict(state["trainer"])
+            if self.trainer.journal is not None:
+                self._segments.restore(state.get(ROWS, ()), self.trainer.journal)
             for name, table in self.trainer.tables.items():
                 if _began(state, name):
                     table.recall(self.path / name, *_extent(state, name))
@@ -137,12 +146,16 @@ class RunFolder:
 
     def save_checkpoint(self) -> None:
         """Put everything needed to go on into one file, atomically."""
-        state = self.trainer.state_dict()  # under torchrun all ranks take part in this
+        journal = self.trainer.journal
+        state = self.trainer.state_dict(rows=journal is None)  # under torchrun by all ranks
         tables = self.trainer.tables
         with writing(self.path):
             sizes = {_size_of(name): table.sync() for name, table in tables.items()}
             sums = {_sum_of(name): table.checksum for name, table in tables.items()}
-            checkpoint.save({"trainer": state, **sizes, **sums}, self.path / CHECKPOINT)
+            rows = {} if journal is None else {ROWS: self._segments.add(journal)}
+            checkpoint.save({"trainer": state, **sizes, **sums, **rows}, self.path / CHECKPOINT)
+            if journal is not None:
+                self._segments.settle(journal)
             self._mark()
 
     def _mark(self) -> None:

@@ -97,7 +97,7 @@ class Run:
     interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
     """
 
-    clients: dict[str, TrainedClient]
+    clients: Mapping[str, TrainedClient]
     about: dict[str, Any]
     table: History
     shared: nn.Module | None

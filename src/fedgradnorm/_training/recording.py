@@ -6,7 +6,7 @@ Work and memory follow the clients that took part in a round, and those whose ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -59,9 +59,11 @@ class Recording:
         self._samples = {name: steps * size for name, size in batch.items()}
         self._order = {name: place for place, name in enumerate(self.taken)}
         self._home = {name: federation for federation in federations for name in federation.names}
-        self._rows_of: dict[str, list[str]] = {}
+        self._owners = list(dict.fromkeys(client.owner for client in clients))
+        self._rows_of: dict[str, list[str]] = {}  # of those who have several tasks
         for client in clients:
-            self._rows_of.setdefault(client.owner, []).append(client.name)
+            if client.of is not None:
+                self._rows_of.setdefault(client.of, []).append(client.name)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -118,11 +120,11 @@ class Recording:
 
     def chosen(self, number: int, last: bool = False) -> list[str] | None:
         """Who is evaluated after round ``number``, drawn from the seed; None: all clients."""
-        asked, owners = self.settings.eval_clients, list(self._rows_of)
+        asked, owners = self.settings.eval_clients, self._owners
         if asked is None or (last and len(owners) <= ALL_AT_END):
             return None
         found = some_of(owners, asked, self.settings.seed, "evaluation", number)
-        return [name for owner in found for name in self._rows_of[owner]]
+        return [name for owner in found for name in self._rows_of.get(owner, (owner,))]
 
     def measured(
         self, number: int, epoch: float, before: str = "", last: bool = False
@@ -147,7 +149,7 @@ class Recording:
 
     def run(
         self,
-        clients: dict[str, TrainedClient],
+        clients: Mapping[str, TrainedClient],
         about: dict[str, Any],
         shared: nn.Module | None,
         finished: bool,

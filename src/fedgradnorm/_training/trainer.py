@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._engines import Journal
 from fedgradnorm._errors import TrainingError, listed
 from fedgradnorm._federation.federation import Outcome
 from fedgradnorm._federation.sharing import (
@@ -27,6 +28,7 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.ending.stopping import Stopping, log_personal
@@ -236,6 +238,19 @@ class Trainer:
     def result(self, about: dict[str, Any]) -> Run:
         """The run as it stands."""
         one = len(self.federations) == 1 and self.settings.share == "all"
+        trained = self._trained_in_rows() or self._trained(one)
+        shared = self.federations[0].shared_network() if one else None
+        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
+        return self.recording.run(trained, about, shared, self.over)
+
+    def _trained_in_rows(self) -> Mapping[str, TrainedClient]:
+        """All clients, where their heads lie in rows; else none."""
+        if self.journal is None:
+            return {}
+        return StackedClients.of(self.clients, self.journal.heads_by_shape())
+
+    def _trained(self, one: bool) -> Mapping[str, TrainedClient]:
+        """All clients, where their heads are modules."""
         trained = {}
         for owner in [o for federation in self.federations for o in federation.owners()]:
             state, heads = owner.engine.state_dict(), owner.engine.heads()
@@ -245,9 +260,7 @@ class Trainer:
                 with_others = one and owner in self.federations and own is None
                 network = None if with_others else owner.shared_network(own)
                 trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
-        shared = self.federations[0].shared_network() if one else None
-        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
-        return self.recording.run(trained, about, shared, self.over)
+        return trained
 
     def _kept(self) -> dict[str, Any]:
         """What a finished run says of the state that it kept, where that was a choice."""
@@ -262,8 +275,13 @@ class Trainer:
         """The same in words."""
         return kept_words(self._kept())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here."""
+    @property
+    def journal(self) -> Journal | None:
+        """What of the clients is written down piece by piece, where it is."""
+        return self.federations[0].engine.journal
+
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Everything needed to go on from here; without ``rows`` all but what the journal holds."""
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
         if self.stopping.best:
             more["stopping"] = self.stopping.state_dict()
@@ -274,7 +292,7 @@ class Trainer:
             "round": self.round,
             "taken": packed_counts(self.recording.taken),
             "watch": self.watch.state_dict(),
-            "federations": [federation.state_dict() for federation in self.federations],
+            "federations": [federation.state_dict(rows) for federation in self.federations],
             **more,
         }
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedgradnorm.tasks._missing import labelled, mean_of_labelled
 from fedgradnorm.tasks._task import Task
 
-
 Chosen = Tensor | slice | None
 """The members of a group that take part: by number, the first ones as a slice, None: all."""
 
@@ -82,9 +81,7 @@ class HeadGroup(ABC):
         own = some(self.weights, chosen)[:, None].expand(-1, self.batch, -1, -1).flatten(0, 1)
         return self.task.row_losses(output, targets, own)
 
-    def head_gradients(
-        self, features: Tensor, targets: Tensor, chosen: Chosen
-    ) -> Sequence[Tensor]:
+    def head_gradients(self, features: Tensor, targets: Tensor, chosen: Chosen) -> Sequence[Tensor]:
         """Gradients of the heads' parameters."""
         leaves = self.parameters(chosen)
         losses = self.losses(features, targets, leaves, chosen)

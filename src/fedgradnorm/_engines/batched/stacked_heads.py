@@ -66,9 +66,7 @@ class ClosedHeads(StackedHeads):
         """Let the compiler make few kernels of the many small ones."""
         self._gradients, self._signal = Fused(head_gradients), Fused(feature_signal)
 
-    def head_gradients(
-        self, features: Tensor, targets: Tensor, chosen: Chosen
-    ) -> Sequence[Tensor]:
+    def head_gradients(self, features: Tensor, targets: Tensor, chosen: Chosen) -> Sequence[Tensor]:
         """Gradients of weights and biases."""
         return self._gradients(self.form, *self._stacked(features, chosen), targets)
 
@@ -83,9 +81,7 @@ class ClosedHeads(StackedHeads):
             gradients = torch.bmm(at_output.transpose(1, 2), stacked[-1]), at_output.sum(dim=1)
         return means * some(self.scale, chosen), back.flatten(0, 1), gradients
 
-    def _stacked(
-        self, features: Tensor, chosen: Chosen
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _stacked(self, features: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Factor, weights and biases of the members, and their features [clients, batch, F]."""
         parts = (self.factor, self.weight, self.bias)
         factor, weight, bias = (some(part, chosen) for part in parts)

@@ -19,8 +19,8 @@ Rows = tuple[Inputs, Tensor]
 class Gathered:
     """Batches of some clients as one tensor; nothing else of their data is touched.
 
-    ``drawn`` are row numbers [steps, batch] of each client, in groups of heads. A client whose steps
-    visit its data more than once is taken whole.
+    ``drawn`` are row numbers [steps, batch] of each client, in groups of heads. A client whose
+    steps visit its data more than once is taken whole.
     """
 
     def __init__(

@@ -131,6 +131,14 @@ class Registry:
             start[CLASSES] = table
         kind.shelf.fill(rows, start)
 
+    def known(self) -> list[str]:
+        """Who took part so far."""
+        found = []
+        for kind in self.kinds:
+            first = kind.shelf.table(FIRST_LOSS).tolist()
+            found += [n for n, f in zip(kind.shelf.names, first, strict=True) if f == f]
+        return found
+
     def state(self, name: str) -> dict[str, Any]:
         """What a client keeps to itself, as a :class:`ClientState` says it."""
         ((kind, _, rows),) = self.grouped([name])
@@ -173,3 +181,72 @@ class Registry:
         head = nn.Linear(*reversed(weight.shape), device="meta")
         head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
         return head
+
+    def heads_by_shape(self) -> list[tuple[list[str], Tensor, Tensor]]:
+        """Everybody's head in stacked rows: names, weights, biases, for each number of outputs.
+
+        Clients that were never asked for are drawn here, and get no row by it.
+        """
+        found: dict[int, list[tuple[list[str], Tensor, Tensor]]] = {}
+        for kind in self.kinds:
+            shelf = kind.shelf
+            own = list(shelf.names), shelf.table("weight").cpu(), shelf.table("bias").cpu()
+            found.setdefault(kind.like.task.outputs, []).append(own)
+        new: dict[int, list[str]] = {}
+        for name, client in self.clients.items():
+            if name not in self._of:
+                new.setdefault(client.task.outputs, []).append(name)
+        for outputs, names in new.items():
+            found.setdefault(outputs, []).append((names, *self._heads.numbers(names)))
+        return [
+            (
+                [name for names, _, _ in parts for name in names],
+                torch.cat([weight for _, weight, _ in parts]),
+                torch.cat([bias for _, _, bias in parts]),
+            )
+            for parts in found.values()
+        ]
+
+    def changed(self, everything: bool = False) -> dict[str, Any]:
+        """The rows that changed since :meth:`settle`, or all that ever did, to be taken elsewhere.
+
+        Rows that only were asked for are as they began, and left out.
+        """
+        parts = []
+        for kind in self.kinds:
+            shelf = kind.shelf
+            known = ~shelf.table(FIRST_LOSS).isnan()
+            rows = known.nonzero()[:, 0] if everything else torch.tensor(sorted(shelf.changed))
+            if len(rows):
+                kept = [key for key in shelf.fresh if key not in (SCALE, CLASSES)]
+                there = rows.to(self._device)
+                tables = {key: shelf.table(key)[there].cpu() for key in kept}
+                parts.append({"names": [shelf.names[k] for k in rows.tolist()], "tables": tables})
+        return {"parts": parts}
+
+    def settle(self) -> None:
+        """What changed so far is kept elsewhere."""
+        for kind in self.kinds:
+            kind.shelf.changed.clear()
+
+    def count(self, everything: bool = False) -> int:
+        """How many rows :meth:`changed` would give."""
+        if everything:
+            return sum(int((~kind.shelf.table(FIRST_LOSS).isnan()).sum()) for kind in self.kinds)
+        return sum(len(kind.shelf.changed) for kind in self.kinds)
+
+    def take(self, rows: Mapping[str, Any]) -> None:
+        """Take over what :meth:`changed` returned."""
+        for part in rows["parts"]:
+            place = {name: k for k, name in enumerate(part["names"])}
+            for kind, own, there in self.grouped(part["names"]):
+                here = torch.tensor([place[name] for name in own])
+                for key, table in part["tables"].items():
+                    wanted = kind.shelf.fresh[key]
+                    if table.shape[1:] != wanted.shape or len(table) != len(place):
+                        raise ValueError(f"{key} of clients has shape {tuple(table.shape)}")
+                tables = {
+                    key: table[here].to(kind.shelf.fresh[key])
+                    for key, table in part["tables"].items()
+                }
+                kind.shelf.fill(there, tables)

@@ -128,6 +128,11 @@ class RosterEngine(Together, Engine):
         self.optimizers = self
 
     @property
+    def journal(self) -> Registry:
+        """The rows of all clients, of which a checkpoint writes those that changed."""
+        return self.registry
+
+    @property
     def conflict_obstacle(self) -> str | None:
         """It never has a single client's update."""
         return "it forms no single updates"
@@ -250,7 +255,9 @@ class RosterEngine(Together, Engine):
         """One product for all heads, where a row's loss asks for nothing of its client."""
         pairs = [self._rows(name, "train") for name in names]
         x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self.device)
-        z = torch.cat(list(represented(self._network.module, x))).view(len(names), len(pairs[0][0]), -1)
+        z = torch.cat(list(represented(self._network.module, x))).view(
+            len(names), len(pairs[0][0]), -1
+        )
         weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
         output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
         task = kind.like.task
@@ -260,7 +267,10 @@ class RosterEngine(Together, Engine):
             each = task.row_losses(output.flatten(0, 1), y).view(len(names), -1)
             return (each.mean(dim=1) * kind.shelf.table(SCALE)[rows]).double()
         own = [self.clients[name].task for name in names]
-        losses = [t.measure(o, self._target(y))["loss"] for t, o, (_, y) in zip(own, output, pairs, strict=True)]
+        losses = [
+            t.measure(o, self._target(y))["loss"]
+            for t, o, (_, y) in zip(own, output, pairs, strict=True)
+        ]
         return torch.tensor(losses, dtype=torch.float64, device=self.device)
 
     def _target(self, y: Tensor) -> Tensor:
@@ -370,7 +380,7 @@ class RosterEngine(Together, Engine):
         for loop in self._loops():
             loop.tune_heads(shared, steps, round_number)
 
-    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:  # noqa: ARG002
         """Refused: a network for each registered client is what this engine is there to avoid."""
         raise ConfigError("engine 'roster' keeps no networks of single clients; use engine='auto'")
 
@@ -384,12 +394,7 @@ class RosterEngine(Together, Engine):
 
     def state_dict(self) -> dict[str, Any]:
         """The private state of all clients that took part, by name; others are as they began."""
-        return {
-            name: self.registry.state(name)
-            for kind in self.registry.kinds
-            for name, first in zip(kind.shelf.names, kind.shelf.table(FIRST_LOSS).tolist(), strict=True)
-            if first == first
-        }
+        return {name: self.registry.state(name) for name in self.registry.known()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what any engine's ``state_dict`` returned."""
