@@ -104,7 +104,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def heads(self) -> dict[str, nn.Module]:
+    def heads(self) -> Mapping[str, nn.Module]:
         """Each client's head."""
 
     @abstractmethod

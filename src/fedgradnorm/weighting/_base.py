@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 
-
 MANY = 1000
 """Rows from which on it is worth while to look how many of them are active."""
 

@@ -28,6 +28,9 @@ from fedgradnorm.models._flat import working_copy
 class Assembly(Together):
     """Clients with joined data, grouped heads and plans, around the loop that keeps their state."""
 
+    optimizers: HeadOptimizers
+    data: JoinedData
+
     def __init__(
         self,
         network: nn.Module,
@@ -52,7 +55,7 @@ class Assembly(Together):
             self.dense = DensePass(self.front, gauge, self.streams)
         own_heads = {name: state.head.train() for name, state in loop.states.items()}
         self.groups = group_heads(clients, own_heads, loop.batches.batch)
-        self.data: JoinedData = self._joined()
+        self.data = self._joined()
         self.sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
         self.optimizers = HeadOptimizers(
             loop.states, how.head_optimizer, device, self.streams, how.head_clip

@@ -13,6 +13,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.grouping import class_weights, head_key
 from fedgradnorm._engines.roster.seats import Moments, Seats
 from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS, Shelf
+from fedgradnorm.models._networks import linear_of
 
 SCALE, CLASSES = "scale", "classes"
 
@@ -178,9 +179,7 @@ class Registry:
         """A client's head as a module of its own."""
         ((kind, _, rows),) = self.grouped([name])
         weight, bias = (kind.shelf.table(key)[int(rows)].clone() for key in ("weight", "bias"))
-        head = nn.Linear(*reversed(weight.shape), device="meta")
-        head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
-        return head
+        return linear_of(weight, bias)
 
     def heads_by_shape(self) -> list[tuple[list[str], Tensor, Tensor]]:
         """Everybody's head in stacked rows: names, weights, biases, for each number of outputs.

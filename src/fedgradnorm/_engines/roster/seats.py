@@ -15,6 +15,7 @@ from fedgradnorm._engines.batched.grouping import group_of
 from fedgradnorm._engines.batched.stacked_heads import StackedHeads
 from fedgradnorm._round.client_round import clip_gradients
 from fedgradnorm._round.lr_schedules import Rates
+from fedgradnorm.models._networks import linear_of
 
 PARAMETERS = ("weight", "bias")
 STARTED_AT_ZERO = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
@@ -90,10 +91,7 @@ class Seats:
 
     def __init__(self, like: Client, batch: int, moments: Moments, count: int) -> None:
         weight, bias = moments.weight, moments.bias
-        heads = [nn.Linear(*reversed(weight.shape), device="meta") for _ in range(count)]
-        for head in heads:
-            head.weight = nn.Parameter(torch.empty_like(weight))
-            head.bias = nn.Parameter(torch.empty_like(bias))
+        heads = [linear_of(weight.clone(), bias.clone()) for _ in range(count)]
         positions = torch.zeros(count, dtype=torch.int64, device=weight.device)
         group = group_of([like] * count, heads, positions, batch)
         assert isinstance(group, StackedHeads)

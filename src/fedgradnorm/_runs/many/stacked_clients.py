@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client, Scaler
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs.run import TrainedClient
+from fedgradnorm.models._networks import linear_of
 
 HeadRows = tuple[list[str], Tensor, Tensor]
 """Names of clients, and the weights and biases of their linear heads, a row each."""
@@ -58,9 +59,7 @@ class StackedClients(Mapping[str, TrainedClient]):
     def __getitem__(self, name: str) -> TrainedClient:
         table, row = self._places[name]
         _, weight, bias = self.tables[table]
-        head = nn.Linear(*reversed(weight.shape[1:]), device="meta")
-        head.weight = nn.Parameter(weight[row].clone())
-        head.bias = nn.Parameter(bias[row].clone())
+        head = linear_of(weight[row].clone(), bias[row].clone())
         return self._finish(name, head)
 
     def __iter__(self) -> Iterator[str]:
