@@ -46,7 +46,7 @@ def test_rows_are_written_anew_when_files_hold_them_twice(tmp_path: Path) -> Non
         def count(self, everything: bool = False) -> int:
             return self.alive if everything else self.new
 
-        def changed(self, everything: bool = False) -> dict[str, list[str]]:
+        def changed(self, everything: bool = False) -> dict[str, list[str]]:  # noqa: ARG002
             return {"parts": []}
 
         def settle(self) -> None:
