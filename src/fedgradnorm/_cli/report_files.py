@@ -20,11 +20,14 @@ def is_page(path: Path) -> bool:
 
 def show_page(places: Sequence[Path], path: Path, refresh: int = 0) -> None:
     """Write the page; say in the terminal what its table and its notes say."""
+    from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.summaries import results_table
 
     page = write_page(places, path, refresh)
-    if page.rows:
+    if page.crowd is not None:
+        say(to_terminal(page.crowd))
+    elif page.rows:
         seeds = max(row.seeds for row in page.rows)
         note = f"mean over {seeds} seeds ± 95% interval" if seeds > 1 else ""
         say(results_table(page.rows, note))

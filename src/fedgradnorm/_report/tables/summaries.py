@@ -97,7 +97,7 @@ def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
             *map(Text, cells),
             Text(metric(row) + where, style="bold" if best else ""),
             *([Text(trivial_answer(row))] if trivial else []),
-            Text(fixed(row.weight, 3)),
+            Text("-" if math.isnan(row.weight.mean) else fixed(row.weight, 3)),
             end_section=last and several,
         )
     return table

@@ -81,12 +81,7 @@ def groups_of(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     >>> groups_of({"ann": {"task": "age", "kind": "regression"}})
     {'ann': 'age'}
     """
-    found = {name: str(_group(name, info)) for name, info in infos.items()}
-    if len(set(found.values())) <= LARGEST:
-        return found
-    return {name: str(info.get("kind", "")) for name, info in infos.items()}
-
-
-def _group(name: str, info: Mapping[str, Any]) -> object:
-    task = info.get("task", name)
-    return info.get("kind", "") if task == name else task
+    kinds = {name: str(info.get("kind", "clients")) for name, info in infos.items()}
+    tasks = {name: str(info.get("task", name)) for name, info in infos.items()}
+    found = {name: kinds[name] if task == name else task for name, task in tasks.items()}
+    return found if len(set(found.values())) <= LARGEST else kinds
