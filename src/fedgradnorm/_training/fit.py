@@ -150,7 +150,7 @@ def _rounds(
         checkpoints.after_round()
         try:
             if show is not None:
-                show(replace(event, rows=trainer.recording.news(), ended=trainer.ended))
+                show(replace(event, **trainer.recording.news(), ended=trainer.ended))
             let_through()
         except KeyboardInterrupt:
             checkpoints.write()
@@ -173,7 +173,7 @@ def _end(
     checkpoints.write()
     if show is not None:
         event = Progress(trainer.round, trainer.rounds, trainer.epoch, {}, {})
-        show(replace(event, rows=trainer.recording.news(), ended=trainer.ended))
+        show(replace(event, **trainer.recording.news(), ended=trainer.ended))
 
 
 def _until_next(round_number: int, *intervals: int) -> int:

@@ -94,7 +94,7 @@ def _strip(order: Sequence[ClientGain], look: Look) -> str:
         return round(_WIDTH / 2 + inside * (_WIDTH / 2 - _PAD), 1)
 
     middle = _HEIGHT / 2
-    step = max(1, len(order) // MOST_DOTS)
+    step = -(-len(order) // MOST_DOTS) or 1
     drawn = [*order[:-1:step], *order[-1:]]
     dots = "".join(
         f'<circle cx="{place(o)}" cy="{middle}" r="3" opacity=".55">'
