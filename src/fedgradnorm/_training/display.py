@@ -132,8 +132,8 @@ class _View:
 def _distribution(rows: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
     """Quantiles of the losses, the worst last, each beside the same quantile of the weights."""
     losses, weights = (
-        quantiles([row[place] for row in rows if math.isfinite(row[place])] or [math.nan])
-        for place in (1, 2)
+        quantiles([value for value in column if math.isfinite(value)] or [math.nan])
+        for column in ([loss for _, loss, _ in rows], [weight for _, _, weight in rows])
     )
     named = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
     first, *rest = [(word, losses[key], weights[key]) for key, word in named.items()]
