@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
         "eval_every": 2,
     },
     "started": {**STILL, "start": {**STILL, "rounds": 3}},
+    "some evaluated": {"eval_clients": 2, "record_clients": 1, "participation": 0.7},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 
