@@ -20,8 +20,8 @@ from fedgradnorm._report.tables.crowd_grid import crowd_grid
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.many.spread import MANY, groups_of, spread_rows, spread_table
 from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.pooled import LINES, is_many, line_name, pooled, pooled_runs
 from fedgradnorm._stored.reader import StoredRun, collect, read_run
+from fedgradnorm._stored.task_lines import LINES, is_many, line_name, pooled, pooled_runs
 
 CLIENTS = 300
 KINDS = {"smile": "accuracy", "age": "mae"}

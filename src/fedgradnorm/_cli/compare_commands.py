@@ -227,8 +227,8 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
     from fedgradnorm._report.tables.crowd_grid import crowd_grid
     from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.pooled import pooled_runs
     from fedgradnorm._stored.reader import collect
+    from fedgradnorm._stored.task_lines import pooled_runs
 
     runs, missing = collect(places)
     groups, _ = group(runs)

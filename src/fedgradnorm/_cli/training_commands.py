@@ -167,8 +167,8 @@ def show_runs(places: list[Path], picture: Path) -> None:
     from fedgradnorm._report.tables.summaries import results_table, task_rows
     from fedgradnorm._stored.generated import synthetic
     from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.pooled import pooled_groups
     from fedgradnorm._stored.reader import collect
+    from fedgradnorm._stored.task_lines import pooled_groups
 
     runs, nowhere = collect(places)
     groups, notes = group(runs)

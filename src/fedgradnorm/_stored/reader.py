@@ -35,7 +35,7 @@ class StoredRun:
     Losses in ``rows`` are freed of the factor they were given (``loss_scale``), here and nowhere
     else, so that no reader can forget it; ``scaled`` says that there was one. ``spread`` has the
     quantiles over clients where the run recorded them. Where ``pooled`` is not empty, ``rows`` are
-    those of quantiles, and it says how each is judged; see ``_stored.pooled``.
+    those of quantiles, and it says how each is judged; see ``_stored.task_lines``.
     """
 
     name: str

@@ -13,8 +13,8 @@ from fedgradnorm._report.page.conflict_map import cosine_series
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.pooled import around
 from fedgradnorm._stored.summary import Judged
+from fedgradnorm._stored.task_lines import around
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -44,8 +44,8 @@ from fedgradnorm._report.tables.summaries import TaskRow, task_rows
 from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm._stored.generated import SYNTHETIC, synthetic
 from fedgradnorm._stored.groups import Group, group
-from fedgradnorm._stored.pooled import is_many, pooled_groups, pooled_runs
 from fedgradnorm._stored.reader import StoredRun, collect
+from fedgradnorm._stored.task_lines import is_many, pooled_groups, pooled_runs
 from fedgradnorm._version import __version__
 
 ENDINGS = (".html", ".htm")

@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.pooled import is_many
 from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
+from fedgradnorm._stored.task_lines import is_many
 
 Parts = dict[str, Any]
 

@@ -15,9 +15,9 @@ from fedgradnorm._report.tables.comparison_grids import without_blank
 from fedgradnorm._report.tables.summaries import fixed, loss
 from fedgradnorm._runs.many.spread import quantiles
 from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.pooled import is_many
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate, results
+from fedgradnorm._stored.task_lines import is_many
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 COLUMNS = ("task", "method", "clients", "evaluated", "training loss", "held-out", "10-90 %",
