@@ -98,7 +98,7 @@ def crowds_of(run: StoredRun) -> dict[str, Crowd]:
     counts: dict[str, int] = {}
     for name in run.names:
         counts[groups[name]] = counts.get(groups[name], 0) + 1
-    for one in ends:
+    for one in (one for one in ends if one.client in groups):
         found.setdefault(groups[one.client], []).append(one)
     return {task: Crowd(counts[task], those) for task, those in found.items()}
 

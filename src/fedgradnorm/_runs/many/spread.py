@@ -40,14 +40,15 @@ def spread_rows(
     """Quantiles of loss, weight and ``metrics`` in a history's rows, for each of ``groups``.
 
     ``clients`` counts those whose value is a finite number; others have no place in an order. A
-    client that was active and failed counts for nothing.
+    client that was active and failed counts for nothing, nor does one that is in no group.
     """
     values: dict[tuple[Any, ...], list[float]] = {}
     quantities = ("loss", "weight", *sorted(metrics))
     for row in rows:
-        if row.get("active") == 0:
+        task = groups.get(row["client"])
+        if task is None or row.get("active") == 0:
             continue
-        place = (row["round"], row["epoch"], row["split"], groups[row["client"]])
+        place = (row["round"], row["epoch"], row["split"], task)
         for quantity in quantities:
             value = row.get(quantity)
             if value is not None and math.isfinite(value):
