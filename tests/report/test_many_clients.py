@@ -167,6 +167,10 @@ def test_the_page_draws_medians_with_a_band_and_names_no_client(place: Path) -> 
     assert "3 methods, 2 tasks, 300 clients, 6 runs" in page.html
     assert 'id="crowd"' in page.html
     assert "median over clients" in page.html
+    assert ">nan<" not in page.html
+    headline = re.search(r"<h1[^>]*>(.*?)</h1>", page.html, re.DOTALL)
+    assert headline is not None
+    assert "8 tasks" not in headline.group(1)  # it speaks of the medians
     panels = data_of(page.html)["sections"]["curves"]
     assert {panel["task"] for panel in panels} == {0, len(LINES)}
     first = panels[0]["series"][0]

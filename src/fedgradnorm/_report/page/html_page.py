@@ -45,7 +45,7 @@ from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm._stored.generated import SYNTHETIC, synthetic
 from fedgradnorm._stored.groups import Group, group
 from fedgradnorm._stored.reader import StoredRun, collect
-from fedgradnorm._stored.task_lines import is_many, pooled_groups, pooled_runs
+from fedgradnorm._stored.task_lines import around, is_many, pooled_groups, pooled_runs
 from fedgradnorm._version import __version__
 
 ENDINGS = (".html", ".htm")
@@ -109,7 +109,9 @@ def page_of(
     curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
     drawn = sections(curves, labels, tasks, by_loss=len(labels) == 1)
     made = synthetic(runs)
-    top, story = _top(rows, judged, compare)
+    medians = {name for one in groups for run in one.whole for name in around(run)}
+    main = [one for one in judged if not medians or one.task in medians]
+    top, story = _top(rows, main, compare)
     shown = list(looks(labels).values())
     if compare is not None and points:
         colours = list(looks(compare.lines).values())
@@ -132,7 +134,7 @@ def page_of(
         story=story,
         contents=_contents(parts, [*swept, *drawn]),
         made=escape(made_when(runs)),
-        basis=escape(words.basis(rows, judged)),
+        basis=escape(words.basis(rows, main)),
         synthetic=f'<p id="synthetic">{escape(made)}</p>' if made else "",
         notes=_notes(notes),
         toggles=switches_html(groups, tasks, compare),
