@@ -47,7 +47,7 @@ class OwnLevel:
     def first(self, state: Mapping[str, Any], reported: Mapping[str, float]) -> list[float]:
         """This client's part of the first sums."""
         self.weighting.load_state_dict(state["weighting"])
-        numbers = self.weighting.first(self._signals(reported), state["loud"])[:, 0]
+        numbers = self.weighting.first(self.signals(reported), state["loud"])[:, 0]
         if not torch.isfinite(numbers).all():
             raise Refused("it has no weight: the method's number for this client is not finite")
         return [float(number) for number in numbers]
@@ -57,7 +57,7 @@ class OwnLevel:
     ) -> tuple[float, list[float]]:
         """The coefficient of its update, and its part of an update's sums."""
         first = self.first(state, reported)
-        second = self.weighting.second(self._signals(reported), _tensor(used))[:, 0]
+        second = self.weighting.second(self.signals(reported), _tensor(used))[:, 0]
         coefficient = float(self.weighting.coefficient(state["growth"])[0])
         if not 0 < coefficient < float("inf"):
             raise Refused(f"it has no weight: its coefficient would be {coefficient!r}")
@@ -85,7 +85,8 @@ class OwnLevel:
         }
         return after, row
 
-    def _signals(self, reported: Mapping[str, float]) -> Signals:
+    def signals(self, reported: Mapping[str, float]) -> Signals:
+        """What it reported, as the weighting reads it."""
         columns = {key: _tensor([reported[key]]) for key in COLUMNS}
         columns["loss_ratio"] = columns["loss_ratio"].clamp_max(self.largest_ratio)
         return Signals(torch.ones(1, dtype=torch.bool), **columns)

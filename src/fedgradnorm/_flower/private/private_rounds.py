@@ -63,8 +63,8 @@ class PrivateCoordinator(Coordinator):
 
     def advance(self) -> Progress:
         """One round, repeated with new masks while too few are left, then a TrainingError."""
-        settings, reason = self.agreement.settings, ""
-        drawn = participants(settings.participation, settings.seed, self.names, self.round)
+        reason = ""
+        drawn = self._drawn(self.round)
         for attempt in range(1, self.patience.attempts + 1):
             asked = self._asked(drawn)
             if len(asked) < FEWEST:
@@ -80,6 +80,11 @@ class PrivateCoordinator(Coordinator):
         raise TrainingError(
             f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"
         )
+
+    def _drawn(self, round_number: int) -> list[str]:
+        """Who is to take part in a round."""
+        settings = self.agreement.settings
+        return participants(settings.participation, settings.seed, self.names, round_number)
 
     def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
         started, exchanges = time.monotonic(), self.summing.exchanges
@@ -129,11 +134,10 @@ class PrivateCoordinator(Coordinator):
 
     def _upcoming(self) -> list[str]:
         """Who is likely to be asked in the next round."""
-        number, settings = self.round + 1, self.agreement.settings
+        number = self.round + 1
         if number >= self.agreement.rounds:
             return []
-        drawn = participants(settings.participation, settings.seed, self.names, number)
-        return [name for name in drawn if self.attendance.takes_part(name, number)]
+        return [name for name in self._drawn(number) if self.attendance.takes_part(name, number)]
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
         """One exchange."""
@@ -145,7 +149,11 @@ class PrivateCoordinator(Coordinator):
         updates = one is not None and one["part"] == "update"
         trains = one is not None and (one["part"] == "signals" or one["ahead"])
         sends = shared.clone() if trains or asks.get("finish") else None
-        return SumOrder(*about, asks, sends, len(shared) if updates else 0, len(self.names))
+        return SumOrder(*about, asks, sends, self._words() if updates else 0, len(self.names))
+
+    def _words(self) -> int:
+        """How many masked words come with an update."""
+        return len(self.server.shared)
 
     def _checked(self, name: str, content: RecordDict, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)

@@ -145,7 +145,7 @@ class Silo(Participant):
             self._levels(order.run).save(after, keep=order.state_round)
         label = (order.round, part)
         given = (ask["attempt"], ask["letters"], label, about, pack_numbers(numbers), vector)
-        return _sent(member.mask(*given))
+        return sent(member.mask(*given))
 
     def _levels(self, run: str) -> Slots:
         return Slots(self.folder / run / LEVELS)
@@ -252,6 +252,7 @@ class Silo(Participant):
         return history
 
 
-def _sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:
+def sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:
+    """A signed message and its masked vector, None where that has no words."""
     message, rest = given
     return message, rest if len(rest) else None

@@ -78,17 +78,11 @@ class ClientSums:
     def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
         """What the server steps along; ``own`` is each row's m, 0 for who is not there."""
         clip, scale = self.terms.clip, self.terms.total
-        rows = torch.cat([updates.double(), updates.new_full((len(updates), 1), scale)], dim=1)
-        rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
-        total = (rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]).sum(dim=0)
+        total = clipped(updates, own, clip, scale).sum(dim=0)
         deviation = self.noise * clip
         numbers = total.cpu().numpy()
         noised = torch.from_numpy(self._chance.noised(numbers, deviation, "sum", round_number))
-        mean = (noised / (self.rate * self.count)).to(updates.device)
-        if scale:
-            least = deviation / (self.rate * self.count)
-            mean = mean * (scale / float(mean[-1].clamp_min(least)))
-        return mean[:-1].to(updates.dtype)
+        return along(noised, deviation, self.rate * self.count, scale).to(updates)
 
     def multipliers(self, signals: Signals) -> Tensor:
         """m of each row that is there, from its own numbers alone; 0 for the others."""
@@ -122,6 +116,23 @@ class ClientSums:
         """Take over what ``state_dict`` returned."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
         self.seen = torch.tensor(state["seen"], dtype=torch.bool)
+
+
+def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:
+    """m_i (g_i, c), each row no longer than ``clip``; without the last column where c is 0."""
+    rows = updates.double()
+    if scale:
+        rows = torch.cat([rows, rows.new_full((len(rows), 1), scale)], dim=1)
+    rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
+    return rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
+
+
+def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Tensor:
+    """The direction that a noisy sum stands for, with so many clients expected in it."""
+    mean = noised / expected
+    if not scale:
+        return mean
+    return mean[:-1] * (scale / float(mean[-1].clamp_min(deviation / expected)))
 
 
 def check_client_level(settings: Settings, weighting: Weighting) -> None:
