@@ -58,6 +58,7 @@ def test_the_benchmark_still_runs(
 ) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     words = ["privacy.py", "--quick", "--seeds", "1", "--only", "shared, 3", "none"]
+    monkeypatch.setattr(benchmark, "ROUNDS", {"private": 3, "plain": 3})
     monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path)])
     benchmark.main()
     rows = json.loads((tmp_path / "privacy.json").read_text())["rows"]

@@ -17,8 +17,10 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.private.private_terms import PrivateTerms
+from fedgradnorm._flower.private.told_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.sum_messages import SumOrder
+from fedgradnorm._masking.ring import LIMBS, unpack_numbers
 from fedgradnorm.experiments._config.config_file import make_config
 
 NAMES = [client.name for client in five()]
@@ -216,6 +218,63 @@ def lying(secret: Secret, change) -> None:
         return plain(name, asks)
 
     secret.server._sum_order = changed
+
+
+@pytest.mark.parametrize("make", [CASES["absolute"], CASES["direct"]])
+def test_a_client_lost_between_the_sums_of_a_round_shows_none_of_its_signals(make, tmp_path):
+    """The first sums are over five, the second over four: nothing may be in both."""
+    secret = Secret(tmp_path, make(), rounds=2, patience=Patience(minimum=4, attempts=2))
+    found, plain = [], secret.server.summing.sum
+
+    def summed(run, wanted):
+        at, words = plain(run, wanted)
+        found.append((wanted.about.split("/")[:2], len(at.inputs), words))
+        return at, words
+
+    secret.server.summing.sum = summed
+    secret.before = lambda name, order: (
+        "gone" if name == "side2" and order.round == 0 and step_of(order) == "update" else None
+    )
+    secret.run()
+    (first, count, _), (second, fewer, words) = found[:2]
+    assert (first, count, second, fewer) == (["signals", "0"], 5, ["update", "0"], 4)
+    kinds = secret.server.kinds
+    numbers = unpack_numbers(words[: LIMBS * sum(kinds.values())])
+    assert parted(numbers, kinds)["first"] == [4.0, *[0.0] * (kinds["first"] - 1)]
+    assert secret.server.round == 2
+
+
+@pytest.mark.parametrize("parts", [("signals", "update"), ("update", "signals")])
+def test_a_rounds_signals_are_in_one_kind_of_sum_only(parts, tmp_path, caplog):
+    """A server that changes its mind could subtract one client's signals."""
+    patience = Patience(minimum=3, attempts=1)
+    secret = Secret(tmp_path, fgn.GradNorm(rule="direct"), rounds=3, patience=patience)
+    secret.run(1)  # from now on there are sums to go ahead by
+    secret.before = lambda _, order: "gone" if step_of(order) == "reveal" else None
+    for ahead in (part == "update" for part in parts):
+        secret.server.ahead, secret.server.signals = ahead, {}
+        with pytest.raises(fgn.TrainingError):
+            secret.run(1)
+    assert "signals were summed already, in another way" in caplog.text
+
+
+def test_a_second_run_of_one_agreement_is_refused_until_its_owner_allows_it(tmp_path, caplog):
+    """Its first round less the other run's would show who is in one of them only."""
+    secret = Secret(tmp_path, rounds=2)
+    secret.run(1)
+    first, secret.server.run = secret.server.run, "another"
+    secret.server.round, secret.server.states = 0, dict.fromkeys(NAMES, 0)
+    secret.server.load_state_dict(secret.server.state_dict() | {"run": "another", "round": 0})
+    secret.server.told, secret.server.last, secret.server.before = {}, {}, {}
+    secret.server.summing._next = None
+    with pytest.raises(fgn.TrainingError):
+        secret.run(1)
+    assert "it took part in another run of this agreement" in caplog.text
+    assert "move that folder away" in caplog.text
+    for name in NAMES:
+        (tmp_path / name / first).rename(tmp_path / f"{name}-before")
+    secret.run(1)
+    assert secret.server.round == 1
 
 
 @pytest.mark.parametrize("where", ["told", "signals"])

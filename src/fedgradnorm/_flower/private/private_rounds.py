@@ -55,6 +55,7 @@ class PrivateCoordinator(Coordinator):
         self.told: dict[str, Any] = {}  # of the last round of each client, by round
         self.last: dict[str, int] = {}  # the last round of each client
         self.before: dict[str, Any] = {}  # the last round's first sums, for clients to move by
+        self.ahead: bool | None = None  # whether this round goes without first sums
         self.signals: dict[str, Any] = {}  # this round's first sums, once they are known
 
     def weights(self) -> dict[str, float]:
@@ -88,7 +89,7 @@ class PrivateCoordinator(Coordinator):
 
     def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
         started, exchanges = time.monotonic(), self.summing.exchanges
-        ahead = bool(self.before) and all(self.weighting.ahead(self.states[n]) for n in asked)
+        ahead, asked = self._ahead(asked)
         least = max(self._least(drawn, asked), threshold(len(asked)))
         network = network_digest(self.server.shared.data)
         named = (self.agreement.digest, self.run, self.round, network)
@@ -108,6 +109,13 @@ class PrivateCoordinator(Coordinator):
         log.info("round %d: %d inputs, %d exchanges, %.2f s", self.round + 1, *counts, seconds)
         return self._private_step(asked, list(at.inputs), words, told(at))
 
+    def _ahead(self, asked: list[str]) -> tuple[bool, list[str]]:
+        """Whether a round needs no first sums, decided once for it; who can be asked then."""
+        able = [n for n in asked if self.before and self.weighting.ahead(self.states[n])]
+        if self.ahead is None:
+            self.ahead = able == asked
+        return self.ahead, able if self.ahead else asked
+
     def _first_sums(self, asked: list[str], least: int, about: str) -> list[str]:
         """Sum the signals, once a round; who is in that sum and still asked."""
         if self.signals.get("about") != about:
@@ -125,6 +133,8 @@ class PrivateCoordinator(Coordinator):
         if not ahead:
             return {**ask, "signals": self.signals["told"]}
         used = self.before["round"]
+        if self.before.get("signals"):
+            return {**ask, "used": used, "signals": self.before["signals"]}
         return {**ask, "used": used, "told": {**ask["told"], str(used): self.told[str(used)]}}
 
     def _told_to(self, name: str) -> dict[str, Any]:
@@ -180,14 +190,16 @@ class PrivateCoordinator(Coordinator):
         needed = {self.round, *self.last.values()}
         self.told = {k: v for k, v in self.told.items() if int(k) in needed}
         self.told[str(self.round)] = dict(shown)
-        self.before = {"round": self.round, "numbers": sums["first"]}
-        self.signals = {}
+        first = self.signals.get("numbers", sums["first"])
+        told_first = self.signals.get("told")
+        self.before = {"round": self.round, "numbers": first, "signals": told_first}
+        self.signals, self.ahead = {}, None
         self.round += 1
         row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
         row.update(split="batch", active=len(good), weight=1.0)
         row.update(bytes=sum(self.bytes[name] for name in asked))
         if "gauge_norm" in self.agreement.scalars:
-            row["gauge_norm"] = sums["first"][1] / sums["first"][0]
+            row["gauge_norm"] = first[1] / first[0]
         self.history.append([row])
         known = {ALL: float(row["gauge_norm"])} if "gauge_norm" in row else {}
         counts = (self.round, self.agreement.rounds)
@@ -210,4 +222,4 @@ class PrivateCoordinator(Coordinator):
         super().load_state_dict(state)
         own = state["private"]
         self.told, self.last, self.before = dict(own["told"]), dict(own["last"]), own["before"]
-        self.summing.number, self.signals = own["number"], {}
+        self.summing.number, self.signals, self.ahead = own["number"], {}, None
