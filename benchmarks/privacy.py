@@ -92,9 +92,10 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int, rate: Rate) 
     act = [nn.Tanh()] if "auc" in work.measures else []
     head: dict[str, Any] = {"name": "sgd", "lr": rate[0]}
     server = {**head, "momentum": rate[1]}
+    rounds = ROUNDS["plain" if epsilon is None else "private"]
     return fgn.train(
         nn.Sequential(nn.Linear(inputs, work.features), *act), clients, weighting=fgn.Equal(),
-        batch_size=None, schedule="together", eval_every=0, seed=seed, rounds=ROUNDS["plain" if epsilon is None else "private"],
+        batch_size=None, schedule="together", eval_every=0, seed=seed, rounds=rounds,
         head_optimizer=head, server_optimizer=server, **ARMS[arm],
     )  # fmt: skip
 

@@ -277,9 +277,9 @@ def _about(
     }
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, federation: Path) -> None:
     """What can be known to be wrong before anything is started."""
-    agree(config)
+    agree(config, _private(federation, read_federation(federation)))
     check(config)
     try:
         build(config, [])

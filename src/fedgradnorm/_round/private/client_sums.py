@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._launched import asked_for
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED, ClientPrivacy
@@ -186,4 +187,9 @@ def _rate(settings: Settings) -> float:
 def _chance(terms: ClientPrivacy, seed: int) -> Chance:
     if terms.secret in (None, SEED):
         return Chance(seed_key(seed), "clients")
+    if asked_for() > 1:
+        raise ConfigError(
+            f"privacy.secret = {terms.secret!r}: {asked_for()} ranks would each draw the noise of "
+            "the sum, perhaps from different files; leave it out, or run in one process"
+        )
     return Chance(secret_key(Path(str(terms.secret)).expanduser()), "clients")
