@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import toys
 from engines.flower.direct import Together
 from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
@@ -206,6 +207,9 @@ def test_other_terms_are_another_agreement():
         agree(make_config({**table, "training": shared}), one)
     with pytest.raises(fgn.ConfigError, match="needs at least 3 clients"):
         PrivateTerms({"a": "AAAA", "b": "AAAA"})
+    for longest in (1e12, float("inf")):
+        with pytest.raises(fgn.ConfigError, match="fewer than 24 bits behind the point"):
+            PrivateTerms(dict.fromkeys("abc", "AAAA"), longest=longest)
 
 
 def test_a_client_with_several_tasks_is_refused_on_both_sides(tmp_path):
@@ -267,6 +271,20 @@ def test_a_rounds_signals_are_in_one_kind_of_sum_only(parts, tmp_path, caplog):
         with pytest.raises(fgn.TrainingError):
             secret.run(1)
     assert "signals were summed already, in another way" in caplog.text
+
+
+def test_a_server_cannot_name_a_few_clients_to_hide_one_among(tmp_path, caplog):
+    """Of seven, a round of three could be one client and two who tell the server everything."""
+    more = [toys.client(f"more{k}", 20, "side") for k in range(2)]
+    patience = Patience(minimum=1, attempts=1)
+    secret = Secret(tmp_path, rounds=1, patience=patience, clients=lambda: [*five(), *more])
+    assert secret.server.fewest == 4
+    secret.server.fewest = 3
+    secret.server._drawn = lambda _: secret.names[:3]
+    with pytest.raises(fgn.TrainingError):
+        secret.run(1)
+    assert "3 clients: this run needs 4 in every sum" in caplog.text
+    assert not [1 for _, answer in secret.exchange.sent if "masked" in answer]
 
 
 def test_a_second_run_of_one_agreement_is_refused_until_its_owner_allows_it(tmp_path, caplog):

@@ -16,6 +16,7 @@ import torch
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.private.own_level import sizes_of
+from fedgradnorm._flower.private.private_terms import fewest_of
 from fedgradnorm._flower.private.summing import Asks, Summing, Wanted
 from fedgradnorm._flower.private.told_sums import (
     about_signals,
@@ -27,7 +28,7 @@ from fedgradnorm._flower.private.told_sums import (
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
 from fedgradnorm._masking.gathering import TooFew
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers, unpack_vector
-from fedgradnorm._masking.roster import FEWEST, Unsafe, threshold
+from fedgradnorm._masking.roster import Unsafe, threshold
 from fedgradnorm._round.participation import participants
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.trainer import Progress
@@ -50,6 +51,7 @@ class PrivateCoordinator(Coordinator):
         assert isinstance(self.server.weighting, Summed)
         assert self.agreement.private is not None
         self.weighting, self.terms = self.server.weighting, self.agreement.private
+        self.fewest = fewest_of(self.agreement.settings, self.agreement.rounds, self.names)
         self.kinds = sizes_of(self.weighting)
         self.summing = Summing(self._ask, self.terms.roster, self._refuse)
         self.told: dict[str, Any] = {}  # of the last round of each client, by round
@@ -68,9 +70,10 @@ class PrivateCoordinator(Coordinator):
         drawn = self._drawn(self.round)
         for attempt in range(1, self.patience.attempts + 1):
             asked = self._asked(drawn)
-            if len(asked) < FEWEST:
+            if len(asked) < self.fewest:
                 raise TrainingError(
-                    f"round {self.round + 1}: {len(asked)} clients; a private round needs {FEWEST}"
+                    f"round {self.round + 1}: {len(asked)} clients; a private round needs "
+                    f"{self.fewest}, more than half of those that the run draws"
                 )
             try:
                 return self._private_round(drawn, asked)

@@ -20,6 +20,7 @@ from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.keeping import Keeping
 from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.private.own_level import OwnLevel
+from fedgradnorm._flower.private.private_terms import fewest_of
 from fedgradnorm._flower.private.told_sums import (
     Sums,
     about_signals,
@@ -74,6 +75,8 @@ class Silo(Participant):
         assert agreement.private is not None
         self.name = self.rows[0].name
         self.terms, self.signer = agreement.private, signer
+        given = (agreement.settings, agreement.rounds, list(self.terms.clients))
+        self.fewest = fewest_of(*given)
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
@@ -106,7 +109,13 @@ class Silo(Participant):
         if "keys" in asks:
             gives["keys"] = member.keys(asks["keys"])
         if "letters" in asks:
-            gives["letters"] = member.letters(asks["letters"]["attempt"], asks["letters"]["keys"])
+            one = asks["letters"]
+            if len(one["keys"]) < self.fewest:
+                raise Unsafe(
+                    f"{len(one['keys'])} clients: this run needs {self.fewest} in every sum, more "
+                    "than half of those that it draws"
+                )
+            gives["letters"] = member.letters(one["attempt"], one["keys"])
         keep()  # before anything of it is said
         return SumAnswer(order.run, order.round, order.state_round, gives, masked)
 
