@@ -125,7 +125,8 @@ def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:
     if scale:
         rows = torch.cat([rows, rows.new_full((len(rows), 1), scale)], dim=1)
     rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
-    return rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
+    shortened: Tensor = rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
+    return shortened
 
 
 def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Tensor:
