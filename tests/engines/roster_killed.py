@@ -49,6 +49,7 @@ def go(folder: Path, **more: Any) -> fgn.Run:
         "eval_every": 5,
         "checkpoint_every": 1,
         "eval_clients": 20,
+        "record_clients": 5,
         "weighting": fgn.GradNorm(rule="direct"),
     }
     resume = (folder / "run.json").exists()

@@ -18,6 +18,7 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
 from fedgradnorm._runs.many.spread import MANY, groups_of, quantiles
 from fedgradnorm._training import recording
+from fedgradnorm._training.sinks import scalars
 
 HOW: dict[str, Any] = {"rounds": 6, "batch_size": 4, "eval_every": 2, "lr": 0.01, "device": "cpu"}
 
@@ -206,5 +207,10 @@ def test_quantiles_that_were_changed_are_found_out(tmp_path: Path) -> None:
 
 def test_who_is_told_of_the_progress_hears_of_those_recorded() -> None:
     seen: list[Any] = []
-    go(record_clients=["c2"], progress=lambda event: seen.extend(event.rows))
-    assert {row["client"] for row in seen} == {"c2"}
+    run = go(record_clients=["c2"], progress=seen.append)
+    assert {row["client"] for event in seen for row in event.rows} == {"c2"}
+    spread = [row for event in seen for row in event.spread]
+    assert spread == run.quantiles.rows
+    names = dict(scalars(spread[0]))
+    assert names["train/loss/side/median"] == spread[0]["median"]
+    assert len(names) == 7

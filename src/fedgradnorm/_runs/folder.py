@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgradnorm._engines import Journal
-from fedgradnorm._errors import FedGradNormError, RunFolderError
+from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
@@ -268,7 +268,8 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     What an older version did not store is not compared.
     """
     if list(before) != list(now):
-        return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
+        were, are = listed(list(before)), listed(list(now))
+        return f"clients: it was started with {were}, not {are}"
     for name, then in before.items():
         known = {"privacy": None, **then}  # only a client that promises something has it
         keys = [k for k in known if k not in UNCOMPARED and known[k] != now[name].get(k)]

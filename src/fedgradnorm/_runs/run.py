@@ -302,7 +302,7 @@ class Run:
         ``trivial`` is what the most frequent class, or the mean, scores there by the client's
         metric: the first that its task named, or else accuracy or mae.
         """
-        from fedgradnorm._runs.after.summary import summary_of
+        from fedgradnorm._runs.after.run_summary import summary_of
 
         return summary_of(self)
 

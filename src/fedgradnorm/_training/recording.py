@@ -166,9 +166,9 @@ class Recording:
         whole = everybody or self.kept is None or not self.history.rows
         self.history.append(rows if whole else self._of_recorded(rows))
 
-    def news(self) -> list[Row]:
-        """The new rows of the clients that are recorded, for whoever is told of the progress."""
-        return self._of_recorded(self.history.news())
+    def news(self) -> tuple[list[Row], list[Row]]:
+        """The new rows of the clients that are recorded, and the new quantiles."""
+        return self._of_recorded(self.history.news()), self.spread.news()
 
     def _of_recorded(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.kept is None or row["client"] in self.kept]

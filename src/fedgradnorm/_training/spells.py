@@ -114,11 +114,11 @@ class Spells:
                 spell.told(trouble=True)
         for name in well:
             self.rounds[name] += 1
-            spell = self.clients.get(name)
-            if spell is not None and spell.turns(trouble=False):
-                share = self._share(spell)
+            before = self.clients.get(name)
+            if before is not None and before.turns(trouble=False):
+                share = self._share(before)
                 log.warning("round %d: client %r %s; %s", round_number, name, self.ends, share)
-                spell.told(trouble=False)
+                before.told(trouble=False)
 
     def _share(self, spell: Spell) -> str:
         return f"{self.was} in {spell.hits:,} of the last {spell.seen:,} rounds"

@@ -48,6 +48,7 @@ class Progress:
     ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
     ``ended`` is empty until the run is over; it then says what was kept, where that was a choice.
     ``stage`` is "alone" while clients train alone to have the choice of it; rounds are then its.
+    ``spread`` are new rows of quantiles, where the history has not the rows of all clients.
     """
 
     round: int
@@ -59,6 +60,7 @@ class Progress:
     shown: str = "loss"
     ended: str = ""
     stage: str = ""
+    spread: Sequence[Row] = ()
 
 
 class Trainer:

@@ -40,14 +40,15 @@ def spread_rows(
     """Quantiles of loss, weight and ``metrics`` in a history's rows, for each of ``groups``.
 
     ``clients`` counts those whose value is a finite number; others have no place in an order. A
-    client that was active and failed counts for nothing.
+    client that was active and failed counts for nothing, nor does one that is in no group.
     """
     values: dict[tuple[Any, ...], list[float]] = {}
     quantities = ("loss", "weight", *sorted(metrics))
     for row in rows:
-        if row.get("active") == 0:
+        task = groups.get(row["client"])
+        if task is None or row.get("active") == 0:
             continue
-        place = (row["round"], row["epoch"], row["split"], groups[row["client"]])
+        place = (row["round"], row["epoch"], row["split"], task)
         for quantity in quantities:
             value = row.get(quantity)
             if value is not None and math.isfinite(value):
@@ -81,12 +82,7 @@ def groups_of(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     >>> groups_of({"ann": {"task": "age", "kind": "regression"}})
     {'ann': 'age'}
     """
-    found = {name: str(_group(name, info)) for name, info in infos.items()}
-    if len(set(found.values())) <= LARGEST:
-        return found
-    return {name: str(info.get("kind", "")) for name, info in infos.items()}
-
-
-def _group(name: str, info: Mapping[str, Any]) -> object:
-    task = info.get("task", name)
-    return info.get("kind", "") if task == name else task
+    kinds = {name: str(info.get("kind", "clients")) for name, info in infos.items()}
+    tasks = {name: str(info.get("task", name)) for name, info in infos.items()}
+    found = {name: kinds[name] if task == name else task for name, task in tasks.items()}
+    return found if len(set(found.values())) <= LARGEST else kinds

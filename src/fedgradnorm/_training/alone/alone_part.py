@@ -35,7 +35,7 @@ def train_alone(trainer: Trainer, go: Go, show: Show | None, world: World) -> Al
 
     def shown(event: Progress) -> None:
         if show is not None:
-            show(replace(event, rows=(), ended="", stage=STAGE))
+            show(replace(event, rows=(), spread=(), ended="", stage=STAGE))
 
     try:
         go(own, shown)
