@@ -60,7 +60,7 @@ def compare(
 
     Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
     stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
-    where it has one; [sweep] holds lists in the place of values and runs every combination.
+    where it has one; [sweep] holds lists instead of values and runs every combination.
     Settings after a method's name make a variant of it, which may stand beside the method itself.
     Tables (CSV, Markdown, LaTeX), figures and the page report.html are written beside the runs.
 

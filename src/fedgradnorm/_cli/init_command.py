@@ -19,7 +19,7 @@ CONFIG = "pumps.toml"
 Row = tuple[tuple[float, ...], str | int]
 SENSORS = ("flow", "pressure", "noise", "heat")
 ROWS = 400
-"""Of each of the two files."""
+"""Rows of each of the two files."""
 
 
 def init(

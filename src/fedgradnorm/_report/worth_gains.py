@@ -1,7 +1,7 @@
 """Does joining pay? Every client's gain over training alone, seed by seed, from run folders.
 
 A client may end with one of three things: the network that it shared, a copy of it that it tuned,
-or what its own validation rows like best of these two and of what it trained alone.
+or what does best on its own validation rows: one of these two, or what it trained alone.
 """
 
 from __future__ import annotations
