@@ -179,7 +179,7 @@ def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
 
     whole = cli("worth", config, *WORTH, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedgradnorm._cli.worth_command.trial_display", stopping)
+        patch.setattr("fedgradnorm._cli.worth_command.in_turn", lambda: stopping)
         stopped = cli("worth", config, *WORTH, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "go on with: the same command" in stopped.stderr
