@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from command_lines import commands
-from config_keys import config_keys
+from config_keys import config_keys, federation_keys
 from docstrings import plain_docstring
 from page_lists import PLACE, listed_pages
 from public_names import public_names
@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 MAKERS: dict[str, Callable[..., str]] = {
     "commands": commands,
     "config": config_keys,
+    "federation": federation_keys,
     "names": public_names,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")
