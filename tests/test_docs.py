@@ -34,7 +34,6 @@ REAL = ["docs/data-clients.md", "docs/data-mtfl.md"]
 ELSEWHERE = {
     "README.md": ("test_docs.py",),
     "CONTRIBUTING.md": ("test_contributing.py",),
-    "docs/architecture.md": ("test_house.py",),
     "docs/deploy.md": ("test_deploy_page.py",),
     "docs/differential-privacy.md": ("privacy/test_page.py",),
     "docs/theory.md": ("theory/test_command.py",),
