@@ -189,6 +189,15 @@ def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
     assert whole.exit_code == 0
 
 
+def test_a_warning_that_all_runs_have_in_common_is_shown_once(config, tmp_path):
+    config.write_text(config.read_text().replace('"value.npz"', '"far.npz"'))
+    with np.load(config.parent / "value.npz") as value:
+        np.savez(config.parent / "far.npz", x=value["x"], y=1e4 * value["y"])
+    result = cli("compare", config, "--methods", "fedrep,fedgradnorm", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.stderr
+    assert " ".join(result.stderr.split()).count("far from the size of 1") == 1
+
+
 def test_worth_refuses(config, tmp_path):
     assert "shares nothing" in refused(tmp_path, "worth", config, "method=local")
     assert "at least 1, not 0" in refused(tmp_path, "worth", config, "--seeds", 0)

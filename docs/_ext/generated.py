@@ -24,6 +24,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "names": public_names,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")
+ROW = re.compile(r"^\|.*\|$", flags=re.M)
 TITLE = re.compile(r"\A\*\*(.*)\*\*\n")
 
 
@@ -32,6 +33,7 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
     text = source[0]
     if TABLE.fullmatch(name):  # a table of results: reached by links, not by the list of pages
         text = "---\norphan: true\n---\n\n" + TITLE.sub(r"# \1\n", text)
+    text = ROW.sub(lambda row: row[0].replace(" ± ", "\u00a0±\u00a0"), text)  # on one line
     if name == "index":
         text = listed_pages(Path(app.srcdir), text)
     source[0] = PLACE.sub(lambda found: _made(*found[1].split()), text)
