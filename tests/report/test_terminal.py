@@ -151,7 +151,7 @@ def test_runs_one_after_another_say_how_much_is_left_of_all(
         show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
         now[0] = 80.0
         show(Progress(4, 4, 2.0, {"a": 1.0}, {"a": 1.0}))
-    assert "1 of 4 runs done (50 %), about 1 min 20 s left" in text.getvalue()
+    assert "2 of 4 runs done (50 %), about 1 min 20 s left" in text.getvalue()
 
 
 def test_a_watched_page_follows_its_runs_and_rests_when_they_are_over(

@@ -50,10 +50,12 @@ def in_turn() -> Display:
         from fedgradnorm.experiments._jobs import News
 
         def beside(event: Progress) -> str:
-            board.running = {trial.title: News(trial, event)}
+            over = bool(event.ended) or (event.round >= event.rounds and not event.stage)
+            board.over = number if over else number - 1
+            board.running = {} if over else {trial.title: News(trial, event)}
             return board.left()
 
-        board.over, board.count = number - 1, count
+        board.count = count
         with live_display(None, f"{trial.title} ({number}/{count})", err, beside) as show:
             yield show
 
