@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
     assert pictures
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     assert all((ROOT / link).exists() for link in links)
+
+
+def test_the_start_page_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = table_after("docs/start.md", "| extra | for |")
+    named = {re.findall(r"\[(\w+)\]", row[0])[0] for row in rows}
+    assert named == set(extras["optional-dependencies"]) - {"dev", "rivals"}
 
 
 def table_after(page: str, header: str) -> list[list[str]]:
