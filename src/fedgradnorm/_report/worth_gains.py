@@ -54,7 +54,7 @@ class Gains:
 
     @property
     def p(self) -> float:
-        """Of the t-test over seeds that the mean gain is zero."""
+        """The p of the t-test over seeds that the mean gain is zero."""
         return paired_p(self.seeds, [0.0] * len(self.seeds))
 
     def share(self, sign: int) -> float:
@@ -88,7 +88,7 @@ class Gains:
 
 
 def all_gains(comparisons: Mapping[str, Comparison]) -> list[Gains]:
-    """Of every arm of every comparison that has runs of training alone beside it."""
+    """The gains of every arm of every comparison that has runs of training alone beside it."""
     return [
         found
         for data, comparison in comparisons.items()

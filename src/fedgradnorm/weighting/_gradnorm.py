@@ -117,7 +117,7 @@ class GradNorm(Summed):
         return self.rule == "direct" and rounds > self.warmup
 
     def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
-        """Of the rows that move: their number, and what their common target is made of."""
+        """The number of the rows that move, and what their common target is made of."""
         active, p = signals.active, self.rows["level"]
         norm = only(active, signals.gauge_norm)
         live = self._live = self._find_live(norm, active, loud)
