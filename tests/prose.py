@@ -28,28 +28,19 @@ def _cut(text: str) -> list[str]:
     return [" ".join(part.split()) for part in END.split(text) if part.strip()]
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring of a file."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-            yield node.body[0].lineno, text
-
-
-def messages(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every string of a file that is no docstring; values in it are ``X``."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-        if part is not node
-    }
-    inside |= {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
+def of_program(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and sentence of every docstring and message of a file; values in messages are ``X``."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    told: set[int] = set()
+    for node in nodes:
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            told.add(id(node.body[0].value))  # type: ignore[attr-defined]
+            yield from ((node.body[0].lineno, sentence) for sentence in of_docstring(text))
+        elif isinstance(node, ast.JoinedStr):
+            told |= {id(part) for part in node.values}
             parts = (str(v.value) if isinstance(v, ast.Constant) else "X" for v in node.values)
-            yield node.lineno, "".join(parts)
-        elif isinstance(node, ast.Constant) and id(node) not in inside:
-            yield node.lineno, str(node.value)
+            yield from ((node.lineno, sentence) for sentence in of_page("".join(parts)))
+    for node in nodes:
+        if isinstance(node, ast.Constant) and id(node) not in told and " " in str(node.value):
+            yield from ((node.lineno, sentence) for sentence in of_page(str(node.value)))

@@ -51,12 +51,9 @@ def test_no_sentence_of_a_page_is_too_long() -> None:
 
 def test_no_sentence_of_a_docstring_or_message_is_too_long() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
-        found = [(line, prose.of_docstring(text)) for line, text in prose.docstrings(path)]
-        found += [(line, prose.of_page(text)) for line, text in prose.messages(path)]
-        for line, sentences in found:
-            for sentence in sentences:
-                count = len(sentence.split())
-                assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
+        for line, sentence in prose.of_program(path):
+            count = len(sentence.split())
+            assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
 
 
 def test_words_per_sentence_and_numbers_of_the_first_pages() -> None:
