@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "formulas",  # the rest is ours, in _ext
     "generated",
+    "notebooks",
 ]
 source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_ext", "_static", *unlinked_tables(HERE)]
