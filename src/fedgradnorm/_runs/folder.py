@@ -26,7 +26,6 @@ from fedgradnorm._runs.layout import (
     DROPPED,
     FILES,
     LOG,
-    ROWS,
     SPREAD,
     TEMPORARY,
 )
@@ -110,7 +109,7 @@ class RunFolder:
         try:
             self.trainer.load_state_dict(state["trainer"])
             if self.trainer.journal is not None:
-                self._segments.restore(state.get(ROWS, ()), self.trainer.journal)
+                self._segments.restore(state, self.trainer.journal)
             for name, table in self.trainer.tables.items():
                 if _began(state, name):
                     table.recall(self.path / name, *_extent(state, name))
@@ -144,15 +143,18 @@ class RunFolder:
         elif state is not None:
             self._mark()
 
-    def save_checkpoint(self) -> None:
-        """Put everything needed to go on into one file, atomically."""
+    def save_checkpoint(self, whole: bool = False) -> None:
+        """Put everything needed to go on into one file, atomically; of many clients some into more.
+
+        With ``whole`` they are in the one file, too: it then does not depend on those before it.
+        """
         journal = self.trainer.journal
         state = self.trainer.state_dict(rows=journal is None)  # under torchrun by all ranks
         tables = self.trainer.tables
         with writing(self.path):
             sizes = {_size_of(name): table.sync() for name, table in tables.items()}
             sums = {_sum_of(name): table.checksum for name, table in tables.items()}
-            rows = {} if journal is None else {ROWS: self._segments.add(journal)}
+            rows = {} if journal is None else self._segments.add(journal, whole)
             checkpoint.save({"trainer": state, **sizes, **sums, **rows}, self.path / CHECKPOINT)
             if journal is not None:
                 self._segments.settle(journal)
@@ -166,6 +168,8 @@ class RunFolder:
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
+        if self.trainer.journal is not None:
+            self.save_checkpoint(whole=True)
         with writing(self.path):
             checkpoint.write_models(run, self.path)
             self.about = run.about

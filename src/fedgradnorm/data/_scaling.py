@@ -42,7 +42,7 @@ class Scaling:
     def fit(cls, x: Array, y: Array, *, inputs: bool = True, targets: bool = False) -> Scaling:
         """Learn from training data only; a constant column gets a standard deviation of 1.
 
-        Targets that are NaN are labels that nobody gave, and count for nothing.
+        Targets that are NaN are missing labels, and count for nothing.
         """
         of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
         of_y = _moments_of_labels(_rows(_tensor(y, "y"))) if targets else (None, None)

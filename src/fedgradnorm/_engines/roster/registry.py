@@ -67,6 +67,7 @@ class Registry:
         device: torch.device,
     ) -> None:
         self.clients = {client.name: client for client in clients}
+        self.position = {name: i for i, name in enumerate(self.clients)}
         self._heads, self._optimizer, self._device = heads, optimizer, device
         self._batch_size = batch_size
         self._kinds: dict[object, Alike] = {}
@@ -186,25 +187,21 @@ class Registry:
 
         Clients that were never asked for are drawn here, and get no row by it.
         """
-        found: dict[int, list[tuple[list[str], Tensor, Tensor]]] = {}
-        for kind in self.kinds:
-            shelf = kind.shelf
-            own = list(shelf.names), shelf.table("weight").cpu(), shelf.table("bias").cpu()
-            found.setdefault(kind.like.task.outputs, []).append(own)
-        new: dict[int, list[str]] = {}
+        by_outputs: dict[int, list[str]] = {}
         for name, client in self.clients.items():
-            if name not in self._of:
-                new.setdefault(client.task.outputs, []).append(name)
-        for outputs, names in new.items():
-            found.setdefault(outputs, []).append((names, *self._heads.numbers(names)))
-        return [
-            (
-                [name for names, _, _ in parts for name in names],
-                torch.cat([weight for _, weight, _ in parts]),
-                torch.cat([bias for _, _, bias in parts]),
-            )
-            for parts in found.values()
-        ]
+            by_outputs.setdefault(client.task.outputs, []).append(name)
+        return [(names, *self._heads_of(names)) for names in by_outputs.values()]
+
+    def _heads_of(self, names: list[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of heads of one shape, in the order of ``names``."""
+        weight, bias = self._heads.numbers(names)
+        place = {name: k for k, name in enumerate(names)}
+        for kind in self.kinds:
+            if kind.like.task.outputs == weight.shape[1]:
+                there = torch.tensor([place[name] for name in kind.shelf.names])
+                weight[there] = kind.shelf.table("weight").cpu()
+                bias[there] = kind.shelf.table("bias").cpu()
+        return weight, bias
 
     def changed(self, everything: bool = False) -> dict[str, Any]:
         """The rows that changed since :meth:`settle`, or all that ever did, to be taken elsewhere.
@@ -213,14 +210,16 @@ class Registry:
         """
         parts = []
         for kind in self.kinds:
-            shelf = kind.shelf
-            known = ~shelf.table(FIRST_LOSS).isnan()
-            rows = known.nonzero()[:, 0] if everything else torch.tensor(sorted(shelf.changed))
-            if len(rows):
+            shelf, position = kind.shelf, self.position
+            known = shelf.table(FIRST_LOSS).isnan().logical_not().nonzero()[:, 0].tolist()
+            chosen = known if everything else shelf.changed
+            rows = sorted(chosen, key=lambda row: position[shelf.names[row]])
+            if rows:
                 kept = [key for key in shelf.fresh if key not in (SCALE, CLASSES)]
-                there = rows.to(self._device)
+                there = torch.tensor(rows, device=self._device)
                 tables = {key: shelf.table(key)[there].cpu() for key in kept}
-                parts.append({"names": [shelf.names[k] for k in rows.tolist()], "tables": tables})
+                parts.append({"names": [shelf.names[k] for k in rows], "tables": tables})
+        parts.sort(key=lambda part: self.position[part["names"][0]])
         return {"parts": parts}
 
     def settle(self) -> None:

@@ -112,7 +112,6 @@ class RosterEngine(Together, Engine):
         self._batch_size, self._seed = batch_size, seed
         self.registry = Registry(clients, heads, how.head_optimizer, batch_size, device)
         self.clients = self.registry.clients
-        self._position = {name: i for i, name in enumerate(self.clients)}
         self._sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
         self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
@@ -181,9 +180,13 @@ class RosterEngine(Together, Engine):
         found = []
         for kind, names, rows in self.registry.grouped(active):
             kind.seat(names, rows)
-            positions = torch.tensor([self._position[n] for n in names], device=self.device)
-            found.append(Seated(kind, names, rows, positions))
+            found.append(Seated(kind, names, rows, self._positions(names)))
         return found
+
+    def _positions(self, names: Sequence[str]) -> Tensor:
+        """Where clients are in the order of all."""
+        found = [self.registry.position[name] for name in names]
+        return torch.tensor(found, device=self.device)
 
     def _plan(self) -> Plan:
         """The seats in turn, as parts of one joint batch."""
@@ -282,7 +285,9 @@ class RosterEngine(Together, Engine):
         loop = self._loop(active)
         some = loop.run_clients(shared, round_number, active)
         self._take_over(loop)
-        positions = torch.tensor([self._position[name] for name in active], device=self.device)
+        positions = torch.tensor(
+            [self.registry.position[name] for name in active], device=self.device
+        )
 
         def spread(values: Tensor) -> Tensor:
             return values.new_zeros(len(self.clients)).index_copy_(0, positions, values)

@@ -7,12 +7,16 @@ leaves a checkpoint with all of its files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedgradnorm._engines import Journal
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ROWS
+
+JOURNAL = "journal"
+"""What a checkpoint calls the rows, where it holds them itself."""
 
 FULL = 2.0
 """When files hold so many times the rows that there are, they are written anew as one."""
@@ -26,18 +30,23 @@ class Segments:
         self.names: list[str] = []
         self._rows = 0
 
-    def add(self, journal: Journal) -> list[str]:
-        """Write what changed; the files that a checkpoint has to name now."""
+    def add(self, journal: Journal, whole: bool = False) -> dict[str, Any]:
+        """Write what changed; what a checkpoint has to say of it.
+
+        That is the names of files or, with ``whole``, all rows themselves.
+        """
+        if whole:
+            self.names, self._rows = [], 0
+            return {JOURNAL: journal.changed(everything=True)}
         new, alive = journal.count(), journal.count(everything=True)
-        if not new:
-            return self.names
-        self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"{self._next():06d}.safetensors"
-        whole = self._rows + new > FULL * alive
-        checkpoint.save(journal.changed(everything=whole), path)
-        self.names = [path.name] if whole else [*self.names, path.name]
-        self._rows = alive if whole else self._rows + new
-        return self.names
+        if new:
+            self._folder.mkdir(exist_ok=True)
+            path = self._folder / f"{self._next():06d}.safetensors"
+            anew = self._rows + new > FULL * alive
+            checkpoint.save(journal.changed(everything=anew), path)
+            self.names = [path.name] if anew else [*self.names, path.name]
+            self._rows = alive if anew else self._rows + new
+        return {ROWS: self.names}
 
     def _next(self) -> int:
         """A number that no file has, also none that a kill has left."""
@@ -45,15 +54,19 @@ class Segments:
         return max(taken, default=0) + 1
 
     def settle(self, journal: Journal) -> None:
-        """A checkpoint names the files now: forget what changed, and remove files of before."""
+        """A checkpoint says so now: forget what changed, and remove files of before."""
         journal.settle()
         for path in self._folder.glob("[0-9]*.safetensors"):
             if path.name not in self.names:
                 path.unlink()
+        if not self.names and self._folder.is_dir():
+            self._folder.rmdir()
 
-    def restore(self, names: Sequence[str], journal: Journal) -> None:
-        """Let a journal take the rows of all files that a checkpoint names."""
-        self.names = [str(name) for name in names]
+    def restore(self, state: Mapping[str, Any], journal: Journal) -> None:
+        """Let a journal take all rows that a checkpoint holds or names."""
+        if JOURNAL in state:
+            journal.take(state[JOURNAL])
+        self.names = [str(name) for name in state.get(ROWS, ())]
         for name in self.names:
             if Path(name).name != name:
                 raise ValueError(f"a file of rows called {name!r:.40}")
