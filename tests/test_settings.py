@@ -70,6 +70,8 @@ OTHER: dict[str, Any] = {
     "patience": 2,
     "checkpoint_every": 2,
     "record_conflict": 2,
+    "eval_clients": 0.5,
+    "record_clients": ["corner"],
 }
 """For every setting a value that is not its default."""
 BESIDE: dict[str, dict[str, Any]] = {"patience": {"keep": "best"}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
@@ -202,7 +203,7 @@ class Client:
         """Who it is that takes part, also where this is the row of one of several tasks."""
         return self.of or self.name
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of labelled training rows."""
         return int(labelled(torch.as_tensor(self.train[1])).sum())

@@ -14,7 +14,7 @@ Each message is one line that names the client, the stage, the value and the way
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,4 +64,15 @@ def choose(value: str, allowed: Iterable[str], what: str) -> str:
         return value
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"unknown {what} {value!r}{hint} (one of: {', '.join(names)})")
+    raise ConfigError(f"unknown {what} {value!r}{hint} (one of: {listed(names)})")
+
+
+def listed(names: Sequence[str], most: int = 50) -> str:
+    """Names with commas between them; of very many the first, and how many there are.
+
+    >>> listed(["ann", "bob", "cy"], most=2)
+    'ann, bob, ... (3 in all)'
+    """
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])}, ... ({len(names):,} in all)"

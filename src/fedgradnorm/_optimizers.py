@@ -181,7 +181,7 @@ def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if moments := optimizer.state.get(parameter):
-                _check_moments(moments, _trial_moments(optimizer, parameter), parameter)
+                _check_moments(moments, kept_moments(optimizer, parameter), parameter)
 
 
 def _check_moments(moments: Mapping[str, Any], trial: Mapping[str, Any], parameter: Tensor) -> None:
@@ -199,7 +199,7 @@ def _check_moments(moments: Mapping[str, Any], trial: Mapping[str, Any], paramet
             raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
 
 
-def _trial_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str, Any]:
+def kept_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str, Any]:
     """What the optimiser keeps after a step on a tiny parameter with as many axes."""
     tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
     tiny.grad = torch.zeros_like(tiny)

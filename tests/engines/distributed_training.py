@@ -60,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
         "eval_every": 2,
     },
     "started": {**STILL, "start": {**STILL, "rounds": 3}},
+    "some evaluated": {"eval_clients": 2, "record_clients": 1, "participation": 0.7},
     "private rows": {"promised": {"side": PROMISE, "side3": {**PROMISE, "epsilon": 2.0}}},
     "private clients": {
         "privacy": {"epsilon": 50.0, "delta": 1e-3},

@@ -65,16 +65,15 @@ def test_clock():
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_of_very_many_clients_three_are_shown(terminal):
+@pytest.mark.parametrize(("count", "many"), [(40, False), (139, True)])
+def test_of_very_many_clients_none_is_named(terminal, count, many):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
     with live_display(0, console=console) as show:
-        show(event(4, {f"school-{k}": float(k) for k in range(139)}))
+        show(event(4, {f"school-{k}": float(k) for k in range(count)}))
     shown = text.getvalue()
-    for part in (
-        "least of 139: school-0",
-        "median of 139: school-69",
-        "largest of 139: school-138",
-    ):
+    few = ("least of 40: school-0", "median of 40: school-20", "largest of 40: school-39")
+    for part in ("139 clients: 10 %", "median", "90 %", "largest", "138") if many else few:
         assert part in shown
     assert "school-7 " not in shown
+    assert ("school" in shown) != many

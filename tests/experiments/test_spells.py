@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from pathlib import Path
@@ -72,11 +73,11 @@ def test_one_spell_is_two_lines_with_its_length(begin: int, end: int) -> None:
 
 
 ODD = [
-    [False, {"x": 1}, 0, 0, 0, 0],
-    [False, -1, 0, 0, 0, 0],
-    [False, 0, 1.5, 0, 0, 0],
-    ["no", 0, 0, 0, 0, 0],
-    [False] * 6,
+    [False, {"x": 1}, 0, 0, 0],
+    [False, -1, 0, 0, 0],
+    [False, 0, 1.5, 0, 0],
+    ["no", 0, 0, 0, 0],
+    [False] * 5,
     [False, 1, 1, 1, 1, 1, 1],
     [],
     7,
@@ -89,10 +90,32 @@ def test_a_checkpoint_with_an_odd_count_is_refused_before_anything_is_trained(
 ) -> None:
     path = begun(tmp_path / "run") / "checkpoint.safetensors"
     whole = checkpoint.load(path)
-    whole["trainer"]["watch"]["holding"]["side"] = state
+    whole["trainer"]["watch"]["holding"]["clients"]["side"] = state
     checkpoint.save(whole, path)
     with pytest.raises(fgn.RunFolderError, match="its checkpoint does not fit"):
         go(tmp_path / "run")
+
+
+@pytest.mark.parametrize("state", [[*one, 0] if isinstance(one, list) else one for one in ODD])
+def test_odd_counts_of_older_checkpoints_are_refused(state: Any) -> None:
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        holding(["a"]).load_state_dict({"a": state})
+
+
+def test_counts_of_older_checkpoints_are_taken_over() -> None:
+    """They held a list a client, its rounds in the fourth place."""
+    spells = holding(["a", "b", "c"])
+    spells.load_state_dict({"a": [True, 3, 5, 9, 2, 4], "b": [False, 0, 0, 7, 0, 7]})
+    assert spells.rounds == {"a": 9, "b": 7, "c": 0}
+    assert {n: dataclasses.astuple(s) for n, s in spells.clients.items()} == {
+        "a": (True, 3, 5, 2, 4)
+    }
+
+
+@pytest.mark.parametrize("rounds", [[1], [1, -2], [0.5, 1.0]])
+def test_counts_that_do_not_fit_the_clients_are_refused(rounds: list[float]) -> None:
+    with pytest.raises(ValueError, match="watch"):
+        holding(["a", "b"]).load_state_dict({"rounds": torch.tensor(rounds), "clients": {}})
 
 
 def test_a_huge_count_of_lines_takes_no_time() -> None:

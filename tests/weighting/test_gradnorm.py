@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,3 +314,26 @@ def test_an_older_state_without_levels_goes_on_from_its_weights() -> None:
     torch.testing.assert_close(
         again.update(signals([1.0, 2.0, 8.0])), weighting.update(signals([1.0, 2.0, 8.0]))
     )
+
+
+@pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
+def test_few_active_rows_of_many_move_as_they_do_among_all(
+    rule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(4)
+    whole, some = (GradNorm(rule=rule, warmup=1) for _ in range(2))
+    names = [f"c{k}" for k in range(12)]
+    for weighting in (whole, some):
+        weighting.bind(names)
+    for _ in range(8):
+        columns = torch.rand(4, 12, generator=draw, dtype=torch.float64)
+        active = torch.zeros(12, dtype=torch.bool)
+        active[torch.randperm(12, generator=draw)[:5]] = True
+        norm = torch.where(columns[3] < 0.2, 0, columns[3])
+        signals = Signals(active, *columns[:3], norm)
+        monkeypatch.setattr("fedgradnorm.weighting._base.MANY", 1000)
+        whole.update(signals)
+        monkeypatch.setattr("fedgradnorm.weighting._base.MANY", 1)
+        some.update(signals)
+        for key, row in whole.rows.items():
+            torch.testing.assert_close(some.rows[key], row, rtol=1e-14, atol=0)

@@ -219,17 +219,26 @@ def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> Non
 
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     """Print the tables and what is missing; write tables, figures and the page to ``out``."""
-    from fedgradnorm._report.comparison import read_comparison
+    from fedgradnorm._report.comparison import comparison_of
     from fedgradnorm._report.figures.comparison_figures import draw
     from fedgradnorm._report.grid import to_terminal, write_grids
+    from fedgradnorm._report.over_alone import joinings
     from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
+    from fedgradnorm._report.tables.crowd_grid import crowd_grid
+    from fedgradnorm._stored.groups import group
+    from fedgradnorm._stored.reader import collect
+    from fedgradnorm._stored.task_lines import pooled_runs
 
-    comparison = read_comparison(places, baseline)
-    for grid in shown_grids(comparison):
+    runs, missing = collect(places)
+    groups, _ = group(runs)
+    crowd = crowd_grid(groups, joinings(groups, {}))
+    many = [] if crowd is None else [crowd]
+    comparison = comparison_of(pooled_runs(runs), baseline, missing)
+    for grid in (*many, *shown_grids(comparison)):
         say(to_terminal(grid))
     tell(comparison.notes)
-    write_grids(all_grids(comparison), out / TABLES)
+    write_grids([*many, *all_grids(comparison)], out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(comparison, out / FIGURES)))}")
     write_page(places, out / REPORT)

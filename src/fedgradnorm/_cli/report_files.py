@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._cli.output import say
-from fedgradnorm._runs.layout import ABOUT, METRICS
+from fedgradnorm._runs.layout import ABOUT, METRICS, SPREAD
 
 EVERY = 5
 """Seconds between two looks at the runs, and between two loads of a page that is open."""
@@ -20,11 +20,14 @@ def is_page(path: Path) -> bool:
 
 def show_page(places: Sequence[Path], path: Path, refresh: int = 0) -> None:
     """Write the page; say in the terminal what its table and its notes say."""
+    from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.summaries import results_table
 
     page = write_page(places, path, refresh)
-    if page.rows:
+    if page.crowd is not None:
+        say(to_terminal(page.crowd))
+    elif page.rows:
         seeds = max(row.seeds for row in page.rows)
         note = f"mean over {seeds} seeds ± 95% interval" if seeds > 1 else ""
         say(results_table(page.rows, note))
@@ -58,6 +61,6 @@ def keep_fresh(places: Sequence[Path], path: Path, every: float = EVERY) -> None
 
 def _state(places: Sequence[Path]) -> set[tuple[Path, int]]:
     """When the files that a page is made from were changed."""
-    names = (METRICS, ABOUT)
+    names = (METRICS, SPREAD, ABOUT)
     found = (file for place in places for name in names for file in place.rglob(name))
     return {(file, file.stat().st_mtime_ns) for file in found if file.exists()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,15 +120,23 @@ def show_run(folder: Path) -> None:
     """The table of one run, and where it is."""
     if not is_leader():
         return
+    from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.record import records_of
+    from fedgradnorm._report.tables.crowd_grid import crowd_grid
     from fedgradnorm._report.tables.summaries import results_table, task_rows
     from fedgradnorm._stored.groups import group
     from fedgradnorm._stored.reader import read_run
 
     run = read_run(folder)
     groups, notes = group([run])
+    crowd = crowd_grid(groups)
     for one in groups:
-        say(results_table(task_rows(records_of(groups)), f"{one.label}, seed {run.seed}"))
+        title = f"{one.label}, seed {run.seed}"
+        say(
+            results_table(task_rows(records_of(groups)), title)
+            if crowd is None
+            else to_terminal(replace(crowd, title=title))
+        )
     tell([*run.problems, *notes])
     if run.kept:
         say(run.kept)
@@ -138,19 +147,25 @@ def show_run(folder: Path) -> None:
 def show_runs(places: list[Path], picture: Path) -> None:
     """The table and the figure of several runs."""
     from fedgradnorm._report.figures.curves import figure
+    from fedgradnorm._report.grid import to_terminal
+    from fedgradnorm._report.over_alone import joinings
     from fedgradnorm._report.page.sentences import missing
     from fedgradnorm._report.record import records_of
+    from fedgradnorm._report.tables.crowd_grid import crowd_grid
     from fedgradnorm._report.tables.summaries import results_table, task_rows
     from fedgradnorm._stored.generated import synthetic
     from fedgradnorm._stored.groups import group
     from fedgradnorm._stored.reader import collect
+    from fedgradnorm._stored.task_lines import pooled_groups
 
     runs, nowhere = collect(places)
     groups, notes = group(runs)
-    records = records_of(groups)
+    records = records_of(pooled_groups(groups))
     rows = task_rows(records)
     counts = sorted({row.seeds for row in rows} or {0})
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    say(results_table(rows, f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""))
+    title = f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""
+    crowd = crowd_grid(groups, joinings(groups, {}))
+    say(results_table(rows, title) if crowd is None else to_terminal(crowd))
     tell([*nowhere, *missing(runs, groups), *notes])
     say(f"figure: {figure(records, picture, synthetic(runs))}")

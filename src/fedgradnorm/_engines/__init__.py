@@ -3,14 +3,17 @@
 from fedgradnorm._engines.choice import make_engine, make_unshared
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._engines.protocol import Engine, Journal
+from fedgradnorm._engines.roster import RosterEngine
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._engines.unshared import Unshared
 
 __all__ = [
     "Engine",
     "JointEngine",
+    "Journal",
     "LoopEngine",
+    "RosterEngine",
     "StackedEngine",
     "Unshared",
     "make_engine",

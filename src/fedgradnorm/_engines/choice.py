@@ -19,6 +19,7 @@ from fedgradnorm._engines.passes.gauge_tap import GaugeTap
 from fedgradnorm._engines.passes.inner_products import ProductTap
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import world
+from fedgradnorm._engines.roster import RosterEngine, roster_obstacle
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._engines.unshared import Unshared
 from fedgradnorm._errors import ConfigError
@@ -65,6 +66,7 @@ def make_engine(
         given = {**settings, "heads": heads}
         # Inner products across ranks are taken from the gradients themselves.
         each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
+        given.pop("few", None)
         return _make_local("auto", network, own, gauge, how, each, device, **given)
 
     heads = settings["heads"]
@@ -79,14 +81,24 @@ def _make_local(
     how: LocalSettings,
     needs: Needs,
     device: torch.device,
+    few: bool = False,
+    unlike_roster: str | None = None,
     **settings: Any,
 ) -> Engine:
-    """An engine that runs all of these clients in this process."""
+    """An engine that runs all of these clients in this process.
+
+    ``few`` says that few of them take part in a round, and ``unlike_roster`` why the roster engine
+    would not do for other reasons.
+    """
+    joint = joint_obstacle(network, clients, gauge, how, needs)
     obstacles = {
-        "joint": joint_obstacle(network, clients, gauge, how, needs),
+        "joint": joint,
         "stacked": stacked_obstacle(network, clients, how),
         "loop": None,
     }
+    if few or name == "roster":
+        reason = joint or unlike_roster or roster_obstacle(clients, how, Needs.GRAM in needs)
+        obstacles = {"roster": reason, **obstacles}
     if name == "auto":
         name = next(key for key, obstacle in obstacles.items() if obstacle is None)
         reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
@@ -94,6 +106,9 @@ def _make_local(
     elif obstacles[name] is not None:
         raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
     given = {"gauge": gauge, "how": how, "device": device, **settings}
+    if name == "roster":
+        return RosterEngine(network, clients, **given)
+    given["heads"] = dict(given["heads"])
     if name == "joint":
         return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
     return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)

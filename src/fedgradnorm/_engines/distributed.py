@@ -9,7 +9,7 @@ arithmetic on the same numbers on every rank, so the new network need not be sen
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,9 +131,16 @@ class DistributedEngine(Engine):
         """Each rank its own clients; what they kept is told to all."""
         return self._merged({} if self.local is None else self.local.personalize(shared, how))
 
-    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
-        return self._merged({} if self.local is None else self.local.evaluate(shared, split))
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Each rank its own clients; what they found is told to all."""
+        if self.local is None:
+            return self._merged({})
+        if names is not None:
+            own = {self.names[i] for i in self.shares[self.world.rank]}
+            names = [name for name in names if name in own]
+        return self._merged(self.local.evaluate(shared, split, names))
 
     def heads(self) -> dict[str, nn.Module]:
         """Each client's head, those of other ranks as they are now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -161,18 +161,20 @@ class LoopEngine(Engine):
         )
 
     @torch.no_grad()
-    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split.
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all.
 
         Clients one after another that hold the very same rows share one pass of the network.
         """
         results = {}
         held: Tensor | None = None
         seen: tuple[Inputs, list[Tensor]] | None = None
-        for name, client in self.clients.items():
+        for name in self.clients if names is None else names:
             if split not in self.data[name]:
                 continue
-            state = self.states[name]
+            client, state = self.clients[name], self.states[name]
             vector = shared if state.own is None else state.own
             if vector is not held:
                 self.network.vector.copy_(vector)

@@ -8,8 +8,8 @@ engine that takes one round at a time and holds every client's update.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -18,10 +18,37 @@ from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.tuning import Tuning
 
 
+class Journal(Protocol):
+    """Rows of many clients, written down piece by piece as they change."""
+
+    def changed(self, everything: bool = False) -> dict[str, Any]:
+        """The rows that changed since :meth:`settle`, or all that ever did."""
+
+    def count(self, everything: bool = False) -> int:
+        """How many rows these are."""
+
+    def settle(self) -> None:
+        """What changed so far is kept elsewhere."""
+
+    def take(self, rows: Mapping[str, Any]) -> None:
+        """Take over what :meth:`changed` returned."""
+
+    def heads_by_shape(self) -> list[tuple[list[str], Tensor, Tensor]]:
+        """Everybody's linear head in stacked rows: names, weights, biases, for each shape."""
+
+
 class Engine(ABC):
-    """Runs clients. Their private state lives here, keyed by client name."""
+    """Runs clients. Their private state lives here, keyed by client name.
+
+    ``journal`` is there where it lives in rows of stacked tensors instead of modules.
+    """
 
     name: ClassVar[str]
+
+    @property
+    def journal(self) -> Journal | None:
+        """The rows of all clients, where there are such."""
+        return None
 
     @abstractmethod
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
@@ -68,11 +95,16 @@ class Engine(ABC):
         """Each client tunes a copy of ``shared`` and its head; what each kept, by name."""
 
     @abstractmethod
-    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split; its own network is used if any."""
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all.
+
+        A client's own network is used where it has one. The work follows the clients named.
+        """
 
     @abstractmethod
-    def heads(self) -> dict[str, nn.Module]:
+    def heads(self) -> Mapping[str, nn.Module]:
         """Each client's head."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ A pass for all only knows their tensors, as rows of its own.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,19 @@ class Federations(list[Federation]):
         """Some rounds in a row; of each federation those who take part in each of them."""
         both = zip(self, actives, strict=True)
         return [federation.rounds(first, own) for federation, own in both]
+
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all."""
+        wanted = None if names is None else set(names)
+        found: dict[str, dict[str, float]] = {}
+        for federation in self:
+            if wanted is None:
+                found |= federation.evaluate(split)
+            elif own := [name for name in federation.names if name in wanted]:
+                found |= federation.evaluate(split, own)
+        return found
 
     def pulled(self, round_number: int, active: Sequence[str], to: Tensor, by: float) -> None:
         """A round of clients alone whose networks v are also pulled: grad F(v) + by (v - to)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,10 +66,11 @@ class Ditto(Federation):
         """The personal ones."""
         return list(self.personal.values())
 
-    def evaluate(self, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client's personal network."""
-        found = [own.evaluate(split) for own in self.personal.values()]
-        return {name: values for result in found for name, values in result.items()}
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the personal networks of the clients in ``names``; None: of all."""
+        return self._own.evaluate(split, names)
 
     def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
         """A client's part, with its personal network."""
@@ -87,10 +88,10 @@ class Ditto(Federation):
         for own in self.personal.values():
             own.begin(statistics, networks)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """The federation's state and every personal one."""
         personal = {name: own.state_dict() for name, own in self.personal.items()}
-        return {**super().state_dict(), "personal": personal}
+        return {**super().state_dict(rows), "personal": personal}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""

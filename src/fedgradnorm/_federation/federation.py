@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine, make_engine
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.making_heads import make_head, probe_of
+from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
+from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -30,7 +31,10 @@ from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 @dataclass(frozen=True)
 class Outcome:
-    """One round, on the host: who took part, who failed, and a column per quantity."""
+    """One round, on the host: who took part, who failed, and a column per quantity.
+
+    A column has a number for each client in ``active``, in that order.
+    """
 
     active: Sequence[str]
     failed: Sequence[str]
@@ -67,7 +71,8 @@ class Federation:
     ) -> None:
         trainable_parameters(network)
         self.clients, self.names = list(clients), [client.name for client in clients]
-        self._receivers = {c.owner: c.name for c in reversed(self.clients)}.values()
+        self._place = {name: i for i, name in enumerate(self.names)}
+        self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         self.settings = settings
         weighting.run_seed = settings.seed
         if settings.key == "task":
@@ -100,8 +105,9 @@ class Federation:
         """A copy, a gauge and an engine of its own."""
         settings, network = self.settings, copy.deepcopy(network)
         seed, start = settings.seed, settings.head_start
-        heads = {c.name: make_head(network, c, seed, start) for c in self.clients}
-        heads = self.shared_heads.begin(heads)
+        heads: Mapping[str, nn.Module] = HeadsOnDemand(network, self.clients, seed, start)
+        if self.shared_heads:
+            heads = self.shared_heads.begin(dict(heads))
         gauge = gauge_of(network, self.clients, settings)
         engine = make_engine(
             settings.engine,
@@ -112,6 +118,8 @@ class Federation:
             weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT,
             device,
             heads=heads,
+            few=settings.few_take_part(len({client.owner for client in self.clients})),
+            unlike_roster=_roster_obstacle(settings, bool(self.shared_heads)),
             batch_size=settings.batch_size,
             seed=settings.seed,
             bf16=settings.precision == "bf16",
@@ -146,7 +154,9 @@ class Federation:
         if not active and self.sums is None:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
-        table = {key: c.tolist() for key, c in columns(self.server, reports, weights).items()}
+        here = torch.tensor([self._place[name] for name in active], device=weights.device)
+        found = columns(self.server, reports, weights)
+        table = {key: column.to(here.device)[here].tolist() for key, column in found.items()}
         due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
         conflict = pairs(reports, self.names) if due else []
         return Outcome(list(active), list(reports.failed), table, conflict)
@@ -185,9 +195,11 @@ class Federation:
         how = tuning(self.settings, self.tuned, round_number)
         return {} if how is None else self.engine.personalize(self.server.shared.data, how)
 
-    def evaluate(self, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
-        return self.engine.evaluate(self.server.shared.data, split)
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all."""
+        return self.engine.evaluate(self.server.shared.data, split, names)
 
     def owners(self) -> list[Federation]:
         """Who holds the networks and heads that the clients end up with."""
@@ -233,17 +245,37 @@ class Federation:
             if name in networks:
                 self.server.shared.data.copy_(networks[name])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Server and clients, everything needed to go on."""
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Server and clients, everything needed to go on.
+
+        Without ``rows`` it lacks what the engine's journal holds, and has weights as tensors.
+        """
         sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        return {"server": self.server.state_dict(), "clients": self.engine.state_dict()} | sums
+        server = self.server.state_dict()
+        if not rows:
+            server["weighting"] = packed_rows(server["weighting"], self.names)
+        return {"server": server, "clients": self.engine.state_dict() if rows else {}} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.server.load_state_dict(state["server"])
+        server = state["server"]
+        weighting = unpacked_rows(server["weighting"], self.names)
+        self.server.load_state_dict({**server, "weighting": weighting})
         self.engine.load_state_dict(state["clients"])
         if self.sums is not None:
             self.sums.load_state_dict(state["sums"])
+
+
+def _roster_obstacle(settings: Settings, shared_heads: bool) -> str | None:
+    """What of the settings needs more of a client than its row in the roster, if anything does."""
+    wanted = {
+        "heads are shared": shared_heads,
+        "ditto gives every client a network": bool(settings.ditto),
+        "personalize gives every client a network": settings.personalize is not None,
+        f"keep = {settings.keep!r} keeps a second state": settings.keeps_best,
+        "record_conflict needs every client's gradient": bool(settings.record_conflict),
+    }
+    return next((reason for reason, given in wanted.items() if given), None)
 
 
 def gauge_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> tuple[str, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.head_start import start_at_targets
+from fedgradnorm._federation.head_start import start_at_targets, trivial_answer
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.settings import HeadStart
@@ -62,6 +64,56 @@ def make_head(
     return head
 
 
+class HeadsOnDemand(Mapping[str, nn.Module]):
+    """The heads that clients begin with, each made when it is asked for."""
+
+    def __init__(
+        self, network: nn.Module, clients: Iterable[Client], seed: int, start: HeadStart
+    ) -> None:
+        self._network, self._seed, self._start = network, seed, start
+        self._clients = {client.name: client for client in clients}
+        self._dtype = next(network.parameters()).dtype
+        self._chance = torch.Generator()
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return make_head(self._network, self._clients[name], self._seed, self._start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @cached_property
+    def features(self) -> int:
+        """How many numbers a row has behind the network, found out on the first client's."""
+        head = next(iter(self.values()))
+        assert isinstance(head, nn.Linear)
+        return head.in_features
+
+    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of clients' linear heads, which have one shape, a row each.
+
+        They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
+        draws them, in the same order.
+        """
+        chance, features = self._chance, self.features
+        outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
+        gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))
+        spread = math.sqrt(3) * (gain / math.sqrt(features))
+        weight = torch.empty(len(names), outputs, features)
+        bias = torch.empty(len(names), outputs)
+        for own_weight, own_bias, name in zip(weight, bias, names, strict=True):
+            chance.manual_seed(_head_seed(name, self._seed))
+            own_weight.uniform_(-spread, spread, generator=chance)
+            own_bias.uniform_(-bound, bound, generator=chance)
+        weight, bias = weight.to(self._dtype), bias.to(self._dtype)
+        if self._start == "targets":
+            for own_bias, name in zip(bias, names, strict=True):
+                own_bias.copy_(trivial_answer(self._clients[name]))
+        return weight, bias
+
+
 def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:
     """The linear head that the client of this name starts with."""
     with head_chance(name, seed):
@@ -72,8 +124,12 @@ def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.d
 def head_chance(name: str, seed: int) -> Iterator[None]:
     """Chance that depends on seed and name alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number(seed, "head", name) % 2**63)
+        torch.manual_seed(_head_seed(name, seed))
         yield
+
+
+def _head_seed(name: str, seed: int) -> int:
+    return number(seed, "head", name) % 2**63
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:

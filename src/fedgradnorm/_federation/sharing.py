@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -28,14 +29,9 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
     """What concerns all clients together: there are some, with names of their own."""
     if not clients:
         raise DataError("no clients: give at least one fgn.Client")
-    names = [client.name for client in clients]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
+    _check_names([client.name for client in clients])
     owners = [owner for owner, _ in itertools.groupby(client.owner for client in clients)]
-    twice = next((name for name in owners if owners.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
+    _check_names(owners)
     if settings.first_loss == "log_classes":
         for client in clients:
             if client.task.classes is None:
@@ -51,6 +47,13 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
     check_listed(settings.participation, list(dict.fromkeys(owners)))
     if settings.share != "none":
         _check_categories(clients)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """A DataError where a name comes twice."""
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
+    if twice is not None:
+        raise DataError(f"two clients are named {twice!r}; every client needs a name of its own")
 
 
 def _check_categories(clients: Sequence[Client]) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fedgradnorm._flower.private.private_terms import PrivateTerms
 
 FORMAT = 1  # of messages and states; another one is another agreement
-OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "record_conflict")
+OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "record_conflict",
+       "eval_clients", "record_clients")  # fmt: skip
 """Settings that are each side's own business."""
 
 ONLY = {
@@ -28,6 +29,8 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
+    "eval_clients": None,
+    "record_clients": None,
 }
 """Settings that a federation over the network has only one value for."""
 

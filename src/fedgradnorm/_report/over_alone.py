@@ -46,7 +46,8 @@ class Joining:
 
     def share(self, verdict: str) -> int:
         """How many clients have this verdict; without intervals a gain's sign decides."""
-        return sum(_verdict(one, self.told) == verdict for one in self.clients)
+        told = self.told
+        return sum(_verdict(one, told) == verdict for one in self.clients)
 
     def order(self) -> list[ClientGain]:
         """From the worst to the best; what is unknown is left out."""

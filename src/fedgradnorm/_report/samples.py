@@ -71,8 +71,11 @@ class Sample:
 def sample_of(run: StoredRun) -> Sample:
     """The numbers of a run, as far as it got."""
     seconds = run.about.get("seconds")
+    by, mine = run.judged, dict[str, list[Row]]()
+    for row in run.rows:
+        mine.setdefault(row["client"], []).append(row)
     return Sample(
-        tasks={n: _task(run.rows, n, run.judged.get(n, NOT_JUDGED)) for n in run.clients},
+        tasks={name: _task(rows, by.get(name, NOT_JUDGED)) for name, rows in mine.items()},
         megabytes=_megabytes(run.rows),
         seconds=float(seconds) if isinstance(seconds, int | float) else math.nan,
         experiment=str(run.config.get("name", "")) if _is_real(run.config) else "",
@@ -85,13 +88,11 @@ def _is_real(config: Mapping[str, Any]) -> bool:
     return isinstance(data, dict) and data.get("source") == "mtfl"
 
 
-def _task(rows: Sequence[Row], name: str, by: Judged) -> TaskSample:
+def _task(rows: Sequence[Row], by: Judged) -> TaskSample:
     values: dict[tuple[str, str], float] = {}
     curve: list[tuple[float, float]] = []
     weight = math.nan
     for row in rows:
-        if row["client"] != name:
-            continue
         weight = row.get("weight", weight)
         if row["split"] == "batch":
             continue

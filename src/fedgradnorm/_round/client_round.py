@@ -218,6 +218,11 @@ def first_loss(
     """F_0: the loss over the training data before any update, or log C for ``log_classes``."""
     if kind == "dataset":
         return evaluate(task, state.front(network.module), state.head, *data)["loss"]
+    return log_classes(task)
+
+
+def log_classes(task: Task) -> float:
+    """The cross-entropy of a guess among the classes of a task, which must have some."""
     if task.classes is None:
         raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
     return task.loss_scale * math.log(task.classes)

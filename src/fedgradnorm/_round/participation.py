@@ -26,10 +26,21 @@ def participants(
     """
     if not isinstance(participation, (int, float)):
         return _listed(participation, names, round_number)
-    count = max(1, round(participation * len(names)))
-    if count == len(names):
+    return some_of(names, float(participation), seed, "participation", round_number)
+
+
+def some_of(names: Sequence[str], asked: float, *counter: object) -> list[str]:
+    """So many of ``names``, in their order; which ones follows from the ``counter`` alone.
+
+    ``asked`` is a whole number of them or, as a float, a share; at least one is drawn.
+
+    >>> len(some_of(["ann", "bob", "cy"], 2, 0)), some_of(["ann", "bob"], 1.0, 0)
+    (2, ['ann', 'bob'])
+    """
+    count = asked if isinstance(asked, int) else max(1, round(asked * len(names)))
+    if count >= len(names):
         return list(names)
-    generator = np.random.default_rng(number(seed, "participation", round_number))
+    generator = np.random.default_rng(number(*counter))
     chosen = generator.choice(len(names), size=count, replace=False)
     return [names[i] for i in sorted(chosen)]
 
@@ -46,6 +57,9 @@ def _listed(
 ) -> list[str]:
     """A fixed list of names, or a list of such lists taken in turn."""
     entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
-    for name in entry or [""]:
-        choose(str(name), names, "client in participation")
-    return [name for name in names if name in entry]
+    wanted = set(entry)
+    found = [name for name in names if name in wanted]
+    if not found or len(found) < len(wanted):
+        for name in entry or [""]:
+            choose(str(name), names, "client in participation")
+    return found

@@ -42,8 +42,10 @@ class Presence:
     def __init__(
         self, clients: Sequence[Client], batch_size: int | None, seed: int, steps: int
     ) -> None:
-        self._owner = {client.name: client.owner for client in clients}
-        self._owners = list(dict.fromkeys(self._owner.values()))
+        self._rows: dict[str, list[str]] = {}
+        for client in clients:
+            self._rows.setdefault(client.owner, []).append(client.name)
+        self._owners = list(self._rows)
         self._seed = seed
         self._labels: Mapping[str, NDArray[np.bool_]] = {
             client.name: there.numpy()
@@ -55,8 +57,8 @@ class Presence:
 
     def active(self, participation: Participation, round_number: int) -> list[str]:
         """Who takes part, in the order of the clients."""
-        drawn = set(participants(participation, self._seed, self._owners, round_number))
-        names = [name for name, owner in self._owner.items() if owner in drawn]
+        drawn = participants(participation, self._seed, self._owners, round_number)
+        names = [name for owner in drawn for name in self._rows[owner]]
         return self.with_labels(names, round_number)
 
     def with_labels(self, names: Sequence[str], round_number: int) -> list[str]:

@@ -21,7 +21,10 @@ from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
-EngineName = Literal["auto", "loop", "joint", "stacked", "distributed"]
+MANY = 200
+"""Registered clients from which on the engines ask how many of them take part in a round."""
+
+EngineName = Literal["auto", "loop", "joint", "stacked", "roster", "distributed"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
@@ -78,6 +81,8 @@ class Settings:
     patience: int | None = None
     checkpoint_every: int | None = None
     record_conflict: int = 0
+    eval_clients: int | float | None = None
+    record_clients: int | list[str] | None = None
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -91,6 +96,12 @@ class Settings:
             raise ConfigError(
                 f"patience = {self.patience} ends a run whose best state is kept; "
                 "give keep = 'best' too, or leave patience out"
+            )
+        if self.eval_clients is not None and self.keeps_best:
+            raise ConfigError(
+                f"keep = {self.keep!r} compares the validation losses of the same clients in each "
+                "evaluation, and eval_clients draws others each time; leave eval_clients out, or "
+                "use keep = 'last'"
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
@@ -171,6 +182,15 @@ class Settings:
         epochs = 10 if self.epochs is None else self.epochs
         # The slack keeps 100 epochs of 32 rounds from becoming 3201 through rounding.
         return max(1, math.ceil(epochs * self.rounds_per_epoch(sizes) - 1e-9))
+
+    def few_take_part(self, clients: int) -> bool:
+        """Whether there are many clients, of which at most half take part in a round."""
+        plan = self.participation
+        if isinstance(plan, (int, float)):
+            most = round(plan * clients)
+        else:
+            most = max(len(turn) if isinstance(turn, list) else len(plan) for turn in plan)
+        return clients >= MANY and 2 * most <= clients
 
     def records_conflict(self, round_number: int) -> bool:
         """Whether the conflict between clients is recorded in this round, the first being 0."""
@@ -268,6 +288,19 @@ def _participation(name: str, value: object) -> Participation:
     return names(name, value)
 
 
+def _some_clients(name: str, value: object) -> int | float:
+    """A number of clients or, as a float, a share of them."""
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name} is a share above 0 and at most 1, not {shown(value)}")
+        return value
+    return whole(name, value, 1)
+
+
+def _number_or_names(name: str, value: object) -> int | list[str]:
+    return names(name, value) if isinstance(value, list | tuple) else whole(name, value, 0)
+
+
 def _client_privacy(_: str, value: object) -> dict[str, Any]:
     return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
 
@@ -298,6 +331,8 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("frozen", "gauge"), _if_given(_one_or_names)),
     "privacy": _if_given(_client_privacy),
     "device": _device,
+    "eval_clients": _if_given(_some_clients),
+    "record_clients": _if_given(_number_or_names),
 }
 """What each setting must be. A check gives the value back, as Python's own kind of it."""
 
@@ -317,4 +352,6 @@ _RANGES = {
     **dict.fromkeys(("lr", "clip", "head_clip"), "above 0"),
     "epochs": f"above 0, at most {MOST_EPOCHS:g}",
     "participation": "a share above 0 and at most 1, or names",
+    "eval_clients": "1 or more clients, or a share above 0 and at most 1",
+    "record_clients": "0 or more clients, or names",
 }

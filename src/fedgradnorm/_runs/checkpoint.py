@@ -8,12 +8,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError, RunFolderError
-from fedgradnorm._runs.layout import CLIENTS, NETWORK, client_file, temporary
+from fedgradnorm._runs.layout import CLIENTS, HEADS, NETWORK, client_file, temporary
 from fedgradnorm._runs.reading import check_file, opened, present
 
 if TYPE_CHECKING:
@@ -162,11 +162,22 @@ def _fill(tagged: Any, tensors: Mapping[str, Tensor]) -> Any:
     return content
 
 
+@runtime_checkable
+class InRows(Protocol):
+    """Clients whose heads are rows of a few tensors."""
+
+    def tensors(self) -> tuple[dict[str, Tensor], str]:
+        """All of it as tensors by name, and a text that says whose rows they are."""
+
+
 def write_models(run: Run, folder: Path) -> None:
     """The shared network and each client's head as safetensors with plain state_dict names."""
     (folder / CLIENTS).mkdir(exist_ok=True)
     if run.shared is not None:
         write_tensors(folder / NETWORK, dict(run.shared.state_dict()))
+    if isinstance(run.clients, InRows):
+        write_tensors(folder / HEADS, *run.clients.tensors())
+        return
     for name, client in run.clients.items():
         parts: dict[str, Mapping[str, Tensor]] = {
             "head": client.head.state_dict(),

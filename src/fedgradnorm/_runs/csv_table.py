@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _WHOLE = {"round", "active", "held", "samples", "bytes"}
 _TEXT = {"client", "other", "split"}
+_WHOLE_OF_MANY, _TEXT_OF_MANY = {"clients"}, {"task", "quantity"}
+"""The same in tables whose rows are no client's; elsewhere metrics may have these names."""
 _ALWAYS = ("round", "epoch", "client")
-"""Columns in which no row of any table has a gap."""
+"""Columns in which no row of a table has a gap, where rows are clients'."""
 
 Row = dict[str, Any]
 
@@ -39,6 +41,11 @@ class Table:
         self._file: Any = None
         self._folder = Path()
         self._sum = _digest()
+
+    @property
+    def always(self) -> tuple[str, ...]:
+        """Columns in which no row has a gap."""
+        return tuple(column for column in _ALWAYS if column in self.columns)
 
     @property
     def checksum(self) -> str:
@@ -71,7 +78,7 @@ class Table:
                 f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
                 "of the file back"
             )
-        self.rows = _whole_rows(path, data)
+        self.rows = _whole_rows(path, data, self.always)
         self._told = len(self.rows)
 
     def reattach(self, path: Path, size: int, checksum: str | None = None) -> None:
@@ -130,9 +137,12 @@ def _cell(value: Any) -> str:
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out."""
-    return _whole_rows(path, read_file(path))
+def read_rows(path: Path, always: Sequence[str] = _ALWAYS) -> list[Row]:
+    """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out.
+
+    A row with a gap in a column of ``always`` is a RunFolderError.
+    """
+    return _whole_rows(path, read_file(path), always)
 
 
 def salvage_rows(path: Path) -> tuple[list[Row], str]:
@@ -140,12 +150,12 @@ def salvage_rows(path: Path) -> tuple[list[Row], str]:
     return _salvaged(path, read_file(path))
 
 
-def _whole_rows(path: Path, data: bytes) -> list[Row]:
+def _whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
     rows, damage = _salvaged(path, data)
     if damage:
         raise RunFolderError(damage)
     for number, row in enumerate(rows, start=1):
-        if missing := [key for key in _ALWAYS if key not in row]:
+        if missing := [key for key in always if key not in row]:
             raise RunFolderError(f"{path} is damaged: row {number} has no {missing[0]}")
     return rows
 
@@ -160,8 +170,11 @@ def _salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
     reader = csv.DictReader(io.StringIO(whole))
     rows: list[Row] = []
     try:
+        kinds = _kinds(reader.fieldnames or ())
         for row in reader:
-            rows.append({key: _value(key, cell) for key, cell in row.items() if cell != ""})
+            rows.append(
+                {key: kinds.get(key, float)(cell) for key, cell in row.items() if cell != ""}
+            )
     except (ValueError, TypeError, csv.Error) as error:
         damage = f"{path}, line {reader.line_num} is damaged: {error}"
     return rows, damage
@@ -171,7 +184,13 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
 
 
-def _value(key: str, cell: str) -> Any:
-    if key in _TEXT:
-        return cell
-    return int(cell) if key in _WHOLE else float(cell)
+def _kinds(columns: Sequence[str]) -> dict[str, Callable[[str], Any]]:
+    """What the cells of each column are."""
+    of_many = "client" not in columns
+    text = _TEXT | _TEXT_OF_MANY if of_many else _TEXT
+    whole = _WHOLE | _WHOLE_OF_MANY if of_many else _WHOLE
+    return {**dict.fromkeys(text, _as_it_is), **dict.fromkeys(whole, int)}
+
+
+def _as_it_is(cell: str) -> str:
+    return cell

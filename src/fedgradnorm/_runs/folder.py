@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgradnorm._errors import FedGradNormError, RunFolderError
+from fedgradnorm._engines import Journal
+from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
@@ -25,8 +26,10 @@ from fedgradnorm._runs.layout import (
     DROPPED,
     FILES,
     LOG,
+    SPREAD,
     TEMPORARY,
 )
+from fedgradnorm._runs.many.segments import Segments
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import writing
@@ -49,8 +52,12 @@ class Kept(Protocol):
     def tables(self) -> Mapping[str, Table]:
         """The tables of the run, by the name of their file."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on."""
+    @property
+    def journal(self) -> Journal | None:
+        """What is written down piece by piece, as it changes, where anything is."""
+
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Everything needed to go on; without ``rows`` all but what the journal holds."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -69,7 +76,7 @@ class RunFolder:
         self.path, self.trainer = self._claim.path, trainer
         self.about: dict[str, Any] = dict(about)
         self._began, self._before = time.perf_counter(), 0.0
-        self._kept = True
+        self._kept, self._segments = True, Segments(self.path)
         self._handler: logging.Handler | None = None
         self._level = logging.NOTSET
         try:
@@ -101,8 +108,11 @@ class RunFolder:
         state = checkpoint.load(self.path / CHECKPOINT)
         try:
             self.trainer.load_state_dict(state["trainer"])
+            if self.trainer.journal is not None:
+                self._segments.restore(state, self.trainer.journal)
             for name, table in self.trainer.tables.items():
-                table.recall(self.path / name, *_extent(state, name))
+                if _began(state, name):
+                    table.recall(self.path / name, *_extent(state, name))
         except FedGradNormError:
             raise
         except Exception as error:  # a state of another shape may fail anywhere, in any way
@@ -124,7 +134,7 @@ class RunFolder:
             checkpoint.write_atomically(self.path / DROPPED, lines.encode())
         self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
-            if state is None:
+            if state is None or not _began(state, name):
                 table.attach(self.path / name)
             else:
                 table.reattach(self.path / name, *_extent(state, name))
@@ -133,14 +143,21 @@ class RunFolder:
         elif state is not None:
             self._mark()
 
-    def save_checkpoint(self) -> None:
-        """Put everything needed to go on into one file, atomically."""
-        state = self.trainer.state_dict()  # under torchrun all ranks take part in this
+    def save_checkpoint(self, whole: bool = False) -> None:
+        """Put everything needed to go on into one file, atomically; of many clients some into more.
+
+        With ``whole`` they are in the one file, too: it then does not depend on those before it.
+        """
+        journal = self.trainer.journal
+        state = self.trainer.state_dict(rows=journal is None)  # under torchrun by all ranks
         tables = self.trainer.tables
         with writing(self.path):
             sizes = {_size_of(name): table.sync() for name, table in tables.items()}
             sums = {_sum_of(name): table.checksum for name, table in tables.items()}
-            checkpoint.save({"trainer": state, **sizes, **sums}, self.path / CHECKPOINT)
+            rows = {} if journal is None else self._segments.add(journal, whole)
+            checkpoint.save({"trainer": state, **sizes, **sums, **rows}, self.path / CHECKPOINT)
+            if journal is not None:
+                self._segments.settle(journal)
             self._mark()
 
     def _mark(self) -> None:
@@ -151,6 +168,8 @@ class RunFolder:
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
+        if self.trainer.journal is not None:
+            self.save_checkpoint(whole=True)
         with writing(self.path):
             checkpoint.write_models(run, self.path)
             self.about = run.about
@@ -253,7 +272,8 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     What an older version did not store is not compared.
     """
     if list(before) != list(now):
-        return f"clients: it was started with {', '.join(before)}, not {', '.join(now)}"
+        were, are = listed(list(before)), listed(list(now))
+        return f"clients: it was started with {were}, not {are}"
     for name, then in before.items():
         known = {"privacy": None, **then}  # only a client that promises something has it
         keys = [k for k in known if k not in UNCOMPARED and known[k] != now[name].get(k)]
@@ -263,6 +283,11 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
             was = ", ".join(f"{key} was {known[key]}, is {now[name].get(key)}" for key in keys)
             return f"clients: client {name!r} has changed ({was})"
     return ""
+
+
+def _began(state: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint knows of this table; an older version had no quantiles."""
+    return name != SPREAD or _size_of(name) in state
 
 
 def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str | None]:

@@ -5,12 +5,15 @@ A run folder:
 run.json                 settings, seed, clients, versions, command; whether there is a checkpoint
 config.toml              the resolved config, where the run was started from one
 metrics.csv              the history, append-only
+spread.csv               quantiles over clients, where the history has not the rows of all
 conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
 dropped.txt              rows that the data source left out, where it did
 checkpoint.safetensors   everything needed to go on, replaced atomically
 network.safetensors      the trained shared network, once finished
 clients/NAME.safetensors each client's head, once finished
+heads.safetensors        all heads, where clients are many: instead of a file for each
+rows/NUMBER.safetensors  rows of many clients that changed between two checkpoints
 tensorboard/             event files, where they are asked for
 superlink.log            what Flower's server said, where there was one
 .lock                    held by the process that writes here
@@ -24,12 +27,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 ABOUT, CONFIG = "run.json", "config.toml"
-METRICS, CONFLICT = "metrics.csv", "conflict.csv"
+METRICS, SPREAD, CONFLICT = "metrics.csv", "spread.csv", "conflict.csv"
 LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
 CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.safetensors"
 CLIENTS, EVENTS = "clients", "tensorboard"
+HEADS, ROWS = "heads.safetensors", "rows"
 LOCK = ".lock"
-FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, CONFLICT, NETWORK)
+FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, SPREAD, CONFLICT, NETWORK, HEADS)
 """What is or will be an ordinary file in a run folder, beside run.json."""
 
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"

@@ -15,7 +15,18 @@ from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm._runs.history import conflict_table, read_history
-from fedgradnorm._runs.layout import ABOUT, CLIENTS, CONFLICT, METRICS, NETWORK, client_file
+from fedgradnorm._runs.layout import (
+    ABOUT,
+    CLIENTS,
+    CONFLICT,
+    HEADS,
+    METRICS,
+    NETWORK,
+    SPREAD,
+    client_file,
+)
+from fedgradnorm._runs.many.spread import read_spread, spread_table
+from fedgradnorm._runs.many.stacked_clients import StackedClients, scalings_of, tables_of
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm.tasks._kind import OWN, Kind
@@ -44,23 +55,31 @@ def load(
     if network is None and plans["network"] is None:
         raise _own_class("network")
     own = {f"{OWN}{kind.name}": kind for kind in kinds}
-    clients = {
-        name: _client(folder, name, info, plans, network, heads or {}, stems or {}, own)
-        for name, info in about["clients"].items()
-    }
+    clients: Mapping[str, TrainedClient]
+    if present(folder / HEADS):
+        clients = _in_rows(folder, about["clients"], own)
+    else:
+        clients = {
+            name: _client(folder, name, info, plans, network, heads or {}, stems or {}, own)
+            for name, info in about["clients"].items()
+        }
     shared = _shared(folder, plans["network"], network, clients)
     history = read_history(folder / METRICS)
     pairs = conflict_table()
     if present(folder / CONFLICT):
         pairs.append(read_rows(folder / CONFLICT))
-    return Run(clients, about, history, shared, about["finished"], pairs)
+    spread = spread_table()
+    if present(folder / SPREAD):
+        spread.append(read_spread(folder / SPREAD))
+    return Run(clients, about, history, shared, about["finished"], pairs, spread)
 
 
 def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     """The blueprints of run.json; each client must have one of its head."""
     plans = about.get("blueprints", {})
     heads = plans.get("heads", {})
-    lost = [f"heads.{name}" for name in about["clients"] if name not in heads]
+    wanted = [] if present(folder / HEADS) else about["clients"]
+    lost = [f"heads.{name}" for name in wanted if name not in heads]
     lost += [] if "network" in plans else ["network"]
     if lost:
         raise RunFolderError(f"{folder / ABOUT} is damaged: it has no blueprints.{lost[0]}")
@@ -87,23 +106,45 @@ def _client(
     if name in plans["stems"]:
         saved = _part(tensors, "stem")
         stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
-    scaling = _scaling(_part(tensors, "scaling"), name)
+    found = _trained(name, info, head, _scaling(_part(tensors, "scaling"), name), kinds)
+    found.buffers, found.network, found.stem = _part(tensors, "buffers"), own, stem
+    return found
+
+
+def _trained(
+    name: str, info: Mapping[str, Any], head: nn.Module, scaling: Any, kinds: Mapping[str, Kind]
+) -> TrainedClient:
+    """What run.json says of a client, and its head."""
     named: dict[str, Any] = {
         key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)
     }
     return TrainedClient(
         head,
         info["kind"],
-        _part(tensors, "buffers"),
-        own,
-        scaling,
+        scaling=scaling,
         **named,
         encoding=_encoding(info.get("encoding"), name),
         of=info.get("of"),
         shape=tuple(info.get("shape", ())),
         own_kind=_own_kind(name, info["kind"], kinds),
-        stem=stem,
     )
+
+
+def _in_rows(
+    folder: Path, infos: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
+) -> StackedClients:
+    """Many clients, whose heads are in one file."""
+    tensors, note = checkpoint.read_tensors(folder / HEADS)
+    tables = tables_of(folder / HEADS, tensors, note)
+    lost = set(infos) - {name for names, _, _ in tables for name in names}
+    if lost:
+        raise RunFolderError(f"{folder / HEADS} is damaged: it has no head of {min(lost)!r}")
+    scalings = {name: _scaling(own, name) for name, own in scalings_of(tensors).items()}
+
+    def finish(name: str, head: nn.Linear) -> TrainedClient:
+        return _trained(name, infos[name], head, scalings.get(name), kinds)
+
+    return StackedClients(list(infos), tables, finish, scalings)
 
 
 def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
@@ -128,11 +169,11 @@ def _shared(
     """The shared network, filled; None where every client has its own."""
     if present(folder / NETWORK):
         shared = _filled(network, plan, checkpoint.read_tensors(folder / NETWORK)[0], "network")
-    elif all(client.network is None for client in clients.values()):
+    elif isinstance(clients, StackedClients) or all(c.network is None for c in clients.values()):
         raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
     else:
         shared = None
-    for name, client in clients.items():
+    for name, client in () if isinstance(clients, StackedClients) else clients.items():
         _check_buffers(client.network or shared, client.buffers, name)
     return shared
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -18,10 +18,11 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import kept_round, write_about
+from fedgradnorm._runs.about import write_about
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
-from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS
+from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
 from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
@@ -30,7 +31,6 @@ from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
 from fedgradnorm.tasks._kind import Kind
 from fedgradnorm.tasks._kinds import KINDS
-from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 from fedgradnorm.tasks._positions import Shape
 
 if TYPE_CHECKING:
@@ -97,12 +97,13 @@ class Run:
     interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
     """
 
-    clients: dict[str, TrainedClient]
+    clients: Mapping[str, TrainedClient]
     about: dict[str, Any]
     table: History
     shared: nn.Module | None
     finished: bool = True
     pairs: Table = field(default_factory=conflict_table)
+    quantiles: Table = field(default_factory=spread_table)
 
     @property
     def history(self) -> pd.DataFrame:
@@ -113,6 +114,22 @@ class Run:
     def conflict(self) -> pd.DataFrame:
         """Cosines between clients' updates, a row per recorded round and pair; often empty."""
         return self.pairs.frame()
+
+    @property
+    def spread(self) -> pd.DataFrame:
+        """Quantiles over clients: a row per round, split, task and quantity.
+
+        Quantities are the loss, the weight and the metrics. A run of many clients recorded them of
+        all that took part or were evaluated, and its ``history`` has the rows of a few. Of other
+        runs they are those of the rows in ``history``.
+        """
+        table = self.quantiles
+        if not table.rows:
+            known = self.about.get("clients", {})
+            groups = groups_of({name: known.get(name, {}) for name in self.clients})
+            table = spread_table()
+            table.append(spread_rows(self.table.rows, groups, metric_names(self.table)))
+        return table.frame()
 
     @property
     def network(self) -> nn.Module:
@@ -150,6 +167,8 @@ class Run:
     @property
     def weights(self) -> dict[str, float]:
         """Each client's last weight."""
+        if known := self.about.get("weights"):
+            return {name: known.get(name, 1.0) for name in self.clients}
         rows = [row for row in self.table.rows if row.get("weight") is not None]
         last = {row["client"]: row["weight"] for row in rows}
         return {name: last.get(name, 1.0) for name in self.clients}
@@ -285,31 +304,9 @@ class Run:
         ``trivial`` is what the most frequent class, or the mean, scores there by the client's
         metric: the first that its task named, or else accuracy or mae.
         """
-        import pandas as pd
+        from fedgradnorm._runs.after.run_summary import summary_of
 
-        from fedgradnorm._runs.after.whole_frame import WholeFrame
-
-        frame = self.history
-        rows = []
-        for name in self.clients:
-            full = frame[(frame.client == name) & (frame.split != "batch")]
-            train = full[full.split == "train"]
-            shown = full[full.split == full.split.iloc[-1]] if len(full) else full
-            row: dict[str, Any] = {"client": name, "weight": self.weights[name]}
-            info = self.about.get("clients", {}).get(name, {})
-            if len(train):
-                row["first_loss"] = train.loss.iloc[0]
-                row["last_loss"] = train.loss.iloc[-1]
-                row["split"] = shown.split.iloc[-1]
-                metrics = shown.iloc[-1].drop(labels=["weight"]).dropna()
-                known = {k: v for k, v in metrics.items() if k in metric_names(self.table)}
-                row.update(known)
-                row["trivial"] = _trivial(info, known)
-            if (kept := kept_round(self.about, name)) is not None:
-                row["kept_round"] = kept
-            rows.append(row)
-        frame = pd.DataFrame(rows).set_index("client")
-        return cast("pd.DataFrame", WholeFrame(frame))
+        return summary_of(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""
@@ -317,18 +314,12 @@ class Run:
         (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
         checkpoint.write_models(self, folder)
         checkpoint.write_atomically(folder / METRICS, self.table.text().encode())
+        if self.quantiles.rows:
+            checkpoint.write_atomically(folder / SPREAD, self.quantiles.text().encode())
         if self.pairs.rows:
             checkpoint.write_atomically(folder / CONFLICT, self.pairs.text().encode())
         write_about(folder, {**self.about, "finished": self.finished})
         return folder
-
-
-def _trivial(info: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
-    """What the trivial answer scores by the metric that a client is shown by."""
-    order = (info.get("metric"), *MAIN_METRICS)
-    shown = next((name for name in order if name in known), None)
-    found = info.get("trivial", {}).get(shown)
-    return found if isinstance(found, float) else None
 
 
 def metric_names(table: History) -> set[str]:

@@ -190,7 +190,7 @@ def mixture(groups: Sequence[Group]) -> list[str]:
     ]
     if not any("data." in note for note in notes) and len(data_sets(groups)) > 1:
         notes.append("not like for like: the runs were not trained on the same rows")
-    if len({tuple(run.clients) for one in groups for run in one.whole}) > 1:
+    if len({tuple(run.names) for one in groups for run in one.whole}) > 1:
         notes.append("not like for like: the runs do not have the same clients")
     return notes
 

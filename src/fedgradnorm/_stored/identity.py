@@ -20,7 +20,8 @@ Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""
 
 BESIDE = frozenset({"seed", "engine", "device", "compile", "log_every", "eval_every",
-                    "checkpoint_every", "folder", "cache", "record_conflict"})  # fmt: skip
+                    "checkpoint_every", "folder", "cache", "record_conflict",
+                    "eval_clients", "record_clients"})  # fmt: skip
 """Settings that change how a run is made or kept, not what it computes."""
 
 STRUCTURE, CLIENTS = "network.structure", "data.clients."
@@ -62,6 +63,8 @@ def is_scale(name: str) -> bool:
 
 def same_rows(one: StoredRun, other: StoredRun) -> bool:
     """Whether nothing that is known of both runs' rows tells them apart."""
+    if one.prints == other.prints and one.prints and None not in one.prints.values():
+        return True
     ours, theirs = _clients(one), _clients(other)
     if ours and theirs and list(ours) != list(theirs):
         return False

@@ -8,8 +8,9 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._runs.about import kept_words, read_about
 from fedgradnorm._runs.csv_table import Row, salvage_rows
 from fedgradnorm._runs.history import KEYS, PAIRS
-from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS
+from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.many.spread import COLUMNS, SHARES, groups_of
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm._stored.summary import Judged, judged
 from fedgradnorm.experiments._config.toml_text import read_toml
@@ -31,7 +33,9 @@ class StoredRun:
     """One run: its history, what is known about it, and what is not in order.
 
     Losses in ``rows`` are freed of the factor they were given (``loss_scale``), here and nowhere
-    else, so that no reader can forget it; ``scaled`` says that there was one.
+    else, so that no reader can forget it; ``scaled`` says that there was one. ``spread`` has the
+    quantiles over clients where the run recorded them. Where ``pooled`` is not empty, ``rows`` are
+    those of quantiles, and it says how each is judged; see ``_stored.task_lines``.
     """
 
     name: str
@@ -42,12 +46,15 @@ class StoredRun:
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     pairs: list[Row] = field(default_factory=list)
+    spread: list[Row] = field(default_factory=list)
+    pooled: Mapping[str, Judged] = field(default_factory=dict)
     scaled: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         scales = {name: _scale(client) for name, client in self.part("clients").items()}
         if any(scale != 1.0 for scale in scales.values()):
             object.__setattr__(self, "rows", [_freed(row, scales) for row in self.rows])
+            object.__setattr__(self, "spread", freed_spread(self.spread, self.groups, scales))
             object.__setattr__(self, "scaled", True)
 
     @property
@@ -58,7 +65,25 @@ class StoredRun:
     @property
     def judged(self) -> dict[str, Judged]:
         """How each client is judged."""
-        return judged(self.part("clients"))
+        return dict(self.pooled) if self.pooled else judged(self.part("clients"))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all clients, also of those whose rows were not kept."""
+        return list(self.part("clients")) or self.clients
+
+    @cached_property
+    def prints(self) -> dict[str, str | None]:
+        """The fingerprint of each client's rows, where it is known."""
+        known = self.part("clients").items()
+        return {n: info.get("fingerprint") for n, info in known if isinstance(info, dict)}
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """What each client is told apart by where clients are many: its task, or the kind of it."""
+        known = self.part("clients")
+        infos = {name: known.get(name) for name in self.names}
+        return groups_of({n: info if isinstance(info, dict) else {} for n, info in infos.items()})
 
     @property
     def finished(self) -> bool:
@@ -99,6 +124,25 @@ def _scale(client: Any) -> float:
 
 def _freed(row: Row, scales: dict[str, float]) -> Row:
     return {**row, "loss": row["loss"] / scales.get(row["client"], 1.0)} if "loss" in row else row
+
+
+def freed_spread(
+    rows: list[Row], groups: Mapping[str, str], scales: Mapping[str, float]
+) -> list[Row]:
+    """Quantiles of losses freed of the factor of their group; of several factors, not at all."""
+    factors: dict[str, set[float]] = {}
+    for name, group in groups.items():
+        factors.setdefault(group, set()).add(scales.get(name, 1.0))
+    numbers = ("mean", *SHARES)
+    found = []
+    for row in rows:
+        mine = factors.get(row["task"], {1.0})
+        if row["quantity"] != "loss":
+            found.append(row)
+        elif len(mine) == 1:
+            factor = next(iter(mine))
+            found.append({**row, **{column: row[column] / factor for column in numbers}})
+    return found
 
 
 def collect(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
@@ -145,6 +189,7 @@ def read_run(folder: Path) -> StoredRun:
     config = _config(folder, problems)
     rows = _rows(folder / METRICS, problems)
     pairs = _pairs(folder / CONFLICT, problems)
+    spread = _spread(folder / SPREAD, problems)
     settings = about.get("settings")
     seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
     return StoredRun(
@@ -156,6 +201,7 @@ def read_run(folder: Path) -> StoredRun:
         config=config,
         problems=tuple(problems),
         pairs=pairs,
+        spread=spread,
     )
 
 
@@ -194,6 +240,10 @@ def _rows(path: Path, problems: list[str]) -> list[Row]:
 
 def _pairs(path: Path, problems: list[str]) -> list[Row]:
     return _salvaged(path, lambda _: PAIRS, problems) if path.exists() else []
+
+
+def _spread(path: Path, problems: list[str]) -> list[Row]:
+    return _salvaged(path, lambda _: COLUMNS, problems) if path.exists() else []
 
 
 def _salvaged(path: Path, needed: Callable[[Row], Sequence[str]], problems: list[str]) -> list[Row]:

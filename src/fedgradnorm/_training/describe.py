@@ -15,6 +15,7 @@ from torch import nn
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
+from fedgradnorm._runs.many.recorded import ALL_ROWS
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
@@ -25,13 +26,14 @@ _SHORT = 12  # letters of a commit
 def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
-    heads = {n: h for f in trainer.federations for n, h in f.engine.heads().items()}
+    engines = [f.engine for f in trainer.federations]
+    heads = {n: h for e in engines if e.journal is None for n, h in e.heads().items()}
     return {
         "format": FORMAT,
         "finished": False,
         "settings": asdict(trainer.settings),
         "weighting": describe_weighting(weighting),
-        "clients": {name: client_info(client) for name, client in trainer.clients.items()},
+        "clients": _infos(trainer),
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "network": describe_network(network),
@@ -48,6 +50,21 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
             **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
         },
     }
+
+
+def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """What run.json says of each client; many clients hold equal parts of it in common."""
+    kept, few = trainer.recording.kept, len(trainer.clients) <= ALL_ROWS
+    seen: dict[str, Any] = {}
+    infos = {}
+    for name, client in trainer.clients.items():
+        info = client_info(client, trivial=kept is None or few or name in kept)
+        infos[name] = info | {
+            key: seen.setdefault(repr(value), value)
+            for key, value in info.items()
+            if isinstance(value, (dict, list))
+        }
+    return infos
 
 
 def git_commit(place: Path) -> str:

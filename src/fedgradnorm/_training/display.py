@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -12,11 +13,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedgradnorm._runs.many.spread import MANY, quantiles
 from fedgradnorm._training.trainer import Progress
 
 PER_SECOND = 8
 PLAIN_SECONDS = 5.0
-MOST_CLIENTS = 20  # that are shown one by one
+MOST_CLIENTS = 20  # that are shown one by one, of those seen so far
 
 
 @contextmanager
@@ -109,11 +111,16 @@ class _View:
         return Group(line, table, *ended, *beside)
 
     def shown(self) -> list[tuple[str, float, float]]:
-        """Clients with loss and weight; of very many the least, the median and the largest loss."""
+        """Clients with loss and weight; of many the least, the median and the largest loss.
+
+        Of more than ``MANY`` no client is named: there are quantiles of losses and of weights.
+        """
         # The table is copied first: this runs in the display's thread.
         rows = [(name, loss, self.weights.get(name, 1.0)) for name, loss in [*self.losses.items()]]
         if len(rows) <= MOST_CLIENTS:
             return rows
+        if len(rows) > MANY:
+            return _distribution(rows)
         ranked = sorted(rows, key=lambda row: row[1])
         picked = {"least": ranked[0], "median": ranked[len(rows) // 2], "largest": ranked[-1]}
         return [(f"{what} of {len(rows)}: {row[0]}", *row[1:]) for what, row in picked.items()]
@@ -131,6 +138,17 @@ class _View:
             + (f"; {event.ended}" if event.ended else "")
             + (f"; {self.beside(event)}" if self.beside else "")
         )
+
+
+def _distribution(rows: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Quantiles of the losses, the worst last, each beside the same quantile of the weights."""
+    losses, weights = (
+        quantiles([value for value in column if math.isfinite(value)] or [math.nan])
+        for column in ([loss for _, loss, _ in rows], [weight for _, _, weight in rows])
+    )
+    named = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
+    first, *rest = [(word, losses[key], weights[key]) for key, word in named.items()]
+    return [(f"{len(rows):,} clients: {first[0]}", *first[1:]), *rest]
 
 
 class _Lines:

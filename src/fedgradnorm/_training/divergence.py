@@ -19,7 +19,7 @@ class Divergence:
 
     def __init__(self, settings: Settings) -> None:
         self.rates = rates(settings)
-        self.named: list[str] = []
+        self.named: dict[str, None] = {}  # in the order of the warnings
 
     def note(self, round_number: int, ratios: Mapping[str, float]) -> None:
         """Warn of clients whose loss is far above their first one."""
@@ -42,7 +42,7 @@ class Divergence:
 
     def _warn(self, name: str, words: str) -> None:
         if name not in self.named:
-            self.named.append(name)
+            self.named[name] = None
             log.warning("client %r %s", name, words)
 
 

@@ -150,7 +150,7 @@ def _rounds(
         checkpoints.after_round()
         try:
             if show is not None:
-                show(replace(event, rows=trainer.history.news(), ended=trainer.ended))
+                show(_with_news(event, trainer))
             let_through()
         except KeyboardInterrupt:
             checkpoints.write()
@@ -173,7 +173,13 @@ def _end(
     checkpoints.write()
     if show is not None:
         event = Progress(trainer.round, trainer.rounds, trainer.epoch, {}, {})
-        show(replace(event, rows=trainer.history.news(), ended=trainer.ended))
+        show(_with_news(event, trainer))
+
+
+def _with_news(event: Progress, trainer: Trainer) -> Progress:
+    """A progress with what was written down since the last one."""
+    rows, spread = trainer.recording.news()
+    return replace(event, rows=rows, spread=spread, ended=trainer.ended)
 
 
 def _until_next(round_number: int, *intervals: int) -> int:

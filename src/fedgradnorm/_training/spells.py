@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 log = logging.getLogger("fedgradnorm")
 
@@ -20,14 +23,12 @@ class Spell:
     on: bool = False
     lines: int = 0
     total: int = 0  # rounds in trouble, of all rounds
-    rounds: int = 0
     hits: int = 0  # rounds in trouble, of those from the last line on
     seen: int = 0
 
     def turns(self, trouble: bool) -> bool:
         """Count a round; whether a line is due, because the trouble has begun or ended."""
         self.total += trouble
-        self.rounds += 1
         waited = not self.lines or self.seen >= _wait(self.lines)
         if trouble != self.on and waited:
             return True
@@ -54,8 +55,43 @@ def _stored(name: str, state: Any) -> Spell:
     return Spell(on, *counts)
 
 
+def _of_older(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The state of a version that kept the rounds of each client in the fourth place of a list."""
+    rounds, told = [], {}
+    for name in names:
+        known = list(state.get(name, (False, 0, 0, 0, 0, 0)))
+        rounds.append(known.pop(_ROUNDS))
+        told[name] = known
+    if not all(type(count) is int for count in rounds):
+        raise ValueError(f"watch: rounds are {rounds!r:.40}")
+    found = {name: spell for name, spell in told.items() if any(spell[:3])}
+    return {"rounds": torch.tensor(rounds), "clients": found}
+
+
+_ROUNDS = 3
+
+
+def packed_counts(counts: Mapping[str, int]) -> Tensor:
+    """Counts of all clients as one tensor, in their order: a checkpoint has them as few bytes."""
+    return torch.tensor(list(counts.values()), dtype=torch.int64)
+
+
+def unpacked_counts(packed: Any, names: Sequence[str], what: str) -> dict[str, int]:
+    """Counts by name; a ValueError if they cannot be such. Older checkpoints hold a table."""
+    counts = packed.tolist() if isinstance(packed, Tensor) else [packed[name] for name in names]
+    if len(counts) != len(names):
+        raise ValueError(f"{what} has {len(counts)} counts for {len(names)} clients")
+    found = dict(zip(names, counts, strict=True))
+    for name, count in found.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{what}.{name} is {count!r:.40}")
+    return found
+
+
 class Spells:
-    """One kind of trouble, of all clients.
+    """One kind of trouble, of all clients; ``clients`` are those that have had it.
+
+    Others have nothing but a count of their rounds, so many clients without trouble cost little.
 
     ``begins`` is the line to write when it begins, with the client's ``{name}``, the ``{why}`` and
     the ``{times}`` so far; ``ends`` what a client does when it is over; ``was`` what is counted.
@@ -63,44 +99,55 @@ class Spells:
 
     def __init__(self, names: Iterable[str], begins: str, ends: str, was: str) -> None:
         self.begins, self.ends, self.was = begins, ends, was
-        self.clients = {name: Spell() for name in names}
+        self.rounds = dict.fromkeys(names, 0)
+        self.clients: dict[str, Spell] = {}
 
     def note(self, round_number: int, well: Iterable[str], troubled: Mapping[str, str]) -> None:
         """Count a round for these clients, and log whose trouble begins or ends in it."""
         for name, why in troubled.items():
-            spell = self.clients[name]
+            self.rounds[name] += 1
+            spell = self.clients.setdefault(name, Spell())
             if spell.turns(trouble=True):
                 line = self.begins.format(name=name, why=why, times=spell.total)
                 so_far = f"; {self._share(spell)}" if spell.hits else ""
                 log.warning("round %d: %s%s", round_number, line, so_far)
                 spell.told(trouble=True)
         for name in well:
-            spell = self.clients[name]
-            if spell.turns(trouble=False):
-                share = self._share(spell)
+            self.rounds[name] += 1
+            before = self.clients.get(name)
+            if before is not None and before.turns(trouble=False):
+                share = self._share(before)
                 log.warning("round %d: client %r %s; %s", round_number, name, self.ends, share)
-                spell.told(trouble=False)
+                before.told(trouble=False)
 
     def _share(self, spell: Spell) -> str:
         return f"{self.was} in {spell.hits:,} of the last {spell.seen:,} rounds"
 
     def sum_up(self) -> None:
         """Log how often it was, for every client that had the trouble at all."""
-        for name, spell in self.clients.items():
-            if spell.total:
-                counts = spell.total, spell.rounds
+        for name, rounds in self.rounds.items():
+            if total := self.total(name):
+                counts = total, rounds
                 log.warning("client %r was %s in %d of its %d rounds", name, self.was, *counts)
 
     @property
     def totals(self) -> dict[str, int]:
         """Rounds in trouble so far, by client."""
-        return {name: spell.total for name, spell in self.clients.items()}
+        return {name: self.total(name) for name in self.rounds}
+
+    def total(self, name: str) -> int:
+        """Rounds in trouble so far of one client."""
+        return self.clients[name].total if name in self.clients else 0
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart: whoever resumes a run reads on in the same log."""
-        return {name: list(astuple(spell)) for name, spell in self.clients.items()}
+        told = {name: list(astuple(spell)) for name, spell in self.clients.items()}
+        return {"rounds": packed_counts(self.rounds), "clients": told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; clients that it does not know begin anew."""
-        for name in self.clients:
-            self.clients[name] = _stored(name, state[name]) if name in state else Spell()
+        """Take over what ``state_dict`` returned, or what older versions did: a list a client."""
+        if not isinstance(state.get("rounds"), Tensor):
+            state = _of_older(state, self.rounds)
+        self.rounds = unpacked_counts(state["rounds"], list(self.rounds), "watch")
+        told = state["clients"]
+        self.clients = {name: _stored(name, told[name]) for name in self.rounds if name in told}

@@ -80,6 +80,8 @@ def train(
     patience: int | None = None,
     checkpoint_every: int | None = None,
     record_conflict: int = 0,
+    eval_clients: int | float | None = None,
+    record_clients: int | list[str] | None = None,
     start: Run | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -166,6 +168,12 @@ def train(
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
             so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
+        eval_clients: how many clients an evaluation is of (100), or which share of them (0.1),
+            drawn for each evaluation from the seed; all by default. The last evaluation is of all
+            clients where there are 1,000 at most.
+        record_clients: whose rows the history keeps: so many clients, drawn from the seed, or these
+            names. By default everybody's; of more than 500 clients those of 48, and of everybody
+            the first and the last evaluation. ``Run.spread`` has quantiles over all clients.
         start: go on from a finished run: its network, and the heads and running statistics of
             clients that it knows. Optimisers and weights start again; new clients get fresh heads.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
@@ -220,6 +228,8 @@ def train(
         patience=patience,
         checkpoint_every=checkpoint_every,
         record_conflict=record_conflict,
+        eval_clients=eval_clients,
+        record_clients=record_clients,
     )
     return train_with(
         network,

@@ -10,27 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import TrainingError
-from fedgradnorm._federation.federation import Federation, Outcome
+from fedgradnorm._client import Client
+from fedgradnorm._engines import Journal
+from fedgradnorm._errors import TrainingError, listed
+from fedgradnorm._federation.federation import Outcome
 from fedgradnorm._federation.sharing import (
     check_clients,
     federations,
     warn_of_order,
     warn_of_scale,
 )
-from fedgradnorm._round.presence import Presence, batches_of
+from fedgradnorm._round.presence import Presence
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
 from fedgradnorm._runs.csv_table import Row, Table
-from fedgradnorm._runs.history import UNTUNED, History, conflict_table, pair_rows
-from fedgradnorm._runs.layout import CONFLICT, METRICS
+from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
 from fedgradnorm._training.ending.stopping import Stopping, log_personal
+from fedgradnorm._training.recording import Recording
+from fedgradnorm._training.spells import packed_counts, unpacked_counts
 from fedgradnorm._training.watch import Watch
 from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
@@ -45,6 +48,7 @@ class Progress:
     ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
     ``ended`` is empty until the run is over; it then says what was kept, where that was a choice.
     ``stage`` is "alone" while clients train alone to have the choice of it; rounds are then its.
+    ``spread`` are new rows of quantiles, where the history has not the rows of all clients.
     """
 
     round: int
@@ -56,6 +60,7 @@ class Progress:
     shown: str = "loss"
     ended: str = ""
     stage: str = ""
+    spread: Sequence[Row] = ()
 
 
 class Trainer:
@@ -81,19 +86,14 @@ class Trainer:
         self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.round, self.ending = 0, False
-        self.taken = dict.fromkeys(self.names, 0)
         self.watch = Watch(self.names, settings)
         self.accounts = Accounts(clients, settings, self.rounds)
         self.rounds = self.accounts.govern(self.federations, self.rounds)
         self.stopping = Stopping(self.federations, settings)
         self.personal: dict[str, dict[str, Any]] = {}
-        batch = batches_of(clients, settings.batch_size, settings.seed).batch
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
-        self._samples = {name: steps * batch[name] for name in self.names}
-        metrics = sorted({key for client in clients for key in client.task.metrics})
-        self.history = History(metrics, private=bool(self.accounts))
-        self.conflict = conflict_table()
+        self.recording = Recording(clients, self.federations, self.accounts, settings)
         if settings.share == "all":
             warn_of_order(clients)
 
@@ -108,9 +108,13 @@ class Trainer:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The history and, where it is recorded, the conflict, by the name of their file."""
-        recorded = {CONFLICT: self.conflict} if self.settings.record_conflict else {}
-        return {METRICS: self.history, **recorded}
+        """What is recorded, by the name of its file."""
+        return self.recording.tables
+
+    @property
+    def history(self) -> History:
+        """The rows of rounds and evaluations."""
+        return self.recording.history
 
     @property
     def epoch(self) -> float:
@@ -151,6 +155,9 @@ class Trainer:
 
     def _by_federation(self, actives: Sequence[Sequence[str]]) -> list[list[list[str]]]:
         """Who takes part in each round, for each federation; nobody in one that has stopped."""
+        if len(self.federations) == 1:  # all clients are there, in their order
+            stopped = self.stopping.is_stopped(0)
+            return [[[] if stopped else list(active) for active in actives]]
         there, found = [set(active) for active in actives], []
         for place, federation in enumerate(self.federations):
             names = [] if self.stopping.is_stopped(place) else federation.names
@@ -172,42 +179,16 @@ class Trainer:
         if active and len(failed) == len(active):
             raise TrainingError(
                 f"round {self.round + 1}: training diverges: the loss or gradient of every active "
-                f"client is not finite ({', '.join(failed)}); "
+                f"client is not finite ({listed(failed)}); "
                 f"lower {self.watch.divergence.rates} or look at the data"
             )
         self.round += 1
         self.accounts.note(self.round, active)
-        rows: list[Row] = []
-        for federation, outcome in zip(self.federations, outcomes, strict=True):
-            rows += self._rows(federation, outcome)
-            self.conflict.append(pair_rows(self.round, self.epoch, outcome.conflict))
+        rows = self.recording.round(self.round, self.epoch, outcomes)
         self.watch.hold(self.round, rows)
         if self.round % self.settings.log_every == 0 or self.done:
-            self.history.append(rows)
+            self.recording.keep(rows)
         return rows
-
-    def _rows(self, federation: Federation, outcome: Outcome) -> list[Row]:
-        rows = []
-        wanted, failed = set(outcome.active), set(outcome.failed)
-        for i, name in enumerate(federation.names):
-            if name not in wanted:
-                continue
-            ok = name not in failed
-            self.taken[name] += ok
-            row: Row = {"round": self.round, "epoch": self.epoch, "client": name, "split": "batch"}
-            row.update(active=int(ok), weight=outcome.columns["weight"][i])
-            if ok:
-                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
-            row["held"] = int(outcome.columns["held"][i])
-            rows.append({**row, **self._meters(federation, name)})
-        return rows
-
-    def _meters(self, federation: Federation, name: str) -> Row:
-        """Samples a client has seen, bytes exchanged and privacy spent so far."""
-        traffic = federation.bytes_per_round(name) if self.settings.share == "all" else 0
-        taken = self.taken[name]
-        spent = self.accounts.columns(name)
-        return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
 
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
@@ -219,16 +200,10 @@ class Trainer:
         self.accounts.announce()
         self.stopping.announce(self.names)
         self.presence.announce(self.rounds)
-        every, engine = self.settings.record_conflict, self.federations[0].engine
-        reason = engine.conflict_obstacle
-        if every and reason and len(self.federations[0].names) > 1:
-            log.info(
-                "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "
-                "tried client by client; the training is the same", every, engine.name, reason,
-            )  # fmt: skip
+        self.recording.announce()
 
     def evaluate(self) -> None:
-        """Loss and metrics of every client on all its splits, into the history.
+        """Loss and metrics of clients on all their splits, into the history.
 
         The last evaluation is that of what the run ends with: the state that is kept, with heads
         tuned if they are. Where clients may choose to be alone, it waits until they have been.
@@ -236,7 +211,7 @@ class Trainer:
         rows = self._measured() if self.stopping.best or not self.done else []
         self.stopping.note(self.round, rows)
         if not self.done:
-            self.history.append(rows)
+            self.recording.keep(rows)
         elif self.settings.chooses_alone:
             self.ending = True
         else:
@@ -249,7 +224,7 @@ class Trainer:
         for federation in self.federations:
             federation.finish(self.round)
         if self.settings.personalize is not None:
-            self.history.append(self._measured(UNTUNED))
+            self.recording.keep(self._measured(UNTUNED, last=True), everybody=True)
         for federation in self.federations:
             self.personal |= federation.personalize(self.round)
         if alone is not None:
@@ -257,25 +232,27 @@ class Trainer:
             install([o for f in self.federations for o in f.owners()], self.personal, alone)
         log_personal(self.personal)
         self.ending = False
-        self.history.append(self._measured())
+        self.recording.keep(self._measured(last=True), everybody=True)
 
-    def _measured(self, before: str = "") -> list[Row]:
-        """Rows of all clients and splits, whose names begin with ``before``."""
-        rows: list[Row] = []
-        for federation in self.federations:
-            weight = federation.server.weighting.weight.tolist()
-            weights = dict(zip(federation.names, weight, strict=True))
-            for split in SPLITS:
-                for name, values in federation.evaluate(split).items():
-                    row: Row = {"round": self.round, "epoch": self.epoch, "client": name}
-                    row.update(split=before + split, weight=weights[name], **values)
-                    rows.append({**row, **self._meters(federation, name)})
-        order = {name: i for i, name in enumerate(self.names)}
-        return sorted(rows, key=lambda row: order[row["client"]])
+    def _measured(self, before: str = "", last: bool = False) -> list[Row]:
+        return self.recording.measured(self.round, self.epoch, before, last)
 
     def result(self, about: dict[str, Any]) -> Run:
         """The run as it stands."""
         one = len(self.federations) == 1 and self.settings.share == "all"
+        trained = self._trained_in_rows() or self._trained(one)
+        shared = self.federations[0].shared_network() if one else None
+        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
+        return self.recording.run(trained, about, shared, self.over)
+
+    def _trained_in_rows(self) -> Mapping[str, TrainedClient]:
+        """All clients, where their heads lie in rows; else none."""
+        if self.journal is None:
+            return {}
+        return StackedClients.of(self.clients, self.journal.heads_by_shape())
+
+    def _trained(self, one: bool) -> Mapping[str, TrainedClient]:
+        """All clients, where their heads are modules."""
         trained = {}
         for owner in [o for federation in self.federations for o in federation.owners()]:
             state, heads = owner.engine.state_dict(), owner.engine.heads()
@@ -285,9 +262,7 @@ class Trainer:
                 with_others = one and owner in self.federations and own is None
                 network = None if with_others else owner.shared_network(own)
                 trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
-        shared = self.federations[0].shared_network() if one else None
-        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
-        return Run(trained, about, self.history, shared, self.over, self.conflict)
+        return trained
 
     def _kept(self) -> dict[str, Any]:
         """What a finished run says of the state that it kept, where that was a choice."""
@@ -302,8 +277,13 @@ class Trainer:
         """The same in words."""
         return kept_words(self._kept())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here."""
+    @property
+    def journal(self) -> Journal | None:
+        """What of the clients is written down piece by piece, where it is."""
+        return self.federations[0].engine.journal
+
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
+        """Everything needed to go on from here; without ``rows`` all but what the journal holds."""
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
         if self.stopping.best:
             more["stopping"] = self.stopping.state_dict()
@@ -312,18 +292,22 @@ class Trainer:
             more |= {"start": self.start, "ending": self.ending}
         return {
             "round": self.round,
-            "taken": self.taken,
+            "taken": packed_counts(self.recording.taken),
             "watch": self.watch.state_dict(),
-            "federations": [federation.state_dict() for federation in self.federations],
+            "federations": [federation.state_dict(rows) for federation in self.federations],
             **more,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
-        self.round = _whole(state["round"], "round", self.rounds)
-        self.taken = {name: _whole(state["taken"][name], f"taken.{name}") for name in self.names}
-        load = self.watch.load_state_dict if "watch" in state else self.watch.load_old
-        load(state.get("watch", state))
+        self.round = state["round"]
+        if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
+            raise ValueError(f"round is {self.round!r:.40}")
+        self.recording.taken = unpacked_counts(state["taken"], self.names, "taken")
+        if "watch" in state:
+            self.watch.load_state_dict(state["watch"])
+        else:
+            self.watch.load_old({**state, "taken": self.recording.taken})
         self.personal = dict(state.get("personal", {}))
         self.start = state.get("start", self.start)
         self.ending = bool(state.get("ending"))
@@ -331,10 +315,3 @@ class Trainer:
         self.accounts.load_state_dict(state.get("accounts", {}))
         for federation, part in zip(self.federations, state["federations"], strict=True):
             federation.load_state_dict(part)
-
-
-def _whole(value: Any, what: str, most: float = float("inf")) -> int:
-    """A counter out of a checkpoint; a ValueError if it cannot be one."""
-    if not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{what} is {value!r:.40}")
-    return value

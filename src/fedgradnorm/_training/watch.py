@@ -33,8 +33,9 @@ class Watch:
 
     def fail(self, round_number: int, active: Sequence[str], failed: Sequence[str]) -> None:
         """Note who of a round's ``active`` clients has ``failed``."""
-        taken = {n: s.rounds - s.total for n, s in self.failing.clients.items()}
-        well = [name for name in active if name not in set(failed)]
+        bad = set(failed)
+        taken = {name: self.failing.rounds[name] - self.failing.total(name) for name in failed}
+        well = [name for name in active if name not in bad]
         self.failing.note(round_number, well, dict.fromkeys(failed, NOT_FINITE))
         self.divergence.note_failed(round_number, failed, taken)
 
@@ -68,7 +69,7 @@ class Watch:
         """Take over what ``state_dict`` returned."""
         self.failing.load_state_dict(state["failing"])
         self.holding.load_state_dict(state["holding"])
-        self.divergence.named = list(state["diverged"])
+        self.divergence.named = dict.fromkeys(state["diverged"])
 
     def load_old(self, state: Mapping[str, Any]) -> None:
         """Take over what older checkpoints hold: failures so far, and who was held last.
@@ -77,7 +78,9 @@ class Watch:
         """
         for name, count in state["failures"].items():
             rounds = count + state["taken"][name]
-            self.failing.clients[name] = Spell(lines=min(1, count), total=count, rounds=rounds)
-        for name in self.holding.clients:
-            held = name in state["held"]
-            self.holding.clients[name] = Spell(on=held, lines=int(held))
+            self.failing.rounds[name] = rounds
+            if count:
+                self.failing.clients[name] = Spell(lines=1, total=count)
+        for name in self.holding.rounds:
+            if name in state["held"]:
+                self.holding.clients[name] = Spell(on=True, lines=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def network1(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -37,6 +37,14 @@ def network2(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), activation()]
     return nn.Sequential(*layers)
+
+
+def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """A linear layer with these parameters, which are not copied."""
+    outputs, features = weight.shape
+    layer = nn.Linear(features, outputs, device="meta")
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+    return layer
 
 
 def linear_head(features: int, outputs: int) -> nn.Linear:

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 
+MANY = 1000
+"""Rows from which on it is worth while to look how many of them are active."""
+
 
 class Needs(Flag):
     """What the server must see of a client, beside the aggregate, to weigh it."""
@@ -103,11 +106,14 @@ class Weighting(ABC):
 
     def update(self, signals: Signals) -> Tensor:
         """Move the weights by one round; a weight per row."""
-        if self.weight.device != signals.active.device:
-            self.rows = {key: row.to(signals.active.device) for key, row in self.rows.items()}
+        self._move_to(signals.active.device)
         raw = self.weigh(signals)
         self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
         return self.weight
+
+    def _move_to(self, device: torch.device) -> None:
+        if self.weight.device != device:
+            self.rows = {key: row.to(device) for key, row in self.rows.items()}
 
     def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002
         """What the server steps along instead of the weighted mean; None: the weighted mean.
@@ -168,9 +174,32 @@ class Summed(Weighting):
 
     ``ahead``: a row can move by the sums of an earlier round, because what the new ones change is a
     factor common to all; :meth:`settle` is then given the round's own first sums.
+
+    ``apart``: rows that are not active are neither read nor written, but for a row ``held``, which
+    is 0 for them. Of many rows of which few are active, only these are then worked on.
     """
 
     beyond_sums = ""
+    apart: ClassVar[bool] = False
+
+    def update(self, signals: Signals) -> Tensor:
+        """Move the weights by one round, where that is enough by the active rows alone."""
+        here = _few_active(signals.active) if self.apart else None
+        if here is None:
+            return super().update(signals)
+        self._move_to(signals.active.device)
+        whole = self.rows
+        columns = ("active", "size", "loss", "loss_ratio", "gauge_norm")
+        try:
+            self.rows = {key: row[here] for key, row in whole.items()}
+            super().update(Signals(*(getattr(signals, key)[here] for key in columns)))
+            if "held" in whole:
+                whole["held"].zero_()
+            for key, row in whole.items():
+                row[here] = self.rows[key]
+        finally:
+            self.rows = whole
+        return self.weight
 
     @abstractmethod
     def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
@@ -248,6 +277,14 @@ class Proportional(Summed):
 def _kept(row: Mapping[str, float], key: str, start: float) -> float:
     """A number of a client's; states from before there were levels hold only weights."""
     return row.get(key, row.get("weight", start) if key == "level" else start)
+
+
+def _few_active(active: Tensor) -> Tensor | None:
+    """The numbers of the active rows, where they are few among many; else None."""
+    if len(active) < MANY:
+        return None
+    here = active.nonzero()[:, 0]
+    return here if 2 * len(here) <= len(active) else None
 
 
 def only(active: Tensor, values: Tensor) -> Tensor:

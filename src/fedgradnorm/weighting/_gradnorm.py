@@ -73,6 +73,7 @@ class GradNorm(Summed):
 
     needs = Needs.LOSS | Needs.NORM
     losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
+    apart: ClassVar[bool] = True
     starts: ClassVar[Mapping[str, float]] = {
         **MOMENTS, "level": 1.0, "peak": 0.0, "held": 0.0, "rounds": 0.0
     }  # fmt: skip

@@ -5,7 +5,7 @@ Everything lives in the clients' own state, which is a loop engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,20 @@ from fedgradnorm._engines.batched.first_losses import FirstLosses
 from fedgradnorm._engines.batched.grouping import group_heads
 from fedgradnorm._engines.batched.head_optimizers import HeadOptimizers
 from fedgradnorm._engines.batched.joined_data import JoinedData
-from fedgradnorm._engines.batched.plan import Part, Plan, Planner
+from fedgradnorm._engines.batched.plan import Plan, Planner
 from fedgradnorm._engines.batched.row_windows import RowWindows
+from fedgradnorm._engines.batched.together import Together
 from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import working_copy
 
 
-class Assembly:
+class Assembly(Together):
     """Clients with joined data, grouped heads and plans, around the loop that keeps their state."""
+
+    optimizers: HeadOptimizers
+    data: JoinedData
 
     def __init__(
         self,
@@ -82,37 +86,3 @@ class Assembly:
         """Rows of the joint inputs that a round reads: [steps, joint batch]."""
         rows = self.windows.coming(round_number, 1)[0]
         return rows if plan.columns is None else rows[:, plan.columns]
-
-    def head_phase(self, features: Callable[[int], Tensor], rows: Tensor, plan: Plan) -> None:
-        """``head_steps`` updates of all heads on frozen features."""
-        self.optimizers.clear()
-        for step in range(self.how.head_steps):
-            z = features(step)
-            for part in self.streams.side_by_side(plan.parts):
-                targets = self.targets(part, rows[step, part.rows], part.chosen)
-                gradients = part.group.head_gradients(z[part.rows], targets, part.chosen)
-                part.group.place_gradients(gradients, part.members)
-            self.optimizers.step()
-
-    def targets(self, part: Part, rows: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """The targets of some rows of the joint inputs: those of the members ``chosen`` in turn."""
-        return self.data.targets(part.group, rows, chosen)
-
-    def signal(self, z: Tensor, rows: Tensor, plan: Plan) -> tuple[list[Tensor], Tensor]:
-        """Each part's losses, and d loss / d output; heads step along where all go together."""
-        together = self.how.together
-        if together:
-            self.optimizers.clear()
-        losses, signals = [], []
-        for part in self.streams.side_by_side(plan.parts):
-            targets = self.targets(part, rows[part.rows], part.chosen)
-            values, signal, gradients = part.group.signal(
-                z[part.rows], targets, part.chosen, together
-            )
-            losses.append(values)
-            signals.append(signal)
-            if together:
-                part.group.place_gradients(gradients, part.members)
-        if together:
-            self.optimizers.step()
-        return losses, torch.cat(signals)

@@ -7,7 +7,7 @@ and all head steps run on them. Everything lives in the clients' own state, as i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,9 +78,11 @@ class BatchedEngine(Assembly, Engine):
         """By the loop."""
         return self.loop.personalize(shared, how)
 
-    def evaluate(self, shared: Tensor, split: str) -> dict[str, dict[str, float]]:
-        """Loss and metrics of every client that has this split."""
-        return self.loop.evaluate(shared, split)
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """By the loop."""
+        return self.loop.evaluate(shared, split, names)
 
     def heads(self) -> dict[str, nn.Module]:
         """Each client's head."""

@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._engines.batched.joined_data import JoinedData
 from fedgradnorm._engines.batched.plan import Plan
+from fedgradnorm._engines.batched.together import JointRows
 from fedgradnorm._round.evaluation import in_parts
 from fedgradnorm.models._input_rows import Inputs, call
 
 
 @torch.no_grad()
 def frozen_features(
-    network: nn.Module, data: JoinedData, rows: Tensor, plan: Plan
+    network: nn.Module, data: JointRows, rows: Tensor, plan: Plan
 ) -> Callable[[int], Tensor]:
     """The network's outputs for each step in ``rows``; no row is computed more often than once.
 

@@ -23,13 +23,22 @@ def group_heads(
     keyed: dict[object, list[int]] = {}
     for i, client in enumerate(clients):
         head = heads[client.name]
-        # Any other head is alone, and so is a loss that is one number for all rows of its call.
-        shape: object = tuple(head.weight.shape) if _plain_linear(head) else i
-        shape = i if client.task.shape else shape
-        shape = i if client.task.joins_rows(torch.as_tensor(client.train[1])) else shape
-        key = shape, _loss_key(client), client.task.gaps, batch[client.name]
-        keyed.setdefault(key, []).append(i)
+        shape = tuple(head.weight.shape) if _plain_linear(head) else None
+        key = head_key(client, shape, batch[client.name])
+        keyed.setdefault((key, None if key else i), []).append(i)
     return [_group(clients, heads, batch, rows) for rows in keyed.values()]
+
+
+def head_key(client: Client, shape: tuple[int, ...] | None, batch: int) -> tuple[object, ...]:
+    """Clients with one key can be in one group; empty for one that has to be alone.
+
+    ``shape`` is that of a plain linear head. Any other head is alone, and so is a loss that is one
+    number for all rows of its call.
+    """
+    task = client.task
+    if shape is None or task.shape or task.joins_rows(torch.as_tensor(client.train[1])):
+        return ()
+    return shape, _loss_key(client), task.gaps, batch
 
 
 def _group(
@@ -39,13 +48,21 @@ def _group(
     rows: Sequence[int],
 ) -> HeadGroup:
     """The clients in ``rows``, whose heads are alike, as one group."""
-    names, task = [clients[i].name for i in rows], clients[rows[0]].task
-    own = [heads[name] for name in names]
+    own = [heads[clients[i].name] for i in rows]
+    positions = torch.tensor(rows, device=next(own[0].parameters()).device)
+    some = [clients[i] for i in rows]
+    return group_of(some, own, positions, batch[some[0].name])
+
+
+def group_of(
+    clients: Sequence[Client], own: Sequence[nn.Module], positions: Tensor, batch: int
+) -> HeadGroup:
+    """A group of clients and their heads, which are alike."""
     like = next(own[0].parameters())
-    positions = torch.tensor(rows, device=like.device)
-    scale = torch.tensor([clients[i].task.loss_scale for i in rows]).to(like)
-    tasks = [clients[i].task for i in rows]
-    members = Members(names, positions, batch[names[0]], task, scale, _weights(tasks, like))
+    task, tasks = clients[0].task, [client.task for client in clients]
+    scale = torch.tensor([task.loss_scale for task in tasks]).to(like)
+    names = [client.name for client in clients]
+    members = Members(names, positions, batch, task, scale, class_weights(tasks, like))
     linear = [head for head in own if _plain_linear(head)]
     if not linear or task.shape:
         return LoneHead(members, own[0])
@@ -60,7 +77,7 @@ def _loss_key(client: Client) -> object:
     return type(loss) if isinstance(loss, WeightedLoss) else loss
 
 
-def _weights(tasks: Sequence[Task], like: Tensor) -> Tensor | None:
+def class_weights(tasks: Sequence[Task], like: Tensor) -> Tensor | None:
     """Each client's weights of classes, where the loss has some."""
     losses = [task.loss_function for task in tasks]
     tables = [loss.table(like) for loss in losses if isinstance(loss, WeightedLoss)]

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from fedgradnorm.tasks._missing import labelled, mean_of_labelled
 from fedgradnorm.tasks._task import Task
 
+Chosen = Tensor | slice | None
+"""The members of a group that take part: by number, the first ones as a slice, None: all."""
+
 
 @dataclass(frozen=True)
 class Members:
@@ -28,7 +31,7 @@ class Members:
 class HeadGroup(ABC):
     """The heads of some clients. Gradients are autograd's; a kind of heads may know better.
 
-    ``chosen`` are the members that take part, None: all. ``features`` is [clients x batch, F].
+    ``chosen`` are the members that take part. ``features`` is [clients x batch, F].
     """
 
     def __init__(self, members: Members) -> None:
@@ -37,7 +40,7 @@ class HeadGroup(ABC):
         self.weights = members.weights
 
     @abstractmethod
-    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
+    def parameters(self, chosen: Chosen = None) -> list[Tensor]:
         """Leaves to differentiate."""
 
     @abstractmethod
@@ -48,12 +51,18 @@ class HeadGroup(ABC):
     def place_gradients(self, gradients: Sequence[Tensor], members: Sequence[int]) -> None:
         """Hand each head that takes part its gradient."""
 
+    def retask(self, scale: Tensor, weights: Tensor | None) -> None:
+        """Let the first members be clients with this ``scale``, and these weights of classes."""
+        self.scale[: len(scale)] = scale
+        if self.weights is not None and weights is not None:
+            self.weights[: len(weights)] = weights
+
     def losses(
         self,
         features: Tensor,
         targets: Tensor,
         parameters: Sequence[Tensor],
-        chosen: Tensor | None = None,
+        chosen: Chosen = None,
     ) -> Tensor:
         """Mean loss of each client, for autograd."""
         scale = some(self.scale, chosen)
@@ -65,23 +74,21 @@ class HeadGroup(ABC):
             return mean_of_labelled(each, labelled(targets).view_as(each)) * scale
         return each.mean(dim=1) * scale
 
-    def _row_losses(self, output: Tensor, targets: Tensor, chosen: Tensor | None) -> Tensor:
+    def _row_losses(self, output: Tensor, targets: Tensor, chosen: Chosen) -> Tensor:
         """One loss per row; each client's classes have the weights of that client."""
         if self.weights is None:
             return self.task.row_losses(output, targets)
         own = some(self.weights, chosen)[:, None].expand(-1, self.batch, -1, -1).flatten(0, 1)
         return self.task.row_losses(output, targets, own)
 
-    def head_gradients(
-        self, features: Tensor, targets: Tensor, chosen: Tensor | None
-    ) -> Sequence[Tensor]:
+    def head_gradients(self, features: Tensor, targets: Tensor, chosen: Chosen) -> Sequence[Tensor]:
         """Gradients of the heads' parameters."""
         leaves = self.parameters(chosen)
         losses = self.losses(features, targets, leaves, chosen)
         return torch.autograd.grad(losses.sum(), leaves)
 
     def signal(
-        self, features: Tensor, targets: Tensor, chosen: Tensor | None, with_heads: bool
+        self, features: Tensor, targets: Tensor, chosen: Chosen, with_heads: bool
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         """Each client's loss, d loss / d features and, if asked for, the heads' gradients."""
         features = features.detach().requires_grad_()
@@ -92,7 +99,7 @@ class HeadGroup(ABC):
         return values.detach(), back, gradients
 
     @torch.no_grad()
-    def sums(self, chosen: Tensor | None) -> Tensor:
+    def sums(self, chosen: Chosen) -> Tensor:
         """The sum of each head's numbers: not finite where one of them is not."""
         total = torch.zeros_like(some(self.scale, chosen))
         for part in self.parameters(chosen):
@@ -110,7 +117,7 @@ class LoneHead(HeadGroup):
         super().__init__(members)
         self.head = head
 
-    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:  # noqa: ARG002
+    def parameters(self, chosen: Chosen = None) -> list[Tensor]:  # noqa: ARG002
         """The head's own."""
         return [p for p in self.head.parameters() if p.requires_grad]
 
@@ -125,7 +132,7 @@ class LoneHead(HeadGroup):
             parameter.grad = aligned(gradient)
 
 
-def some(rows: Tensor, chosen: Tensor | None) -> Tensor:
+def some(rows: Tensor, chosen: Chosen) -> Tensor:
     """The ``chosen`` rows, None: all."""
     return rows if chosen is None else rows[chosen]
 

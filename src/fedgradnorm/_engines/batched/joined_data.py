@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedgradnorm._engines.batched.head_group import HeadGroup
+from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
 from fedgradnorm.models._input_rows import Inputs, concatenated
 
 
@@ -60,7 +60,7 @@ class JoinedData:
             self._views[start] = self.inputs[start : start + self.sizes[name]]
         return self._views[start]
 
-    def targets(self, group: HeadGroup, rows: Tensor, chosen: Tensor | None) -> Tensor:
+    def targets(self, group: HeadGroup, rows: Tensor, chosen: Chosen) -> Tensor:
         """The targets of some rows of the joint inputs: as many of each client that is chosen."""
         first = group.names[0]
         if self._shift:

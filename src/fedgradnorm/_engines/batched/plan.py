@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgradnorm._engines.batched.head_group import HeadGroup
+from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
 from fedgradnorm._engines.passes.shared_pass import SharedRows
 
 
@@ -18,7 +18,7 @@ class Part:
 
     group: HeadGroup
     members: list[int]
-    chosen: Tensor | None  # None: all members
+    chosen: Chosen  # None: all members
     positions: Tensor  # the members' rows in the engine's order of clients
     rows: slice  # their rows in the round's joint batch
 

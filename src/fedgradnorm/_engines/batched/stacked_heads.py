@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.batched.closed_losses import ClosedLoss, feature_signal, head_gradients
-from fedgradnorm._engines.batched.head_group import HeadGroup, Members, aligned, some
+from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup, Members, aligned, some
 from fedgradnorm._fusing import Fused
 
 
@@ -27,7 +27,7 @@ class StackedHeads(HeadGroup):
         for k, head in enumerate(heads):
             head.weight.data, head.bias.data = self.weight[k], self.bias[k]
 
-    def parameters(self, chosen: Tensor | None = None) -> list[Tensor]:
+    def parameters(self, chosen: Chosen = None) -> list[Tensor]:
         """Stacked weights and biases."""
         both = some(self.weight, chosen), some(self.bias, chosen)
         return [part.detach().requires_grad_() for part in both]
@@ -57,18 +57,21 @@ class ClosedHeads(StackedHeads):
         self._gradients: Callable[..., tuple[Tensor, Tensor]] = head_gradients
         self._signal: Callable[..., tuple[Tensor, Tensor, Tensor]] = feature_signal
 
+    def retask(self, scale: Tensor, weights: Tensor | None) -> None:
+        """Let the first members be other clients; what signals are multiplied with follows."""
+        super().retask(scale, weights)
+        self.factor[: len(scale), 0, 0] = scale * (self.form.factor / self.batch)
+
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
         self._gradients, self._signal = Fused(head_gradients), Fused(feature_signal)
 
-    def head_gradients(
-        self, features: Tensor, targets: Tensor, chosen: Tensor | None
-    ) -> Sequence[Tensor]:
+    def head_gradients(self, features: Tensor, targets: Tensor, chosen: Chosen) -> Sequence[Tensor]:
         """Gradients of weights and biases."""
         return self._gradients(self.form, *self._stacked(features, chosen), targets)
 
     def signal(
-        self, features: Tensor, targets: Tensor, chosen: Tensor | None, with_heads: bool
+        self, features: Tensor, targets: Tensor, chosen: Chosen, with_heads: bool
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         """Each client's loss, d loss / d features and, if asked for, the heads' gradients."""
         stacked = self._stacked(features, chosen)
@@ -78,9 +81,7 @@ class ClosedHeads(StackedHeads):
             gradients = torch.bmm(at_output.transpose(1, 2), stacked[-1]), at_output.sum(dim=1)
         return means * some(self.scale, chosen), back.flatten(0, 1), gradients
 
-    def _stacked(
-        self, features: Tensor, chosen: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _stacked(self, features: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Factor, weights and biases of the members, and their features [clients, batch, F]."""
         parts = (self.factor, self.weight, self.bias)
         factor, weight, bias = (some(part, chosen) for part in parts)

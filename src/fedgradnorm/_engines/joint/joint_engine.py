@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedgradnorm._engines.batched import BatchedEngine, Plan
 from fedgradnorm._engines.joint.cuda_graph import CapturedRounds
 from fedgradnorm._engines.joint.joint_reports import JointReports
+from fedgradnorm._engines.joint.one_pass import in_order, one_pass
 from fedgradnorm._engines.passes.autograd import AutogradPass
 from fedgradnorm._engines.passes.inner_products import ProductPass
 from fedgradnorm._engines.passes.shared_pass import Pass
@@ -26,15 +26,6 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import COLUMNS, ServerState
 
 WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
-
-
-def in_order(
-    losses: Sequence[Tensor], squared: Sequence[Tensor], positions: Tensor, clients: int
-) -> tuple[Tensor, Tensor]:
-    """Losses and gauge norms in the order of the clients, 0 where nothing was measured."""
-    found = torch.stack([torch.cat(list(losses)), torch.cat(list(squared))]).double()
-    loss, total = found.new_zeros(2, clients).index_copy_(1, positions, found).unbind()
-    return loss, total.sqrt()
 
 
 class JointEngine(BatchedEngine):
@@ -114,14 +105,8 @@ class JointEngine(BatchedEngine):
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:
         """One round of the clients in ``plan``."""
-        run, once = self._pass, plan.shared
-        passing = rows[0] if once is None else rows[0][once.first]
-        output = run.forward(shared, self.data.inputs[passing], once)
-        if not self.how.together:
-            later = self.frozen_features(rows, plan) if self.how.head_steps > 1 else None
-            self.head_phase(lambda s: later(s) if later and s else output, rows, plan)
-        losses, signal = self.signal(output, rows[0], plan)
-        squared = run.measure(signal, plan.stretches)
+        run = self._pass
+        losses, squared = one_pass(self, run, self.front.module, shared, rows, plan)
         loss, norm = self._in_order(losses, squared, plan.positions, len(self.sizes))
         return JointReports(
             active=plan.active,

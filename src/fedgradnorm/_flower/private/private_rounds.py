@@ -214,11 +214,11 @@ class PrivateCoordinator(Coordinator):
         asks = {name: {"finish": True, "told": self._told_to(name)} for name in names}
         return list(self._ask(asks))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """Everything needed to go on from here."""
         own = {"told": self.told, "last": self.last, "before": self.before}
         number = self.summing.number
-        return {**super().state_dict(), "private": {**own, "number": number}}
+        return {**super().state_dict(rows), "private": {**own, "number": number}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.summary import Judged
+from fedgradnorm._stored.task_lines import around
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,11 +39,12 @@ class Band:
     low: Floats
     high: Floats
     seeds: int
+    spans: bool = False
 
     def json(self) -> dict[str, Any]:
         """Plain numbers, rounded as far as an eye can see; the band only where there is one."""
         points = {"x": numbers(self.epoch, DIGITS + 2), "y": numbers(self.mean)}
-        if self.seeds > 1:
+        if self.seeds > 1 or self.spans:
             points |= {"lo": numbers(self.low), "hi": numbers(self.high)}
         return points
 
@@ -107,13 +109,30 @@ class Curves:
     whole: list[Series]
     partial: list[Series]
     judged: Mapping[str, Judged] = field(default_factory=dict)
+    around: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def band(self, key: tuple[str, str, str]) -> Band | None:
-        """The mean over the seeds that have this column; None where none has."""
+        """The mean over the seeds that have this column; None where none has.
+
+        Of many clients there is one curve for each task: the median, with the tenths ``around`` it.
+        """
+        if self.around and key[0] not in self.around:
+            return None
+        middle = self._mean(key)
+        if middle is None or not self.around:
+            return middle
+        ends = [self._mean((name, *key[1:])) for name in self.around[key[0]]]
+        values = [end.mean for end in ends if end is not None]
+        low, high = np.fmin.reduce(values), np.fmax.reduce(values)
+        return replace(middle, low=low, high=high, spans=True)
+
+    def _mean(self, key: tuple[str, str, str]) -> Band | None:
         return band([series[key] for series in self.whole if key in series])
 
     def stopped(self, key: tuple[str, str, str]) -> list[Band]:
         """A curve for each run that stopped early."""
+        if self.around and key[0] not in self.around:
+            return []
         found = (band([series[key]]) for series in self.partial if key in series)
         return [one for one in found if one is not None]
 
@@ -125,6 +144,7 @@ def curves_of(group: Group, gamma: float | None) -> Curves:
         [series_of(run.rows, measured_by, run.pairs) for run in group.whole],
         [series_of(run.rows, measured_by, run.pairs) for run in group.partial],
         {name: by for run in (*group.partial, *group.whole) for name, by in run.judged.items()},
+        {name: ends for run in group.whole for name, ends in around(run).items()},
     )
 
 

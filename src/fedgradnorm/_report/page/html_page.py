@@ -23,25 +23,29 @@ from typing import Any
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import STROKES, Look, looks, stylesheet
 from fedgradnorm._report.comparison import Comparison
+from fedgradnorm._report.grid import Grid
 from fedgradnorm._report.over_alone import Measured, joinings, read_measured
 from fedgradnorm._report.page import sentences as words
 from fedgradnorm._report.page.conflict_map import maps_html
 from fedgradnorm._report.page.curve_points import curves_of
 from fedgradnorm._report.page.joining_section import joining_html
 from fedgradnorm._report.page.main_table import comparison
-from fedgradnorm._report.page.more_tables import LONG, compared, grids_html
+from fedgradnorm._report.page.more_tables import LONG, compared, crowd_html, grids_html
 from fedgradnorm._report.page.panels import CONFLICT, Section, sections
 from fedgradnorm._report.page.provenance import made_when, runs_table, settings
-from fedgradnorm._report.page.ranking_table import is_many, ranking_html
+from fedgradnorm._report.page.ranking_table import is_many as many_arms
+from fedgradnorm._report.page.ranking_table import ranking_html
 from fedgradnorm._report.page.sweep_story import SWEEP, by_point, points_of, sweep_section
 from fedgradnorm._report.page.sweep_story import headline as sweep_headline
 from fedgradnorm._report.page.switches import started_off, switches_html
 from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.crowd_grid import crowd_grid
 from fedgradnorm._report.tables.summaries import TaskRow, task_rows
 from fedgradnorm._runs.checkpoint import write_atomically
 from fedgradnorm._stored.generated import SYNTHETIC, synthetic
 from fedgradnorm._stored.groups import Group, group
 from fedgradnorm._stored.reader import StoredRun, collect
+from fedgradnorm._stored.task_lines import around, is_many, pooled_groups, pooled_runs
 from fedgradnorm._version import __version__
 
 ENDINGS = (".html", ".htm")
@@ -56,6 +60,7 @@ class Page:
     html: str
     rows: list[TaskRow]
     notes: list[str]
+    crowd: Grid | None = None
 
 
 def write_page(places: Sequence[Path], path: str | Path, refresh: int = 0) -> Page:
@@ -89,8 +94,11 @@ def page_of(
     runs: Sequence[StoredRun], nowhere: Sequence[str] = (), measured: Measured | None = None
 ) -> Page:
     """The page on these runs; ``nowhere`` is what was looked for in vain."""
-    groups, mixture = group(runs)
-    compare = compared(runs)
+    everybody, mixture = group(runs)
+    joined = joinings(everybody, measured or {})
+    groups = pooled_groups(everybody)
+    compare = compared(pooled_runs(runs))
+    crowd = crowd_grid(everybody, joined)
     points = points_of(compare)
     labels = [one.label for one in groups]
     records = records_of(groups)
@@ -102,7 +110,9 @@ def page_of(
     curves = [curves_of(one, one.gamma if one.gamma is not None else common) for one in groups]
     drawn = sections(curves, labels, tasks, by_loss=len(labels) == 1)
     made = synthetic(runs)
-    top, story = _top(rows, judged, compare)
+    medians = {name for one in groups for run in one.whole for name in around(run)}
+    main = [one for one in judged if not medians or one.task in medians]
+    top, story = _top(rows, main, compare)
     shown = list(looks(labels).values())
     if compare is not None and points:
         colours = list(looks(compare.lines).values())
@@ -110,8 +120,9 @@ def page_of(
     else:
         swept = []
     parts = {
-        "ranking": ranking_html(compare, groups, shown) if compare and is_many(compare) else "",
-        "joining": joining_html(joinings(groups, measured or {}), groups, tasks, shown),
+        "ranking": ranking_html(compare, groups, shown) if compare and many_arms(compare) else "",
+        "joining": joining_html(joined, everybody, tasks, shown),
+        "crowd": crowd_html(crowd, groups, tasks, shown),
         "grids": grids_html(compare, groups, tasks, shown),
     }
     script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
@@ -124,12 +135,12 @@ def page_of(
         story=story,
         contents=_contents(parts, [*swept, *drawn]),
         made=escape(made_when(runs)),
-        basis=escape(words.basis(rows, judged)),
+        basis=escape(words.basis(rows, main)),
         synthetic=f'<p id="synthetic">{escape(made)}</p>' if made else "",
         notes=_notes(notes),
         toggles=switches_html(groups, tasks, compare),
         comparison=comparison(rows, records, judged, labels, shown, points) if rows else "",
-        comparison_open=" open" if len(rows) <= LONG and not is_many(compare) else "",
+        comparison_open=" open" if len(rows) <= LONG and not many_arms(compare) else "",
         **parts,
         sweep="".join(_section(one, tasks, told, "") for one in swept),
         sections=_folded(
@@ -146,7 +157,7 @@ def page_of(
         plotly=_plotly()[0],
         script=script,
     )
-    return Page(html, rows, notes)
+    return Page(html, rows, notes, crowd)
 
 
 def _top(
@@ -169,6 +180,7 @@ def _folded(sections: str, fold: bool) -> str:
 def _contents(parts: Mapping[str, str], drawn: Sequence[Section]) -> str:
     """Links to the parts of the page."""
     names = {"ranking": ("ranking", "Ranking"), "table": ("table", "Comparison"),
+             "crowd": ("crowd", "Many clients"),
              "joining": ("joining", "Does joining pay?")}  # fmt: skip
     swept = [(one.id, one.title) for one in drawn if one.id == SWEEP]
     there = swept + [names[k] for k in names if parts.get(k, "-")]
@@ -205,10 +217,14 @@ def _size(
     tasks: Sequence[str],
     compare: Comparison | None,
 ) -> str:
-    counts = [(len(groups), "method"), (len(tasks), "task"), (len(runs), "run")]
+    many = [run for run in runs if is_many(run)]
+    named = {task for run in many for task in run.groups.values()} if many else tasks
+    counts = [(len(groups), "method"), (len(named), "task"), (len(runs), "run")]
+    if many:
+        counts.insert(2, (max(len(run.names) for run in many), "client"))
     if compare is not None and compare.points:
         counts[:1] = [(len(compare.lines), "method"), (len(compare.points), "point")]
-    return ", ".join(f"{number} {what}{'s' * (number != 1)}" for number, what in counts)
+    return ", ".join(f"{number:,} {what}{'s' * (number != 1)}" for number, what in counts)
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from fedgradnorm._report.colours import Look, key
 from fedgradnorm._report.page.sentences import Verdict
 from fedgradnorm._report.record import Record
-from fedgradnorm._report.tables.summaries import TaskRow, fixed, loss, metric, trivial_answer
+from fedgradnorm._report.tables.summaries import TaskRow, loss, metric, trivial_answer, weight
 from fedgradnorm._stored.summary import Estimate, estimate
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
@@ -82,7 +82,7 @@ def _line(
         _number(beside.mean, loss(beside)) if beside else "<td class='num'>-</td>",
         _number(row.last_loss.mean, loss(row.last_loss)),
         _number(row.first_loss.mean, loss(row.first_loss)),
-        _number(row.weight.mean, fixed(row.weight, 3)),
+        _number(row.weight.mean, weight(row)),
         _number(row.seeds, str(row.seeds)),
     ]
     kind = ' class="leads"' if clear is not None else ""

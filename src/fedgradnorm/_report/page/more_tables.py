@@ -50,6 +50,17 @@ def grids_html(
     return f'<section id="tests"><h2>Tests, gains and cost</h2>{about}{tables}</section>'
 
 
+def crowd_html(
+    grid: Grid | None, groups: Sequence[Group], tasks: Sequence[str], looks: Sequence[Look]
+) -> str:
+    """The table of many clients, where there are many."""
+    if grid is None:
+        return ""
+    places = {one.label: [number] for number, one in enumerate(groups)}
+    table = _Drawn(places, tasks, looks, fold=False).table(grid)
+    return f'<section id="crowd"><h2>Many clients</h2>{table}</section>'
+
+
 def _switches(comparison: Comparison, groups: Sequence[Group]) -> dict[str, list[int]]:
     """The page's methods, by number, that an arm of the comparison holds the runs of."""
     return {

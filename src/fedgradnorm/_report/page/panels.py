@@ -18,6 +18,9 @@ HELD_OUT = ("test", "validation")
 CONFLICT = "conflict"
 DECADE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
 
+_FEW = "Line: mean over seeds. Band, of up to four methods: lowest to highest seed."
+_MANY = "Line: median over clients. Band, of up to four methods: from the best to the worst tenth."
+
 Panel = dict[str, Any]
 
 
@@ -65,7 +68,7 @@ def sections(
     plans = [
         (
             "curves", "Learning curves",
-            "Line: mean over seeds. Band, of up to four methods: lowest to highest seed. "
+            f"{_MANY if any(one.around for one in curves) else _FEW} "
             "Markers alone: only the ends were evaluated.",
             {"heldout": "held-out", "train": "training"},
             evaluated[::-1] if by_loss else evaluated,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
+from fedgradnorm._stored.task_lines import is_many
 
 Parts = dict[str, Any]
 
@@ -89,11 +91,16 @@ def _parts(run: StoredRun) -> Parts:
         "weighting": run.part("weighting"),
         "gauge": run.about.get("gauge"),
         "rounds": run.about.get("rounds"),
-        "clients": run.about.get("clients"),
+        "clients": _counted(run) if is_many(run) else run.about.get("clients"),
         "versions": run.about.get("versions"),
     }
     set_ = {name: _set(part) if isinstance(part, dict) else part for name, part in parts.items()}
     return {name: part for name, part in set_.items() if part}
+
+
+def _counted(run: StoredRun) -> dict[str, Any]:
+    """Many clients: how many there are of each task."""
+    return {task: {"clients": count} for task, count in Counter(run.groups.values()).items()}
 
 
 def _set(table: Mapping[str, Any]) -> dict[str, Any]:

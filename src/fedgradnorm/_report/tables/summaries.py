@@ -97,7 +97,7 @@ def results_table(rows: Sequence[TaskRow], title: str = "") -> Table:
             *map(Text, cells),
             Text(metric(row) + where, style="bold" if best else ""),
             *([Text(trivial_answer(row))] if trivial else []),
-            Text(fixed(row.weight, 3)),
+            Text(weight(row)),
             end_section=last and several,
         )
     return table
@@ -145,6 +145,11 @@ def trivial_answer(row: TaskRow) -> str:
     """What the most frequent class, or the mean, scores by the same metric."""
     value = Estimate(row.trivial.mean, math.nan, row.trivial.count)
     return metric(replace(row, value=value)) if math.isfinite(value.mean) else "-"
+
+
+def weight(row: TaskRow) -> str:
+    """The last weight; the worst and the best of many clients have none."""
+    return "-" if math.isnan(row.weight.mean) else fixed(row.weight, 3)
 
 
 def fixed(value: Estimate, digits: int) -> str:

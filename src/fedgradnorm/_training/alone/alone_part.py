@@ -35,7 +35,7 @@ def train_alone(trainer: Trainer, go: Go, show: Show | None, world: World) -> Al
 
     def shown(event: Progress) -> None:
         if show is not None:
-            show(replace(event, rows=(), ended="", stage=STAGE))
+            show(replace(event, rows=(), spread=(), ended="", stage=STAGE))
 
     try:
         go(own, shown)
@@ -53,7 +53,7 @@ def _nested(trainer: Trainer) -> Trainer:
     network.load_state_dict(trainer.start["network"])
     seed, start = trainer.settings.seed, trainer.start
     clients = [started(client, network, seed, start) for client in trainer.clients.values()]
-    settings = trainer.settings.alone()
+    settings = replace(trainer.settings.alone(), eval_clients=None)  # everybody has the choice
     if not settings.keeps_best:  # nobody chooses between evaluations
         settings = replace(settings, eval_every=0)
     own = Trainer(network, clients, Equal(), settings, trainer.device)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fedgradnorm._client import Client
-from fedgradnorm._errors import TrainingError
+from fedgradnorm._errors import TrainingError, listed
 
 log = logging.getLogger("fedgradnorm")
 
@@ -139,7 +139,7 @@ def _usable(losses: Mapping[str, float]) -> dict[str, float]:
     """The first losses that others can be compared with; a TrainingError if there are none."""
     usable = {name: loss for name, loss in losses.items() if math.isfinite(loss) and loss != 0}
     if not usable:
-        found = ", ".join(f"{name} {loss:g}" for name, loss in losses.items())
+        found = listed([f"{name} {loss:g}" for name, loss in losses.items()])
         raise TrainingError(
             "keep = 'best' compares validation losses with the first ones, and none of these is a "
             f"number other than 0 ({found}); look at the data, or use keep = 'last'"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedgradnorm._errors import listed
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import chosen_words
@@ -56,7 +57,7 @@ class Stopping:
         others = [name for name in names if name not in judged]
         if self.best and others:
             words = "keep = %r: no validation rows, so not counted: %s"
-            log.info(words, self.keep, ", ".join(others))
+            log.info(words, self.keep, listed(others))
 
     def note(self, round_number: int, rows: Iterable[Row]) -> None:
         """Take the rows of an evaluation of all clients."""
@@ -100,14 +101,14 @@ def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
     if chosen_words(kept):  # which the run's last line in the log says
         if blind := [name for name, one in kept.items() if "after" not in one]:
             why = "no validation rows to choose by, so not what was trained alone"
-            log.info("personalize: %s: %s", why, ", ".join(blind))
+            log.info("personalize: %s: %s", why, listed(blind))
         return
     judged = [one for one in kept.values() if "after" in one]
     if judged:
         moved = sum(one["step"] > 0 for one in judged)
         log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
     if blind := [name for name, one in kept.items() if "after" not in one]:
-        log.info("personalize: no validation rows, so the last step is taken: %s", ", ".join(blind))
+        log.info("personalize: no validation rows, so the last step is taken: %s", listed(blind))
 
 
 def _has_rows(federation: Federation) -> bool:

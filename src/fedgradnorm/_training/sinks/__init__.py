@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
+from fedgradnorm._runs.many.spread import SHARES
 from fedgradnorm._training.trainer import Progress
 
 Tracking = Literal["none", "tensorboard", "mlflow", "wandb"]
@@ -94,7 +95,11 @@ def _shown(stack: ExitStack, progress: Show) -> Callable[[Progress], None] | Non
 
 
 def scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """A history row as named numbers: ``train/loss/CLIENT``."""
+    """A row as named numbers: ``train/loss/CLIENT``, or of quantiles ``train/loss/TASK/p90``."""
+    if "quantity" in row:
+        start = f"{row['split']}/{row['quantity']}/{row['task']}"
+        yield from ((f"{start}/{column}", float(row[column])) for column in SHARES)
+        return
     for column, value in row.items():
         if column not in _BESIDE and value is not None:
             yield f"{row['split']}/{column}/{row['client']}", float(value)

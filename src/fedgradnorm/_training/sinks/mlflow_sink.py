@@ -47,7 +47,7 @@ class MLflow:
     def __call__(self, event: Progress) -> None:
         """Take the rows of a round; they are written every few seconds."""
         now = int(time.time() * 1000)
-        for row in event.rows:
+        for row in (*event.rows, *event.spread):
             for name, value in scalars(row):
                 self._waiting.append((_name(name), value, now, row["round"]))
         if time.monotonic() - self._written >= EVERY:

@@ -25,7 +25,7 @@ class TensorBoard:
         """Write the rows of a round."""
         if self._writer is None:
             self._writer = self._open(event)
-        for row in event.rows:
+        for row in (*event.rows, *event.spread):
             for name, value in scalars(row):
                 self._writer.add_scalar(name, value, row["round"])
 

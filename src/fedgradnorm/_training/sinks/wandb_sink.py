@@ -40,7 +40,7 @@ class WandB:
             warnings.simplefilter("ignore")  # W&B's about its own libraries
             if self._run is None:
                 self._run = self._begin()
-            for row in event.rows:
+            for row in (*event.rows, *event.spread):
                 self._run.log(dict(scalars(row)), step=row["round"])
 
     def close(self, status: str) -> None:

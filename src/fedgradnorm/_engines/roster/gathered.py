@@ -1,0 +1,63 @@
+"""The rows that a round reads, taken from where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
+from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import Inputs, concatenated
+
+Rows = tuple[Inputs, Tensor]
+
+
+class Gathered:
+    """Batches of some clients as one tensor; nothing else of their data is touched.
+
+    ``drawn`` are row numbers [steps, batch] of each client, in groups of heads. A client whose
+    steps visit its data more than once is taken whole.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[HeadGroup, Sequence[str]]],
+        train: Mapping[str, Rows],
+        drawn: Mapping[str, NDArray[np.int64]],
+        network: nn.Module,
+        device: torch.device,
+    ) -> None:
+        self.begin, self.sizes = dict[str, int](), dict[str, int]()
+        self._targets: dict[int, tuple[int, Tensor]] = {}
+        inputs, numbers, start = list[Inputs](), list[Tensor](), 0
+        dtype = next(network.parameters()).dtype
+        for group, names in groups:
+            first, targets = start, list[Tensor]()
+            drawn_rows = torch.from_numpy(np.stack([drawn[name] for name in names]))
+            places = torch.empty_like(drawn_rows)  # [clients, steps, batch]
+            for k, (name, rows) in enumerate(zip(names, drawn_rows.flatten(1), strict=True)):
+                x, y = train[name]
+                if len(rows) < len(x):
+                    x, y = x[rows], y[rows]
+                    torch.arange(start, start + len(rows), out=places[k].view(-1))
+                else:
+                    torch.add(rows, start, out=places[k].view(-1))
+                inputs.append(x)
+                targets.append(y)
+                self.begin[name], self.sizes[name] = start, len(x)
+                start += len(x)
+            numbers.append(places.transpose(0, 1).flatten(1))
+            y = torch.cat(targets)
+            y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
+            self._targets[id(group)] = first, y
+        self.inputs = as_input(concatenated(inputs), network, device)
+        self.rows = torch.cat(numbers, dim=1).to(device)
+
+    def targets(self, group: HeadGroup, rows: Tensor, chosen: Chosen) -> Tensor:  # noqa: ARG002
+        """The targets of some of the rows."""
+        first, targets = self._targets[id(group)]
+        return targets[rows - first]

@@ -1,0 +1,250 @@
+"""All clients of a federation: which of them are alike, and what each keeps between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.batched.grouping import class_weights, head_key
+from fedgradnorm._engines.roster.seats import Moments, Seats
+from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS, Shelf
+from fedgradnorm.models._networks import linear_of
+
+SCALE, CLASSES = "scale", "classes"
+
+
+class FirstHeads(Protocol):
+    """The linear heads that clients begin with."""
+
+    @property
+    def features(self) -> int:
+        """How many numbers of a row they read."""
+
+    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of clients' heads, of one shape, before any step: a row each."""
+
+
+@dataclass
+class Alike:
+    """Clients whose heads can sit side by side: where they lie, and where they sit."""
+
+    like: Client
+    batch: int
+    moments: Moments
+    shelf: Shelf
+    seats: Seats
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The tables of the seats: what a round changes."""
+        return self.seats.tables
+
+    def seat(self, names: Sequence[str], rows: Tensor) -> None:
+        """Let these clients sit down, in turn."""
+        if len(rows) > self.seats.count:
+            count = max(len(rows), self.seats.count + self.seats.count // 4)
+            self.seats = Seats(self.like, self.batch, self.moments, count)
+        self.seats.group.names[: len(names)] = names
+        self.shelf.read(rows, self.seats.tables)
+        classes = self.shelf.table(CLASSES)[rows] if CLASSES in self.shelf.fresh else None
+        self.seats.group.retask(self.shelf.table(SCALE)[rows], classes)
+
+
+class Registry:
+    """Who has a head where. A client that was never asked for has none yet."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        heads: FirstHeads,
+        optimizer: Mapping[str, Any],
+        batch_size: int | None,
+        device: torch.device,
+    ) -> None:
+        self.clients = {client.name: client for client in clients}
+        self.position = {name: i for i, name in enumerate(self.clients)}
+        self._heads, self._optimizer, self._device = heads, optimizer, device
+        self._batch_size = batch_size
+        self._kinds: dict[object, Alike] = {}
+        self._of: dict[str, Alike] = {}
+
+    @property
+    def kinds(self) -> list[Alike]:
+        """All kinds of clients that were asked for so far."""
+        return list(self._kinds.values())
+
+    def grouped(self, names: Iterable[str]) -> list[tuple[Alike, list[str], Tensor]]:
+        """Clients by their kind, with their rows; those that are new get theirs."""
+        found: dict[int, tuple[Alike, list[str]]] = {}
+        new: dict[int, tuple[Alike, list[str]]] = {}
+        for name in names:
+            kind = self._of.get(name)
+            if kind is None:
+                kind = self._of[name] = self._kind(self.clients[name])
+                new.setdefault(id(kind), (kind, []))[1].append(name)
+            found.setdefault(id(kind), (kind, []))[1].append(name)
+        for kind, fresh in new.values():
+            self._add(kind, fresh)
+        return [
+            (kind, own, torch.tensor([kind.shelf.row[n] for n in own], device=self._device))
+            for kind, own in found.values()
+        ]
+
+    def _kind(self, client: Client) -> Alike:
+        batch = min(self._batch_size or client.drawn, client.drawn)
+        features = self._heads.features
+        key = head_key(client, (client.task.outputs, features), batch)
+        if key not in self._kinds:
+            self._kinds[key] = self._new_kind(client, batch)
+        return self._kinds[key]
+
+    def _new_kind(self, client: Client, batch: int) -> Alike:
+        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client.name]))
+        moments = Moments(self._optimizer, weight, bias)
+        fresh = {
+            "weight": weight,
+            "bias": bias,
+            **moments.fresh,
+            FIRST_LOSS: torch.tensor(torch.nan, dtype=torch.float64, device=self._device),
+            ROUNDS: torch.tensor(0, device=self._device),
+            SCALE: weight.new_ones(()),
+        }
+        if (table := class_weights([client.task], weight)) is not None:
+            fresh[CLASSES] = table[0]
+        return Alike(client, batch, moments, Shelf(fresh), Seats(client, batch, moments, 1))
+
+    def _add(self, kind: Alike, names: list[str]) -> None:
+        """Rows for clients that are new, with the heads that they begin with."""
+        rows = torch.tensor(kind.shelf.add(names), device=self._device)
+        weight, bias = self._heads.numbers(names)
+        tasks = [self.clients[name].task for name in names]
+        like = kind.moments.weight
+        start = {
+            "weight": weight.to(like),
+            "bias": bias.to(like),
+            SCALE: torch.tensor([task.loss_scale for task in tasks]).to(like),
+        }
+        if (table := class_weights(tasks, like)) is not None:
+            start[CLASSES] = table
+        kind.shelf.fill(rows, start)
+
+    def known(self) -> list[str]:
+        """Who took part so far."""
+        found = []
+        for kind in self.kinds:
+            first = kind.shelf.table(FIRST_LOSS).tolist()
+            found += [n for n, f in zip(kind.shelf.names, first, strict=True) if f == f]
+        return found
+
+    def state(self, name: str) -> dict[str, Any]:
+        """What a client keeps to itself, as a :class:`ClientState` says it."""
+        ((kind, _, rows),) = self.grouped([name])
+        shelf, row = kind.shelf, int(rows)
+        rounds, first = int(shelf.table(ROUNDS)[row]), float(shelf.table(FIRST_LOSS)[row])
+        tables = {key: shelf.table(key) for key in kind.moments.fresh}
+        stepped = kind.moments.state_dict(tables, row) if rounds else kind.moments.fresh_state()
+        return {
+            "head": {key: shelf.table(key)[row].clone() for key in ("weight", "bias")},
+            "optimizer": stepped,
+            "buffers": {},
+            "first_loss": None if first != first else first,
+            "rounds": rounds,
+        }
+
+    def load(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state` returned, or any engine's."""
+        ((kind, _, rows),) = self.grouped([name])
+        first, moments = state["first_loss"], state["optimizer"]["state"]
+        values = {key: torch.as_tensor(state["head"][key]) for key in ("weight", "bias")}
+        for i, parameter in enumerate(("weight", "bias")):
+            for key, value in moments.get(i, {}).items():
+                if isinstance(value, Tensor):
+                    values[f"{parameter}.{key}"] = value
+        known = kind.shelf.fresh
+        for key, value in values.items():
+            if key not in known or value.shape != known[key].shape:
+                raise ValueError(f"{key} of client {name!r} has shape {tuple(value.shape)}")
+        if not moments:
+            values |= kind.moments.fresh
+        value = torch.nan if first is None else float(first)
+        values[FIRST_LOSS] = torch.tensor(value, dtype=torch.float64)
+        values[ROUNDS] = torch.tensor(int(state["rounds"]))
+        kind.shelf.put(int(rows), values)
+
+    def head(self, name: str) -> nn.Linear:
+        """A client's head as a module of its own."""
+        ((kind, _, rows),) = self.grouped([name])
+        weight, bias = (kind.shelf.table(key)[int(rows)].clone() for key in ("weight", "bias"))
+        return linear_of(weight, bias)
+
+    def heads_by_shape(self) -> list[tuple[list[str], Tensor, Tensor]]:
+        """Everybody's head in stacked rows: names, weights, biases, for each number of outputs.
+
+        Clients that were never asked for are drawn here, and get no row by it.
+        """
+        by_outputs: dict[int, list[str]] = {}
+        for name, client in self.clients.items():
+            by_outputs.setdefault(client.task.outputs, []).append(name)
+        return [(names, *self._heads_of(names)) for names in by_outputs.values()]
+
+    def _heads_of(self, names: list[str]) -> tuple[Tensor, Tensor]:
+        """Weights and biases of heads of one shape, in the order of ``names``."""
+        weight, bias = self._heads.numbers(names)
+        place = {name: k for k, name in enumerate(names)}
+        for kind in self.kinds:
+            if kind.like.task.outputs == weight.shape[1]:
+                there = torch.tensor([place[name] for name in kind.shelf.names])
+                weight[there] = kind.shelf.table("weight").cpu()
+                bias[there] = kind.shelf.table("bias").cpu()
+        return weight, bias
+
+    def changed(self, everything: bool = False) -> dict[str, Any]:
+        """The rows that changed since :meth:`settle`, or all that ever did, to be taken elsewhere.
+
+        Rows that only were asked for are as they began, and left out.
+        """
+        parts = []
+        for kind in self.kinds:
+            shelf, position = kind.shelf, self.position
+            known = shelf.table(FIRST_LOSS).isnan().logical_not().nonzero()[:, 0].tolist()
+            chosen = known if everything else shelf.changed
+            rows = sorted(chosen, key=lambda row: position[shelf.names[row]])
+            if rows:
+                kept = [key for key in shelf.fresh if key not in (SCALE, CLASSES)]
+                there = torch.tensor(rows, device=self._device)
+                tables = {key: shelf.table(key)[there].cpu() for key in kept}
+                parts.append({"names": [shelf.names[k] for k in rows], "tables": tables})
+        parts.sort(key=lambda part: self.position[part["names"][0]])
+        return {"parts": parts}
+
+    def settle(self) -> None:
+        """What changed so far is kept elsewhere."""
+        for kind in self.kinds:
+            kind.shelf.changed.clear()
+
+    def count(self, everything: bool = False) -> int:
+        """How many rows :meth:`changed` would give."""
+        if everything:
+            return sum(int((~kind.shelf.table(FIRST_LOSS).isnan()).sum()) for kind in self.kinds)
+        return sum(len(kind.shelf.changed) for kind in self.kinds)
+
+    def take(self, rows: Mapping[str, Any]) -> None:
+        """Take over what :meth:`changed` returned."""
+        for part in rows["parts"]:
+            place = {name: k for k, name in enumerate(part["names"])}
+            for kind, own, there in self.grouped(part["names"]):
+                here = torch.tensor([place[name] for name in own])
+                for key, table in part["tables"].items():
+                    wanted = kind.shelf.fresh[key]
+                    if table.shape[1:] != wanted.shape or len(table) != len(place):
+                        raise ValueError(f"{key} of clients has shape {tuple(table.shape)}")
+                tables = {
+                    key: table[here].to(kind.shelf.fresh[key])
+                    for key, table in part["tables"].items()
+                }
+                kind.shelf.fill(there, tables)

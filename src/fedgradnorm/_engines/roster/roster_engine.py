@@ -1,0 +1,432 @@
+"""Many registered clients, few of them in a round.
+
+Heads, moments, first losses and counters of all clients lie in stacked tensors. A round's clients
+sit down in as many seats as it has clients, are run in one pass as by the joint engine, and their
+rows are written back. Nothing is done for a client that does not take part, and one that never did
+has no row: its first head follows from the seed and its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedgradnorm._client import Client
+from fedgradnorm._engines.batched.plan import Part, Plan
+from fedgradnorm._engines.batched.together import Together
+from fedgradnorm._engines.joint.joint_reports import JointReports
+from fedgradnorm._engines.joint.one_pass import in_order, one_pass
+from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._engines.passes.autograd import AutogradPass
+from fedgradnorm._engines.passes.dense import DensePass
+from fedgradnorm._engines.passes.shared_pass import Pass
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._engines.roster.gathered import Gathered, Rows
+from fedgradnorm._engines.roster.registry import SCALE, Alike, FirstHeads, Registry
+from fedgradnorm._engines.roster.seats import moments_obstacle
+from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.client_round import LocalSettings, log_classes
+from fedgradnorm._round.evaluation import represented
+from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.tuning import Tuning
+from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._input_rows import Inputs, concatenated
+
+AT_ONCE = 1000  # clients whose heads are modules at one time, where the loop has to run them
+ROWS_AT_ONCE = 4096  # of many clients in one pass of an evaluation
+
+
+def roster_obstacle(
+    clients: Sequence[Client], how: LocalSettings, gram: bool = False
+) -> str | None:
+    """Why clients cannot be run a few at a time, beyond what the joint engine asks for."""
+    if gram:
+        return "the weighting needs the products of all clients' gradients"
+    for client in clients:
+        if client.head is not None:
+            return f"client {client.name!r} has a head of its own"
+        if client.of is not None:
+            return f"client {client.of!r} has several tasks"
+        if client.task.shape or client.task.has_own_loss:
+            return f"client {client.name!r} has a loss of its own, or targets with a shape"
+    assert how.head_optimizer is not None
+    return moments_obstacle(how.head_optimizer)
+
+
+@dataclass(frozen=True)
+class Seated:
+    """Clients of one kind in a round, in the order of their seats."""
+
+    kind: Alike
+    names: list[str]
+    rows: Tensor  # on the kind's shelf
+    positions: Tensor  # in the engine's order of clients
+
+
+@dataclass(frozen=True)
+class SomeReports(Reports):
+    """Reports of a few clients among many."""
+
+    some: Reports
+    positions: Tensor
+
+    def aggregate(self, coefficients: Tensor) -> Tensor:
+        """sum_i c_i update_i over those who are there."""
+        return self.some.aggregate(coefficients[self.positions])
+
+    def gradients(self) -> Tensor:
+        """Refused: a row for each registered client would be mostly zeros."""
+        raise ConfigError("engine 'roster' keeps no gradients; use engine='loop'")
+
+
+class RosterEngine(Together, Engine):
+    """Runs a round's clients in seats, and keeps everybody's state in rows."""
+
+    name = "roster"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: Sequence[Client],
+        heads: FirstHeads,
+        *,
+        gauge: Sequence[str],
+        how: LocalSettings,
+        batch_size: int | None,
+        seed: int,
+        device: torch.device,
+        bf16: bool = False,
+    ) -> None:
+        assert how.head_optimizer is not None
+        self.how, self.device, self.streams = how, device, Streams(device)
+        self._template, self._gauge, self._bf16 = network, tuple(gauge), bf16
+        self._batch_size, self._seed = batch_size, seed
+        self.registry = Registry(clients, heads, how.head_optimizer, batch_size, device)
+        self.clients = self.registry.clients
+        self._sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
+        self.front = working_copy(network, device, bf16=bf16)
+        self.front.module.train()
+        self._pass: Pass = AutogradPass(self.front, gauge)
+        first = clients[0].train[0]
+        plain = isinstance(first, Tensor) and first.ndim == 2 and not bf16
+        if plain and DensePass.fits(network, gauge):
+            self._pass = DensePass(self.front, gauge, self.streams)
+        self._network = working_copy(network, device, bf16=bf16)
+        self._rates, self._round = how.head_rates(), 0
+        self._seated = list[Seated]()
+        self._whole: dict[str, Rows] = {}
+        self.optimizers = self
+
+    @property
+    def journal(self) -> Registry:
+        """The rows of all clients, of which a checkpoint writes those that changed."""
+        return self.registry
+
+    @property
+    def conflict_obstacle(self) -> str | None:
+        """It never has a single client's update."""
+        return "it forms no single updates"
+
+    def clear(self) -> None:
+        """Forget the gradients of all heads in seats."""
+        for own in self._seated:
+            own.kind.seats.clear()
+
+    def step(self) -> None:
+        """Every head in a seat that has a gradient takes a step."""
+        for own in self._seated:
+            own.kind.seats.step(self._rates, self._round, self.how.head_clip)
+
+    def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """Everybody in ``active`` at once; what only one client can spoil is left to the loop."""
+        self._round, self._seated = round_number, self._seat(active)
+        self._find_first_losses(shared)
+        plan, self.data = self._plan(), self._gathered(round_number, active)
+        losses, squared = one_pass(
+            self, self._pass, self.front.module, shared, self.data.rows, plan
+        )
+        loss, norm = in_order(losses, squared, plan.positions, len(self.clients))
+        first = self._first_losses(loss)
+        tiny = torch.finfo(self.front.vector.dtype).tiny
+        ratio = loss[plan.positions] / torch.cat(first).clamp_min(tiny)
+        if not bool((ratio.isfinite() & norm[plan.positions].isfinite()).all()):
+            return self._in_turn(shared, round_number, active)
+        for own, values in zip(self._seated, first, strict=True):
+            own.kind.shelf.write(own.rows, own.kind.seats.tables)
+            own.kind.shelf.table(FIRST_LOSS)[own.rows] = values
+            own.kind.shelf.table(ROUNDS)[own.rows] += 1
+        return JointReports(
+            active=plan.active,
+            size=self._sizes,
+            loss=loss,
+            loss_ratio=torch.zeros_like(loss).index_copy_(0, plan.positions, ratio),
+            gauge_norm=norm,
+            failed=(),
+            run=self._pass,
+            owner=plan.owner,
+        )
+
+    def _seat(self, active: Sequence[str]) -> list[Seated]:
+        """Let the round's clients sit down."""
+        found = []
+        for kind, names, rows in self.registry.grouped(active):
+            kind.seat(names, rows)
+            found.append(Seated(kind, names, rows, self._positions(names)))
+        return found
+
+    def _positions(self, names: Sequence[str]) -> Tensor:
+        """Where clients are in the order of all."""
+        found = [self.registry.position[name] for name in names]
+        return torch.tensor(found, device=self.device)
+
+    def _plan(self) -> Plan:
+        """The seats in turn, as parts of one joint batch."""
+        parts, start = list[Part](), 0
+        for own in self._seated:
+            count, group = len(own.names), own.kind.seats.group
+            chosen = None if count == own.kind.seats.count else slice(0, count)
+            rows = slice(start, start + count * group.batch)
+            parts.append(Part(group, list(range(count)), chosen, own.positions, rows))
+            start = rows.stop
+        positions = torch.cat([part.positions for part in parts])
+        owner = torch.cat([p.positions.repeat_interleave(p.group.batch) for p in parts])
+        active = torch.zeros(len(self.clients), dtype=torch.bool, device=self.device)
+        active[positions] = True
+        return Plan(parts, None, owner, positions, active)
+
+    def _gathered(self, round_number: int, active: Sequence[str]) -> Gathered:
+        """The rows that the round reads."""
+        clients = [self.clients[name] for name in active]
+        batches = batches_of(clients, self._batch_size, self._seed, self.how.steps)
+        drawn = batches.many(active, round_number * self.how.steps, self.how.steps)
+        groups = [(own.kind.seats.group, own.names) for own in self._seated]
+        train = {name: self._rows(name, "train") for name in active}
+        return Gathered(groups, train, drawn, self._network.module, self.device)
+
+    def _rows(self, name: str, split: str) -> Rows:
+        """A client's rows where they lie; of training rows those that have labels."""
+        if split != "train":
+            x, y = getattr(self.clients[name], split)
+            return x, torch.as_tensor(y)
+        client = self.clients[name]
+        if client.size == len(client.train[0]):
+            return client.train[0], torch.as_tensor(client.train[1])
+        if name not in self._whole:
+            self._whole[name] = client.learns_from()
+        return self._whole[name]
+
+    def _first_losses(self, loss: Tensor) -> list[Tensor]:
+        """F_0 of the round's clients, kind by kind; one that is not known yet is this round's."""
+        found = []
+        for own in self._seated:
+            first = own.kind.shelf.table(FIRST_LOSS)[own.rows]
+            found.append(torch.where(first.isnan(), loss[own.positions], first))
+        return found
+
+    def _find_first_losses(self, shared: Tensor) -> None:
+        """Evaluate those that are still unknown, unless a client's first round tells them."""
+        if self.how.first_loss == "first_round":
+            return
+        for own in self._seated:
+            first = own.kind.shelf.table(FIRST_LOSS)
+            new = [k for k, value in enumerate(first[own.rows].tolist()) if value != value]
+            if new:
+                self._network.vector.copy_(shared)
+                names, rows = [own.names[k] for k in new], own.rows[new]
+                first[rows] = self._losses_of(own.kind, names, rows)
+
+    def _losses_of(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+        """The losses of clients of one kind over all of their training rows."""
+        if self.how.first_loss == "log_classes":
+            tasks = [self.clients[name].task for name in names]
+            return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
+        found = rows.new_empty(len(rows), dtype=torch.float64)
+        for some in _by_size(names, [len(self._rows(name, "train")[0]) for name in names]):
+            found[some] = self._losses_of_one_size(kind, [names[k] for k in some], rows[some])
+        return found
+
+    def _losses_of_one_size(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+        """One product for all heads, where a row's loss asks for nothing of its client."""
+        pairs = [self._rows(name, "train") for name in names]
+        x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self.device)
+        z = torch.cat(list(represented(self._network.module, x))).view(
+            len(names), len(pairs[0][0]), -1
+        )
+        weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
+        output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
+        task = kind.like.task
+        if task.is_plain and kind.seats.group.weights is None:
+            y = torch.cat([y for _, y in pairs]).to(self.device)
+            y = y.to(output.dtype) if y.is_floating_point() else y
+            each = task.row_losses(output.flatten(0, 1), y).view(len(names), -1)
+            return (each.mean(dim=1) * kind.shelf.table(SCALE)[rows]).double()
+        own = [self.clients[name].task for name in names]
+        losses = [
+            t.measure(o, self._target(y))["loss"]
+            for t, o, (_, y) in zip(own, output, pairs, strict=True)
+        ]
+        return torch.tensor(losses, dtype=torch.float64, device=self.device)
+
+    def _target(self, y: Tensor) -> Tensor:
+        like = self._network.vector
+        return y.to(like) if y.is_floating_point() else y.to(self.device)
+
+    def _in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
+        """A round by the loop, which finds out whose numbers are not finite."""
+        loop = self._loop(active)
+        some = loop.run_clients(shared, round_number, active)
+        self._take_over(loop)
+        positions = torch.tensor(
+            [self.registry.position[name] for name in active], device=self.device
+        )
+
+        def spread(values: Tensor) -> Tensor:
+            return values.new_zeros(len(self.clients)).index_copy_(0, positions, values)
+
+        return SomeReports(
+            active=spread(some.active),
+            size=self._sizes,
+            loss=spread(some.loss),
+            loss_ratio=spread(some.loss_ratio),
+            gauge_norm=spread(some.gauge_norm),
+            failed=some.failed,
+            some=some,
+            positions=positions,
+        )
+
+    def _loop(self, names: Sequence[str]) -> LoopEngine:
+        """The reference engine for some of the clients, with copies of their state."""
+        loop = LoopEngine(
+            self._template,
+            [self.clients[name] for name in names],
+            {name: self.registry.head(name) for name in names},
+            gauge=self._gauge,
+            how=self.how,
+            batch_size=self._batch_size,
+            seed=self._seed,
+            device=self.device,
+            bf16=self._bf16,
+        )
+        loop.load_state_dict({name: self.registry.state(name) for name in names})
+        return loop
+
+    def _take_over(self, loop: LoopEngine) -> None:
+        for name, state in loop.state_dict().items():
+            self.registry.load(name, state)
+
+    def _loops(self) -> Iterator[LoopEngine]:
+        """All clients by the loop, some at a time."""
+        names = list(self.clients)
+        for start in range(0, len(names), AT_ONCE):
+            loop = self._loop(names[start : start + AT_ONCE])
+            yield loop
+            self._take_over(loop)
+
+    @torch.no_grad()
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client that has this split; rows of many pass together."""
+        self._network.vector.copy_(shared)
+        wanted = [
+            name
+            for name, client in self.clients.items()
+            if getattr(client, split) is not None and (names is None or name in names)
+        ]
+        results: dict[str, dict[str, float]] = {}
+        for some in self._portions(wanted, split):
+            results |= self._evaluate(some, split)
+        return results
+
+    def _portions(self, names: Sequence[str], split: str) -> Iterator[list[str]]:
+        """Clients whose rows fit into one pass."""
+        some, rows = list[str](), 0
+        for name in names:
+            some.append(name)
+            rows += len(getattr(self.clients[name], split)[0])
+            if rows >= ROWS_AT_ONCE:
+                yield some
+                some, rows = [], 0
+        if some:
+            yield some
+
+    def _evaluate(self, names: Sequence[str], split: str) -> dict[str, dict[str, float]]:
+        """One pass; rows that several clients hold pass once."""
+        data = {name: self._rows(name, split) for name in names}
+        held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
+        x = as_input(concatenated(list(held.values())), self._network.module, self.device)
+        parts = torch.cat(list(represented(self._network.module, x))).split(
+            [len(rows) for rows in held.values()]
+        )
+        features = dict(zip(held, parts, strict=True))
+        results = {}
+        for kind, own, rows in self.registry.grouped(names):
+            weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
+            for k, name in enumerate(own):
+                (source, y), client = data[name], self.clients[name]
+                output = F.linear(features[id(source)], weight[k], bias[k])
+                try:
+                    results[name] = client.task.measure(output, self._target(y), client.scaling)
+                except ConfigError as error:
+                    raise ConfigError(f"client {name!r}, {split} data: {error}") from error
+        return {name: results[name] for name in names}
+
+    def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
+        """By the loop."""
+        for loop in self._loops():
+            loop.tune_heads(shared, steps, round_number)
+
+    def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:  # noqa: ARG002
+        """Refused: a network for each registered client is what this engine is there to avoid."""
+        raise ConfigError("engine 'roster' keeps no networks of single clients; use engine='auto'")
+
+    def trial(self) -> Engine:
+        """All clients by the loop, with copies of what a round changes."""
+        return self._loop(list(self.clients))
+
+    def heads(self) -> Mapping[str, nn.Module]:
+        """Each client's head, made when it is asked for."""
+        return RegisteredHeads(self.registry)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The private state of all clients that took part, by name; others are as they began."""
+        return {name: self.registry.state(name) for name in self.registry.known()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what any engine's ``state_dict`` returned."""
+        for name in self.clients:
+            if name in state:
+                self.registry.load(name, state[name])
+
+
+class RegisteredHeads(Mapping[str, nn.Module]):
+    """The heads of all clients, each made when it is asked for."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._registry.head(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry.clients)
+
+    def __len__(self) -> int:
+        return len(self._registry.clients)
+
+
+def _by_size(names: Sequence[str], sizes: Sequence[int]) -> list[list[int]]:
+    """Numbers of clients that have as many rows."""
+    found: dict[int, list[int]] = {}
+    for k in range(len(names)):
+        found.setdefault(sizes[k], []).append(k)
+    return list(found.values())

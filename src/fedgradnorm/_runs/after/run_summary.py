@@ -1,0 +1,59 @@
+"""A run in one row per client: where it began and ended, and what the trivial answer scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from fedgradnorm._runs.about import kept_round
+from fedgradnorm._runs.after.whole_frame import WholeFrame
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedgradnorm._runs.run import Run
+
+
+def summary_of(run: Run) -> pd.DataFrame:
+    """See :meth:`fedgradnorm.Run.summary`; the history is read once, however many clients."""
+    import pandas as pd
+
+    from fedgradnorm._runs.run import metric_names
+
+    evaluated: dict[str, list[Row]] = {name: [] for name in run.clients}
+    for row in run.table.rows:
+        if row["split"] != "batch" and row["client"] in evaluated:
+            evaluated[row["client"]].append(row)
+    known = metric_names(run.table)
+    metrics = [column for column in run.table.columns if column in known]
+    weights, infos = run.weights, run.about.get("clients", {})
+    found = []
+    for name, rows in evaluated.items():
+        one = {"client": name, "weight": weights[name]}
+        one |= _ends(rows, metrics, infos.get(name, {}))
+        if (kept := kept_round(run.about, name)) is not None:
+            one["kept_round"] = kept
+        found.append(one)
+    return cast("pd.DataFrame", WholeFrame(pd.DataFrame(found).set_index("client")))
+
+
+def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:
+    """Training loss first and last, and the metrics of the last evaluation's last split."""
+    train = [row for row in rows if row["split"] == "train"]
+    if not train:
+        return {}
+    last = rows[-1]
+    values = {name: last[name] for name in metrics if not math.isnan(last.get(name, math.nan))}
+    losses = {"first_loss": train[0].get("loss"), "last_loss": train[-1].get("loss")}
+    return {**losses, "split": last["split"], **values, "trivial": _trivial(info, values)}
+
+
+def _trivial(info: Mapping[str, Any], values: Mapping[str, float]) -> float | None:
+    """What the trivial answer scores by the metric that a client is shown by."""
+    order = (info.get("metric"), *MAIN_METRICS)
+    shown = next((name for name in order if name in values), None)
+    found = info.get("trivial", {}).get(shown)
+    return found if isinstance(found, float) else None

@@ -1,0 +1,76 @@
+"""Rows of many clients on disk: each checkpoint adds those that changed, in a file of their own.
+
+A checkpoint names its files in order; later rows replace earlier ones. A file is whole on disk
+before a checkpoint names it, and is removed only when no checkpoint does. So a kill at any moment
+leaves a checkpoint with all of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._engines import Journal
+from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.layout import ROWS
+
+JOURNAL = "journal"
+"""What a checkpoint calls the rows, where it holds them itself."""
+
+FULL = 2.0
+"""When files hold so many times the rows that there are, they are written anew as one."""
+
+
+class Segments:
+    """The files of one run, in the folder ``rows``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / ROWS
+        self.names: list[str] = []
+        self._rows = 0
+
+    def add(self, journal: Journal, whole: bool = False) -> dict[str, Any]:
+        """Write what changed; what a checkpoint has to say of it.
+
+        That is the names of files or, with ``whole``, all rows themselves.
+        """
+        if whole:
+            self.names, self._rows = [], 0
+            return {JOURNAL: journal.changed(everything=True)}
+        new, alive = journal.count(), journal.count(everything=True)
+        if new:
+            self._folder.mkdir(exist_ok=True)
+            path = self._folder / f"{self._next():06d}.safetensors"
+            anew = self._rows + new > FULL * alive
+            checkpoint.save(journal.changed(everything=anew), path)
+            self.names = [path.name] if anew else [*self.names, path.name]
+            self._rows = alive if anew else self._rows + new
+        return {ROWS: self.names}
+
+    def _next(self) -> int:
+        """A number that no file has, also none that a kill has left."""
+        taken = [int(path.stem) for path in self._folder.glob("[0-9]*.safetensors")]
+        return max(taken, default=0) + 1
+
+    def settle(self, journal: Journal) -> None:
+        """A checkpoint says so now: forget what changed, and remove files of before."""
+        journal.settle()
+        for path in self._folder.glob("[0-9]*.safetensors"):
+            if path.name not in self.names:
+                path.unlink()
+        if not self.names and self._folder.is_dir():
+            self._folder.rmdir()
+
+    def restore(self, state: Mapping[str, Any], journal: Journal) -> None:
+        """Let a journal take all rows that a checkpoint holds or names."""
+        if JOURNAL in state:
+            journal.take(state[JOURNAL])
+        self.names = [str(name) for name in state.get(ROWS, ())]
+        for name in self.names:
+            if Path(name).name != name:
+                raise ValueError(f"a file of rows called {name!r:.40}")
+            found = checkpoint.load(self._folder / name)
+            self._rows += sum(len(part["names"]) for part in found["parts"])
+            journal.take(found)
+        journal.settle()

@@ -1,0 +1,174 @@
+"""What a run writes down: rows of rounds and evaluations, and quantiles where clients are many.
+
+Work and memory follow the clients that took part in a round, and those whose rows are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._federation.alone import Federations
+from fedgradnorm._federation.federation import Outcome
+from fedgradnorm._round.participation import some_of
+from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.private.accounts import Accounts
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.csv_table import Row, Table
+from fedgradnorm._runs.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.many.recorded import recorded
+from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
+from fedgradnorm._runs.run import Run, TrainedClient
+
+log = logging.getLogger("fedgradnorm")
+
+ALL_AT_END = 1000
+"""Clients of a federation whose last evaluation is of all of them, also with ``eval_clients``."""
+
+
+class Recording:
+    """The tables of a run, and the counters that its rows tell.
+
+    ``kept`` names those whose rows are kept, or is None where all are. The first and the last
+    evaluation are kept of everybody who was evaluated.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        federations: Federations,
+        accounts: Accounts,
+        settings: Settings,
+    ) -> None:
+        self.federations, self.accounts, self.settings = federations, accounts, settings
+        metrics = sorted({key for client in clients for key in client.task.metrics})
+        self.history = History(metrics, private=bool(accounts))
+        self.spread, self.conflict = spread_table(), conflict_table()
+        self.taken = {client.name: 0 for client in clients}
+        self.kept = recorded(clients, settings)
+        self._metrics = metrics
+        infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
+        self._groups = {} if self.kept is None else groups_of(infos)
+        batch = batches_of(clients, settings.batch_size, settings.seed).batch
+        steps = settings.local().steps
+        self._samples = {name: steps * size for name, size in batch.items()}
+        self._order = {name: place for place, name in enumerate(self.taken)}
+        self._home = {name: federation for federation in federations for name in federation.names}
+        self._owners = list(dict.fromkeys(client.owner for client in clients))
+        self._rows_of: dict[str, list[str]] = {}  # of those who have several tasks
+        for client in clients:
+            if client.of is not None:
+                self._rows_of.setdefault(client.of, []).append(client.name)
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables that this run has, by the name of their file."""
+        found: dict[str, Table] = {METRICS: self.history}
+        if self.kept is not None:
+            found[SPREAD] = self.spread
+        if self.settings.record_conflict:
+            found[CONFLICT] = self.conflict
+        return found
+
+    def announce(self) -> None:
+        """Say whose rows are kept, who is evaluated, and what recording costs more."""
+        if self.kept is not None:
+            words = "%s has the rows of %d of %d clients, and %s quantiles over all"
+            log.info(words, METRICS, len(self.kept), len(self.taken), SPREAD)
+        if (some := self.chosen(0)) is not None:
+            log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
+        every, engine = self.settings.record_conflict, self.federations[0].engine
+        reason = engine.conflict_obstacle
+        if every and reason and len(self.federations[0].names) > 1:
+            log.info(
+                "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "
+                "tried client by client; the training is the same", every, engine.name, reason,
+            )  # fmt: skip
+
+    def round(self, number: int, epoch: float, outcomes: Sequence[Outcome]) -> list[Row]:
+        """Rows of the clients that were active in a round, which is counted for them."""
+        rows: list[Row] = []
+        for outcome in outcomes:
+            rows += self._round_rows(outcome, {"round": number, "epoch": epoch})
+            self.conflict.append(pair_rows(number, epoch, outcome.conflict))
+        return rows
+
+    def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
+        rows, failed = [], set(outcome.failed)
+        for i, name in enumerate(outcome.active):
+            ok = name not in failed
+            self.taken[name] += ok
+            row: Row = {**when, "client": name, "split": "batch"}
+            row.update(active=int(ok), weight=outcome.columns["weight"][i])
+            if ok:
+                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
+            row["held"] = int(outcome.columns["held"][i])
+            rows.append({**row, **self._meters(name)})
+        return rows
+
+    def _meters(self, name: str) -> Row:
+        """Samples a client has seen, bytes exchanged and privacy spent so far."""
+        traffic = self._home[name].bytes_per_round(name) if self.settings.share == "all" else 0
+        taken = self.taken[name]
+        spent = self.accounts.columns(name)
+        return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
+
+    def chosen(self, number: int, last: bool = False) -> list[str] | None:
+        """Who is evaluated after round ``number``, drawn from the seed; None: all clients."""
+        asked, owners = self.settings.eval_clients, self._owners
+        if asked is None or (last and len(owners) <= ALL_AT_END):
+            return None
+        found = some_of(owners, asked, self.settings.seed, "evaluation", number)
+        return [name for owner in found for name in self._rows_of.get(owner, (owner,))]
+
+    def measured(
+        self, number: int, epoch: float, before: str = "", last: bool = False
+    ) -> list[Row]:
+        """Rows of an evaluation on all splits, whose names then begin with ``before``."""
+        names, weights = self.chosen(number, last), self.weights()
+        rows: list[Row] = []
+        for split in SPLITS:
+            for name, values in self.federations.evaluate(split, names).items():
+                row: Row = {"round": number, "epoch": epoch, "client": name}
+                row.update(split=before + split, weight=weights[name], **values)
+                rows.append({**row, **self._meters(name)})
+        return sorted(rows, key=lambda row: self._order[row["client"]])
+
+    def weights(self) -> dict[str, float]:
+        """Each client's weight as it is now."""
+        found: dict[str, float] = {}
+        for federation in self.federations:
+            weight = federation.server.weighting.weight.tolist()
+            found |= zip(federation.names, weight, strict=True)
+        return found
+
+    def run(
+        self,
+        clients: Mapping[str, TrainedClient],
+        about: dict[str, Any],
+        shared: nn.Module | None,
+        finished: bool,
+    ) -> Run:
+        """The run with its tables; where rows are left out, ``about`` has everybody's weight."""
+        if self.kept is not None:
+            about = {**about, "weights": self.weights()}
+        return Run(clients, about, self.history, shared, finished, self.conflict, self.spread)
+
+    def keep(self, rows: Sequence[Row], everybody: bool = False) -> None:
+        """Write rows down: those of the clients that are recorded, or ``everybody``'s."""
+        if self.kept is not None:
+            self.spread.append(spread_rows(rows, self._groups, self._metrics))
+        whole = everybody or self.kept is None or not self.history.rows
+        self.history.append(rows if whole else self._of_recorded(rows))
+
+    def news(self) -> tuple[list[Row], list[Row]]:
+        """The new rows of the clients that are recorded, and the new quantiles."""
+        return self._of_recorded(self.history.news()), self.spread.news()
+
+    def _of_recorded(self, rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if self.kept is None or row["client"] in self.kept]
