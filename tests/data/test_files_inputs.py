@@ -1,4 +1,4 @@
-"""Files whose rows are not one table of numbers: named inputs, ids, sequences, masks, first parts."""
+"""Files whose rows are no plain table: named inputs, ids, sequences, masks, first parts."""
 
 from __future__ import annotations
 
@@ -311,7 +311,10 @@ def test_what_cannot_be_is_refused(archive: Path) -> None:
         ({**rows, "lengths": {"a": "length"}}, "lengths must name inputs"),
         ({**rows, "ids": "values"}, "'values' must hold whole numbers"),
         ({**rows, "ids": "valves"}, "array in ids 'valves'"),
-        ({**rows, "lengths": "length", "standardize": True}, "in arrays are not standardised"),
+        (
+            {**rows, "lengths": "length", "standardize": True},
+            "not standardised where they are arrays",
+        ),
         ({**rows, "x_key": "tokens", "ids": "tokens", "standardize": True}, "ids are not standard"),
         ({**rows, "y_key": "tokens"}, r"for a label at each place say shape = \[7\]"),
         ({**rows, "y_key": "tokens", "shape": [6]}, r"must hold labels of shape \(6,\) a row"),

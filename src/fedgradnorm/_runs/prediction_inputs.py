@@ -40,7 +40,7 @@ def network_inputs(
     where = f"client {client!r}"
     if one.encoding is not None:
         return _encoded(where, x, network, one)
-    given = as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
+    given = given_inputs(where, x, one, row)
     _check_form(where, given, row)
     scaled = _scaled(where, given, one.scaling) if isinstance(given, Tensor) else given
     values = as_input(scaled, network, "cpu", one.stem)
@@ -48,6 +48,13 @@ def network_inputs(
     for (name, raw), leaf in both:
         _check_finite(f"{where}, {name}" if name else where, raw, leaf, one.columns)
     return values
+
+
+def given_inputs(
+    where: str, x: Any, one: Trained, row: Sequence[int] | Mapping[str, Any] | None
+) -> Inputs:
+    """``x`` as numbers that are not scaled yet; lists are sequences where training had some."""
+    return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
 
 
 def _encoded(where: str, x: Any, network: nn.Module, one: Trained) -> Inputs:

@@ -151,8 +151,8 @@ def several_from_arrays(
 
 def _not_standardised(name: str) -> ConfigError:
     return ConfigError(
-        f"client {name!r}: named inputs and sequences in arrays are not standardised; scale them "
-        "beforehand, and use standardize='targets' for the targets"
+        f"client {name!r}: named inputs and sequences are not standardised where they are arrays; "
+        "scale them beforehand, and use standardize='targets' for the targets"
     )
 
 

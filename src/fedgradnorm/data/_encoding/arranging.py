@@ -44,8 +44,11 @@ def is_flat(columns: Sequence[Column]) -> bool:
     return not any(c.group or isinstance(c, IdColumn | StepColumn) for c in columns)
 
 
-def divided(columns: Sequence[Column], numbers: Tensor) -> dict[str | None, Tensor]:
-    """The numbers [..., features] of each named input; ids are whole numbers."""
+def divided(columns: Sequence[Column], numbers: Tensor, *, steps: bool) -> dict[str | None, Tensor]:
+    """The numbers [..., features] of each named input; ids are whole numbers.
+
+    A step that is one id has no axis for it, as networks take sequences of tokens.
+    """
     every = numbers.split([len(column.names()) for column in columns], dim=-1)
     parts = {column.name: part for column, part in zip(columns, every, strict=True)}
     found = {}
@@ -53,16 +56,17 @@ def divided(columns: Sequence[Column], numbers: Tensor) -> dict[str | None, Tens
         whole = torch.cat([parts[column.name] for column in members], dim=-1)
         if isinstance(members[0], IdColumn):
             whole = whole.to(torch.int64)
-            whole = whole[..., 0] if _has_steps(columns) and len(members) == 1 else whole
+            whole = whole[..., 0] if steps and len(members) == 1 else whole
         found[name] = whole
     return found
 
 
 def arranged(columns: Sequence[Column], numbers: Tensor, codes: Tensor) -> Inputs:
     """The numbers of rows, or of steps, as the network's inputs."""
-    parts = divided(columns, numbers)
+    steps = any(isinstance(column, StepColumn) for column in columns)
+    parts = divided(columns, numbers, steps=steps)
     found: dict[str | None, Inputs] = dict(parts)
-    if _has_steps(columns):
+    if steps:
         rows = step_rows(columns, codes)
         found = {name: Sequences([part[at] for at in rows]) for name, part in parts.items()}
     return found[None] if None in found else Fields({str(k): v for k, v in found.items()})
@@ -79,7 +83,3 @@ def step_rows(columns: Sequence[Column], codes: Tensor) -> list[Tensor]:
         order = torch.argsort(codes[:, places["order"]], stable=True)
     order = order[torch.argsort(number[order], stable=True)]
     return list(order.split(torch.bincount(number).tolist()))
-
-
-def _has_steps(columns: Sequence[Column]) -> bool:
-    return any(isinstance(column, StepColumn) for column in columns)
