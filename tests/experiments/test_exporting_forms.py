@@ -55,7 +55,7 @@ class Mean(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """torch.export counts the steps of a recurrent layer, so its number would be fixed."""
+    """torch.export counts the steps of a recurrent layer, so their number would be fixed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,9 +116,14 @@ def test_sequences_are_padded_beside_a_mask(path: Path) -> None:
     x, mask = fgn.sequences(rows[:3]).padded()
     expected = run.predict("a", rows[:3], outputs=True)
     np.testing.assert_allclose(answer(path, x=x, mask=mask), expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(fgn.ModelError, match=r"client 'a' cannot be exported.*use run\.predict"):
-        trained(Recurrent(), client).export("a", path.with_name(f"no{path.suffix}"), x=rows)
-    assert not path.with_name(f"no{path.suffix}").exists()
+
+
+def test_a_program_for_one_number_of_steps_is_refused(tmp_path: Path) -> None:
+    rows = [torch.randn(size, 2) for size in LENGTHS.tolist()]
+    client = fgn.Client("a", fgn.classification(2), (fgn.sequences(rows), np.arange(20) % 2))
+    with pytest.raises(fgn.ModelError, match=r"'a' cannot be exported.*use run\.predict"):
+        trained(Recurrent(), client).export("a", tmp_path / "a.pt2", x=rows)
+    assert not list(tmp_path.iterdir())
 
 
 OPTIONS: dict[str, Any] = {
