@@ -191,7 +191,7 @@ def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
     return x[index], torch.as_tensor(y)[index]
 
 
-def with_splits(client: Client, splits: Mapping[str, Pair]) -> Client:
+def with_splits(client: Client, splits: Mapping[str, tuple[Inputs, Tensor]]) -> Client:
     """The client with some of its splits replaced."""
     new = {split: splits.get(split, getattr(client, split)) for split in SPLITS}
     return replace(client, train=new["train"], validation=new["validation"], test=new["test"])

@@ -72,8 +72,9 @@ class DeployedFields(Deployed):
 class DeployedSteps(Deployed):
     """The same for sequences: ``x`` padded to one length, and ``mask`` for what of it is real."""
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What ``run.predict(..., outputs=True)`` gives."""
+        assert mask is not None
         if self.encoding is None:
             return self._answer(as_input(Padded({"": x}, mask), self.network, "cpu", self.stem))
         plain = self.encoding.without_steps()

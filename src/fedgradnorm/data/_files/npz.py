@@ -77,13 +77,13 @@ def rows_from_npz(path: Path, which: Arrays, labels: bool, bad: BadRows[int]) ->
     arrays = _arrays(path, [*inputs.values(), *sizes.values(), which.y_key])
     y = arrays[which.y_key]
     for key in (*inputs.values(), *sizes.values()):
-        x = arrays[key]
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        one = arrays[key]
+        if one.ndim == 0 or y.ndim == 0 or len(one) != len(y):
             raise DataError(
-                f"{path}: {key!r} has shape {x.shape}, {which.y_key!r} {y.shape}; they need one "
+                f"{path}: {key!r} has shape {one.shape}, {which.y_key!r} {y.shape}; they need one "
                 "row per sample each"
             )
-        if x.size == 0 or y.size == 0:
+        if one.size == 0 or y.size == 0:
             raise DataError(f"{path}: {key!r} or {which.y_key!r} is empty, no rows left to use")
     parts: dict[str, Any] = {}
     for name, key in inputs.items():

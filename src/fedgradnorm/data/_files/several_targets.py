@@ -176,5 +176,5 @@ def _targets(asked: Mapping[str, Asked], path: Any) -> tuple[str, ...]:
 def _for_task(source: FileSource, one: Asked, aside: tuple[str, ...]) -> FileSource:
     """How the files are read for one of the tasks."""
     key = one.y_key or source.y_key
-    plan = {"labels": one.plan.reads_texts, "shape": one.plan.shape}
-    return replace(source, targets=one.targets, y_key=key, aside=aside, **plan)
+    own = replace(source, targets=one.targets, y_key=key, aside=aside)
+    return replace(own, labels=one.plan.reads_texts, shape=one.plan.shape)

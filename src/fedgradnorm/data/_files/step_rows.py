@@ -11,7 +11,7 @@ import torch
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
-from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._encoding.arranging import step_rows
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.read_rows import FileRows
@@ -31,7 +31,8 @@ def joined_steps(rows: FileRows, plan: ColumnPlan) -> FileRows:
     columns = [plan.column(name) for name in rows.inputs]
     steps = [at.numpy() for at in step_rows(columns, torch.from_numpy(rows.x))]
     first = [int(at.min()) for at in steps]
-    bad: BadRows[int] = BadRows(rows.bad.on_bad, rows.bad.source)
+    on_bad: OnBad = "drop" if rows.bad.on_bad == "drop" else "error"
+    bad: BadRows[int] = BadRows(on_bad, rows.bad.source)
     for at, begin in zip(steps, first, strict=True):
         wrong = [why for i in at if (why := rows.bad.reasons.get(rows.rows[i]))]
         if wrong:
