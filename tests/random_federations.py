@@ -8,6 +8,7 @@ A federation is drawn dimension by dimension. To add one, add a field to :class:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 
-FEATURES, SIDE = 6, (4, 3)
+FEATURES, SIDE, TOKENS = 6, (4, 3), 9
 ROUNDS = 3
 
 
@@ -64,7 +65,7 @@ class Drawn:
     parts: str  # what of the network is shared
     rates: str  # whether learning rates follow a schedule
     clip: float | None
-    named: bool  # whether inputs are a dict
+    form: str  # what inputs are: one array, a dict, sequences, or token ids
     seed: int
 
 
@@ -89,14 +90,14 @@ FEDERATION = {
     "parts": st.sampled_from(["all", "all", "frozen", "private"]),
     "rates": st.sampled_from(["constant", "scheduled"]),
     "clip": st.sampled_from([None, None, 0.5]),
-    "named": st.booleans(),
+    "form": st.sampled_from(["plain", "plain", "named", "named", "steps", "tokens"]),
     "seed": st.integers(0, 2**20),
 }
 DRAWN = st.builds(Drawn, **FEDERATION)
 PARTS: dict[str, dict[str, Any]] = {
     "all": {},
-    "frozen": {"frozen": "0.bias"},
-    "private": {"shared": "!0.bias"},
+    "frozen": {"frozen": "*0.bias"},
+    "private": {"shared": "!*0.bias"},
 }
 RATES: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -105,6 +106,23 @@ RATES: dict[str, dict[str, Any]] = {
         "head_schedule": {"name": "StepLR", "step_size": 2},
     },
 }
+
+
+class OverSteps(nn.Module):
+    """The body of the mean of a sequence's steps."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        real = mask[..., None].to(x.dtype)
+        return self.body((x * real).sum(dim=1) / real.sum(dim=1))
+
+
+def form(drawn: Drawn) -> str:
+    """The form of inputs; images are arrays."""
+    return "plain" if drawn.body == "images" and drawn.form in ("steps", "tokens") else drawn.form
 
 
 def network(drawn: Drawn) -> nn.Module:
@@ -119,13 +137,33 @@ def network(drawn: Drawn) -> nn.Module:
             nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1)
         ),
     }
-    return toys.seeded(makers[drawn.body])
+    return toys.seeded(lambda: _in_form(drawn, makers[drawn.body]()))
+
+
+def _in_form(drawn: Drawn, body: nn.Sequential) -> nn.Module:
+    """The body behind what makes vectors of inputs that are none."""
+    if form(drawn) == "steps":
+        return OverSteps(body)
+    if form(drawn) == "tokens":
+        layers = {"look": nn.Embedding(TOKENS, 1), "flat": nn.Flatten()}
+        return nn.Sequential(OrderedDict({**layers, **dict(body.named_children())}))
+    return body
 
 
 def inputs(drawn: Drawn, rows: int, seed: int) -> Any:
-    """Rows that the network takes; a keyword of nn.Sequential is ``input``."""
-    x = _numbers(drawn, rows, seed)
-    return {"input": x} if drawn.named else x
+    """Rows that the network takes."""
+    return _formed(drawn, _numbers(drawn, rows, seed))
+
+
+def _formed(drawn: Drawn, x: np.ndarray) -> Any:
+    """Numbers in the form of inputs; a keyword of nn.Sequential is ``input``."""
+    if form(drawn) == "tokens":
+        return np.clip(np.round(2 * x) + TOKENS // 2, 0, TOKENS - 1).astype(int)
+    if form(drawn) == "steps":
+        lengths = (np.abs(x[:, 0]) * 10).astype(int) % 3 + 1
+        steps = [row + 0.1 * np.arange(k)[:, None] for row, k in zip(x, lengths, strict=True)]
+        return fgn.sequences(steps)
+    return {"input": x} if form(drawn) == "named" else x
 
 
 def _numbers(drawn: Drawn, rows: int, seed: int) -> np.ndarray:
@@ -167,8 +205,8 @@ def clients(drawn: Drawn) -> list[fgn.Client]:
 def _client(drawn: Drawn, one: DrawnClient, place: int) -> fgn.Client:
     x = _numbers(drawn, one.size + 6, drawn.seed + place)
     made = {kind: _task(drawn, one, kind, x, place) for kind in one.kinds}
-    first, rest = ({"input": part} if drawn.named else part for part in np.split(x, [one.size]))
-    stem = _stem(drawn) if one.stem else None
+    first, rest = (_formed(drawn, part) for part in np.split(x, [one.size]))
+    stem = _stem(drawn) if one.stem and form(drawn) in ("plain", "named") else None
     train, test = slice(one.size), slice(one.size, None)
     if one.several or len(made) > 1:
         y = {kind: values for kind, (_, values) in made.items()}

@@ -51,7 +51,7 @@ def check_way_back(drawn: drawing.Drawn, looped: fgn.Run) -> None:
         toys.interrupted(start, at=2, folder=folder)
         resumed = start(folder=folder, resume=True)
         assert toys.same(toys.parameters(resumed.network), toys.parameters(looped.network))
-        loaded = fgn.load(folder, kinds=[drawing.Away()])
+        loaded = fgn.load(folder, drawing.network(drawn), kinds=[drawing.Away()])
         x = drawing.inputs(drawn, 5, 0)
         for name in looped.clients:
             np.testing.assert_array_equal(loaded.predict(name, x), looped.predict(name, x))

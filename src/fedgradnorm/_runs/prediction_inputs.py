@@ -38,11 +38,11 @@ def network_inputs(
     of axes and other names are not.
     """
     where = f"client {client!r}"
-    given = _given(where, x, one, row)
+    if one.encoding is not None:
+        return _encoded(where, x, network, one)
+    given = given_inputs(where, x, one, row)
     _check_form(where, given, row)
-    scaled = given
-    if isinstance(given, Tensor):
-        scaled = _scaled(where, given, one.scaling)
+    scaled = _scaled(where, given, one.scaling) if isinstance(given, Tensor) else given
     values = as_input(scaled, network, "cpu", one.stem)
     both = zip(leaves(given).items(), leaves(values).values(), strict=True)
     for (name, raw), leaf in both:
@@ -50,14 +50,21 @@ def network_inputs(
     return values
 
 
-def _given(
+def given_inputs(
     where: str, x: Any, one: Trained, row: Sequence[int] | Mapping[str, Any] | None
 ) -> Inputs:
-    """``x`` as numbers that are not scaled yet."""
-    if one.encoding is not None:
-        numbers: Tensor = one.encoding.encode(raw_inputs(x, one, where))
-        return numbers
+    """``x`` as numbers that are not scaled yet; lists are sequences where training had some."""
     return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
+
+
+def _encoded(where: str, x: Any, network: nn.Module, one: Trained) -> Inputs:
+    """Raw columns as the network takes them."""
+    codes = raw_inputs(x, one, where)
+    numbers: Tensor = one.encoding.encode(codes)
+    scaled = _scaled(where, numbers, one.scaling)
+    single = scaled.to(next(network.parameters()).dtype)
+    _check_finite(where, numbers, single, one.encoding.features)
+    return as_input(one.encoding.arranged(scaled, codes), network, "cpu", one.stem)
 
 
 def raw_inputs(x: Any, one: Trained, where: str) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from fedgradnorm._client import SPLITS, Client, Encoder
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._scaling import Scaling
+from fedgradnorm.models._input_rows import Composite, Inputs
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -71,10 +72,7 @@ def client_from_arrays(
         return Loaded(client)
     plain = isinstance(client.train[0], torch.Tensor)
     if inputs and not plain:
-        raise ConfigError(
-            f"client {name!r}: named inputs and sequences are not standardised; scale them "
-            "beforehand, and use standardize='targets' for the targets"
-        )
+        raise _not_standardised(name)
     try:
         rows = client.train[0] if plain else torch.zeros(client.size, 1)
         scaling = Scaling.fit(rows, client.train[1], inputs=inputs, targets=targets)
@@ -105,11 +103,12 @@ def several_from_arrays(
     labels: Mapping[str, tuple[str, ...]] | None = None,
     columns: tuple[str, ...] | None = None,
     encoding: Encoder | None = None,
+    scaled: Scaling | None = None,
 ) -> Client:
     """A client with several tasks, as :func:`client_from_arrays` makes one with one.
 
-    Inputs are standardised once for all tasks, the targets of each regression by themselves. The
-    numbers are in single precision.
+    Inputs are standardised once for all tasks, the targets of each regression by themselves; or
+    they are already, as ``scaled`` says. The numbers are in single precision.
     """
     shares = {"validation": validation_share, "test": test_share}
     splits = _dealt(name, {"train": train, "validation": validation, "test": test}, shares, seed)
@@ -118,29 +117,50 @@ def several_from_arrays(
         inputs, targets = _sides(f"{name}/{key}", task, standardize is not False)
         if standardize in ("inputs", "targets"):
             inputs, targets = standardize == "inputs", standardize == "targets" and targets
+        if inputs and isinstance(splits["train"][0], Composite):
+            raise _not_standardised(name)
         if inputs or targets:
             x, table = splits["train"]
             y = task.target(f"client {name!r}, task {key!r}", torch.as_tensor(table[key]))
             scalings[key] = Scaling.fit(x, y, inputs=inputs, targets=targets)
-    scaled = {}
+        if scaled is not None:
+            both = {"input_mean": scaled.input_mean, "input_std": scaled.input_std}
+            scalings[key] = replace(scalings.get(key, scaled), **both)
+    made = {}
     for split, (x, table) in splits.items():
         first = next(iter(scalings.values()), None)
-        inputs_now = torch.as_tensor(x) if first is None else first.scale_inputs(x)
-        scaled[split] = (
-            inputs_now.float(),
+        plain = x if isinstance(x, Composite) else torch.as_tensor(x)
+        if first is not None and scaled is None and isinstance(plain, torch.Tensor):
+            plain = first.scale_inputs(plain)
+        made[split] = (
+            single_inputs(plain),
             {key: _single(torch.as_tensor(y), scalings.get(key)) for key, y in table.items()},
         )
     return Client(
         name,
         tasks=tasks,
-        train=scaled["train"],
-        test=scaled.get("test"),
-        validation=scaled.get("validation"),
+        train=made["train"],
+        test=made.get("test"),
+        validation=made.get("validation"),
         scaling=scalings or None,
         labels=labels or None,
         columns=columns,
         encoding=encoding,
     )
+
+
+def _not_standardised(name: str) -> ConfigError:
+    return ConfigError(
+        f"client {name!r}: named inputs and sequences are not standardised where they are arrays; "
+        "scale them beforehand, and use standardize='targets' for the targets"
+    )
+
+
+def single_inputs(x: Inputs) -> Inputs:
+    """Inputs in single precision; ids stay whole numbers."""
+    if isinstance(x, Composite):
+        return x.to("cpu", torch.float32)
+    return x.float() if x.is_floating_point() else x
 
 
 def _single(y: Tensor, scaling: Scaling | None) -> Tensor:
@@ -171,7 +191,7 @@ def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
     return x[index], torch.as_tensor(y)[index]
 
 
-def with_splits(client: Client, splits: Mapping[str, Pair]) -> Client:
+def with_splits(client: Client, splits: Mapping[str, tuple[Inputs, Tensor]]) -> Client:
     """The client with some of its splits replaced."""
     new = {split: splits.get(split, getattr(client, split)) for split in SPLITS}
     return replace(client, train=new["train"], validation=new["validation"], test=new["test"])

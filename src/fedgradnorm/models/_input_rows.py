@@ -141,6 +141,47 @@ class Sequences(Composite):
         return (values,), {"mask": mask}
 
 
+class Padded(Composite):
+    """Steps that are padded already, by name, and which of them are real: as a program has them.
+
+    The one without a name is the network's positional argument.
+    """
+
+    def __init__(self, parts: Mapping[str, Tensor], mask: Tensor) -> None:
+        self.parts, self.mask = dict(parts), mask
+
+    def __len__(self) -> int:
+        return len(self.mask)
+
+    def __getitem__(self, rows: Any) -> Padded:
+        return Padded({name: part[rows] for name, part in self.parts.items()}, self.mask[rows])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> Padded:
+        """All parts there."""
+        return Padded(
+            {
+                name: part.to(device, dtype) if part.is_floating_point() else part.to(device)
+                for name, part in self.parts.items()
+            },
+            self.mask.to(device),
+        )
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The parts and the mask."""
+        return {**self.parts, "mask": self.mask}
+
+    def form(self) -> dict[str, Any]:
+        """The shape of one step of each."""
+        return {name: {"step": list(part.shape[2:])} for name, part in self.parts.items()}
+
+    def arguments(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """As :class:`Sequences`, or :class:`Fields` of such, have them."""
+        if "" in self.parts:
+            return (self.parts[""],), {"mask": self.mask}
+        masks = {f"{name}_mask": self.mask for name in self.parts}
+        return (), {**self.parts, **masks}
+
+
 def sequences(rows: Any, lengths: Any = None) -> Sequences:
     """Inputs of different lengths: a list of arrays, or one padded array and the rows' lengths.
 
@@ -179,9 +220,14 @@ def sequences(rows: Any, lengths: Any = None) -> Sequences:
 
 def call(network: nn.Module, x: Inputs) -> Tensor:
     """What the network makes of the rows: named inputs are keyword arguments."""
-    positional, named = ((x,), {}) if isinstance(x, Tensor) else x.arguments()
+    positional, named = call_arguments(x)
     output: Tensor = network(*positional, **named)
     return output
+
+
+def call_arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What a network is called with."""
+    return ((x,), {}) if isinstance(x, Tensor) else x.arguments()
 
 
 def leaves(x: Inputs) -> dict[str, Tensor]:

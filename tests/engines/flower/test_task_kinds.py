@@ -14,6 +14,8 @@ import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._cli import federation_commands
+from fedgradnorm._flower.serving import serve
+from fedgradnorm.experiments import load_config
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
 
@@ -112,3 +114,18 @@ def test_answers_of_several_tasks_are_checked_too(tmp_path, spoil, says: str, ca
     together.exchange.tamper = tamper
     together.run(1)
     assert says in caplog.text
+
+
+def test_heads_in_common_are_refused_with_several_tasks_on_both_sides(tmp_path) -> None:
+    says = "heads = 'task' cannot be run over the network .*several tasks; leave it at 'own'"
+    with pytest.raises(fgn.ConfigError, match=says):
+        Together(tmp_path, clients=several, heads="task")
+    (tmp_path / "federation.toml").write_text(
+        'clients = ["pump"]\nhost = "here"\nport = 9092\nseveral = { pump = ["state", "hours"] }\n'
+    )
+    (tmp_path / "run.toml").write_text(
+        '[data]\nsource = "radcom"\n[network]\nname = "mlp"\nwidths = [4]\ninputs = 6\n'
+        '[training]\nrounds = 2\nheads = "task"\n'
+    )
+    with pytest.raises(fgn.ConfigError, match=says):
+        serve(load_config(tmp_path / "run.toml"), tmp_path, tmp_path / "out")

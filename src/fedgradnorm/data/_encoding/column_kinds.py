@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -31,17 +31,23 @@ if TYPE_CHECKING:
 Gaps = Literal["error", "mean", "median", "indicator"]
 GAPS = ("error", "mean", "median", "indicator")
 UNKNOWN = -1.0
+LARGEST_ID = 2.0**53  # from here on not every whole number is a float64
 
 
 @dataclass(frozen=True)
 class Column(ABC):
-    """One input column; ``absent`` where this client does not have it: every cell is a gap then."""
+    """One input column; ``absent`` where this client does not have it: every cell is a gap then.
+
+    ``group`` is the named input that it is part of, where the network takes several.
+    """
 
     name: str
     gaps: Gaps = "error"
     absent: bool = False
+    group: str | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str]
+    fillable: ClassVar[bool] = True
 
     @property
     def allows_gaps(self) -> bool:
@@ -79,7 +85,10 @@ class Column(ABC):
 
     def plain(self) -> dict[str, Any]:
         """The column as texts and numbers, for run.json."""
-        return {"kind": self.kind, **asdict(self)}
+        table = {"kind": self.kind, **asdict(self)}
+        if self.group is None:
+            del table["group"]
+        return table
 
     def _filling(self, values: Codes) -> float:
         """What stands for a gap; an absent column has nothing to learn from, and is 0."""
@@ -194,8 +203,69 @@ class DateColumn(Column):
         return replace(self, fill=self._filling(codes)) if self.allows_gaps else self
 
 
+@dataclass(frozen=True)
+class IdColumn(Column):
+    """A whole number that a network looks up in a table of its own: the id of a token."""
+
+    kind: ClassVar[str] = "id"
+    fillable: ClassVar[bool] = False
+
+    def code(self, cell: Any) -> float:
+        """The number."""
+        try:
+            value = float(cell)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if value >= 0 and value.is_integer() and value <= LARGEST_ID:
+            return value
+        raise ValueError("not an id: a whole number of at least 0")
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
+        """The number; what holds ids alone becomes whole numbers after the scaling."""
+        return code[:, None]
+
+    def parts(self) -> list[str]:
+        """Its own name."""
+        return [self.name]
+
+
+@dataclass(frozen=True)
+class StepColumn(Column):
+    """No input: it says which sequence a row is a step of, or where in it the step stands.
+
+    ``role`` is "sequence" or "order". A code of the first is the place of the sequence among those
+    that the rows tell of; one of the second is a number, or seconds since 1970.
+    """
+
+    role: str = "sequence"
+
+    kind: ClassVar[str] = "step"
+    fillable: ClassVar[bool] = False
+
+    def code(self, cell: Any) -> float:
+        """The place in an order: a number, or a date."""
+        try:
+            value = float(cell)
+        except (TypeError, ValueError, OverflowError):
+            try:
+                value = seconds(cell, None)
+            except (ValueError, TypeError, OverflowError, AttributeError):
+                value = math.nan
+        if math.isfinite(value):
+            return value
+        raise ValueError("neither a number nor a date like 2016-03-01")
+
+    def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
+        """Nothing."""
+        return code.new_zeros(len(code), 0)
+
+    def parts(self) -> list[str]:
+        """None."""
+        return []
+
+
 _KINDS: dict[str, type[Column]] = {
-    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn)
+    kind.kind: kind for kind in (NumberColumn, CategoryColumn, DateColumn, IdColumn, StepColumn)
 }
 
 
@@ -204,6 +274,7 @@ def column_from(table: Mapping[str, Any]) -> Column:
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     made: Column = _KINDS[given.pop("kind")](**given)
     texts = [made.name, *getattr(made, "categories", ()), *getattr(made, "shown_parts", ())]
+    texts += [made.group or "", getattr(made, "role", "")]
     if not all(isinstance(text, str) for text in texts) or made.gaps not in GAPS:
         raise ValueError(f"column {shown(made.name)}")
     numbers = [getattr(made, "fill", 0.0), getattr(made, "period", None) or 1.0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgradnorm._checks import bounded, one_of, shown
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._encoding.arranging import check_ids
 from fedgradnorm.data._encoding.clock_parts import PARTS
 from fedgradnorm.data._encoding.column_kinds import (
     GAPS,
@@ -17,7 +18,9 @@ from fedgradnorm.data._encoding.column_kinds import (
     Column,
     DateColumn,
     Gaps,
+    IdColumn,
     NumberColumn,
+    StepColumn,
 )
 from fedgradnorm.data._encoding.encoding import Encoding
 from fedgradnorm.tasks._labels.label_map import LabelMap
@@ -38,6 +41,10 @@ class ColumnPlan:
     cyclic: Mapping[str, float] = field(default_factory=dict)
     missing: Mapping[str, Gaps] | Gaps = "error"
     without: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    sequence: str | None = None
+    order: str | None = None
 
     @classmethod
     def of(
@@ -48,8 +55,15 @@ class ColumnPlan:
         cyclic: Mapping[str, float] | None,
         missing: Any,
         without: Names | None,
+        ids: Names | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+        sequence: str | None = None,
+        order: str | None = None,
     ) -> ColumnPlan:
-        """The options of ``client_from_files``, checked."""
+        """The options of ``client_from_files``, checked.
+
+        ``groups`` are the columns of each named input; ``ids`` are columns or such names.
+        """
         listed = {
             name: LabelMap.listed(values, f"categories of {name!r}", least=1).names
             if values
@@ -66,7 +80,12 @@ class ColumnPlan:
         }
         if date_format is not None and not isinstance(date_format, str):
             raise ConfigError(f"date_format must be a text, not {shown(date_format)}")
-        plan = cls(listed, parts, date_format, turns, _gaps(missing), _names(without or ()))
+        if order is not None and sequence is None:
+            raise ConfigError("order is for sequences; say which column tells them apart: sequence")
+        within = {column: name for name, names in (groups or {}).items() for column in names}
+        known = [c for n in _names(ids or ()) for c in (groups or {}).get(n, (n,))]
+        others = _gaps(missing), _names(without or ()), tuple(known), within, sequence, order
+        plan = cls(listed, parts, date_format, turns, *others)
         plan._check_kinds()
         return plan
 
@@ -78,25 +97,36 @@ class ColumnPlan:
     def named(self) -> set[str]:
         """The columns that an option names."""
         gaps = set() if isinstance(self.missing, str) else set(self.missing)
-        return {*self.categories, *self.dates, *self.cyclic, *self.without} | gaps
+        return {*self.categories, *self.dates, *self.cyclic, *self.without, *self.ids} | gaps
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Columns that say which sequence a row is a step of, and where it stands in it."""
+        return tuple(name for name in (self.sequence, self.order) if name is not None)
 
     def check(self, inputs: Sequence[str], source: str) -> None:
-        """A ConfigError where an option names a column that is no input."""
+        """A ConfigError where an option names a column that is no input, or ids are mixed."""
         for name in sorted(self.named() - set(inputs)):
             raise ConfigError(
-                f"{source}: {name!r} is named among categories, dates, cyclic, missing or without, "
-                f"but is no input; the inputs are {', '.join(map(repr, inputs[:10]))}"
+                f"{source}: {name!r} is named among categories, dates, cyclic, missing, without or "
+                f"ids, but is no input; the inputs are {', '.join(map(repr, inputs[:10]))}"
             )
+        check_ids([self.column(name) for name in inputs])
 
     def column(self, name: str) -> Column:
         """What is to be made of a column, as far as it is known before its rows are read."""
         gaps = self.missing if isinstance(self.missing, str) else self.missing.get(name, "error")
-        absent = name in self.without
+        absent, group = name in self.without, self.groups.get(name)
+        if name in self.steps:
+            return StepColumn(name, role="sequence" if name == self.sequence else "order")
+        if name in self.ids:
+            return IdColumn(name, group=group)
         if name in self.categories:
-            return CategoryColumn(name, gaps, absent, self.categories[name])
+            return CategoryColumn(name, gaps, absent, self.categories[name], group=group)
         if name in self.dates:
-            return DateColumn(name, gaps, absent, self.dates[name], self.date_format)
-        return NumberColumn(name, gaps, absent, self.cyclic.get(name))
+            days = self.dates[name], self.date_format
+            return DateColumn(name, gaps, absent, *days, group=group)
+        return NumberColumn(name, gaps, absent, self.cyclic.get(name), group=group)
 
     def learned(
         self,
@@ -123,7 +153,9 @@ class ColumnPlan:
         return Encoding(tuple(found))
 
     def _check_kinds(self) -> None:
+        kinds: dict[str, Mapping[str, Any]]
         kinds = {"categories": self.categories, "dates": self.dates, "cyclic": self.cyclic}
+        kinds["ids"] = dict.fromkeys(self.ids)
         for one, table in kinds.items():
             for other, names in kinds.items():
                 both = sorted(set(table) & set(names)) if one < other else []

@@ -15,14 +15,18 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame, picked_columns
 from fedgradnorm._errors import DataError
+from fedgradnorm.data._encoding.arranging import arranged, divided, is_flat, step_rows
 from fedgradnorm.data._encoding.column_kinds import (
     UNKNOWN,
     CategoryColumn,
     Column,
+    IdColumn,
     NumberColumn,
+    StepColumn,
     column_from,
 )
 from fedgradnorm.data._files.read_rows import LARGEST, is_missing
+from fedgradnorm.models._input_rows import Fields, Inputs, Sequences
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +55,59 @@ class Encoding:
         """Codes [rows, columns] as the numbers of each row, in float64."""
         wide = codes.to(torch.float64)
         return torch.cat([c.features(wide[:, i]) for i, c in enumerate(self.columns)], dim=1)
+
+    @property
+    def flat(self) -> bool:
+        """Whether the scaled numbers are the network's input as they are."""
+        return is_flat(self.columns)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a row is a step of a sequence."""
+        return any(isinstance(column, StepColumn) for column in self.columns)
+
+    @property
+    def scalable(self) -> list[bool]:
+        """Of each number of an encoded row, whether it may be scaled: ids may not."""
+        return [not isinstance(c, IdColumn) for c in self.columns for _ in c.names()]
+
+    def arranged(self, numbers: Tensor, codes: Tensor) -> Inputs:
+        """Scaled numbers as what the network takes: see :mod:`arranging`."""
+        return numbers if self.flat else arranged(self.columns, numbers, codes)
+
+    def without_steps(self) -> Encoding:
+        """The encoding of the inputs alone, for rows whose steps are known otherwise."""
+        return Encoding(tuple(c for c in self.columns if not isinstance(c, StepColumn)))
+
+    def divided(self, numbers: Tensor) -> dict[str | None, Tensor]:
+        """Numbers [..., features] by the names of the inputs; None is that of one without."""
+        plain = self.without_steps().columns
+        return divided(plain, numbers, steps=self.has_steps)
+
+    def fields(self, numbers: Tensor) -> Tensor | Fields:
+        """Numbers [rows, features] as what the network takes."""
+        parts = self.divided(numbers)
+        return parts[None] if None in parts else Fields({str(k): v for k, v in parts.items()})
+
+    def step_codes(self, codes: Tensor) -> Sequences:
+        """The codes of each sequence's steps, inputs alone."""
+        places = [i for i, c in enumerate(self.columns) if not isinstance(c, StepColumn)]
+        return Sequences([codes[at][:, places] for at in step_rows(self.columns, codes)])
+
+    def long(self, rows: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`step_codes`: one row a step, sequences and steps numbered."""
+        found = []
+        for number, row in enumerate(rows):
+            inputs = iter(row.unbind(dim=1))
+            places = {
+                "sequence": torch.full((len(row),), float(number)),
+                "order": torch.arange(len(row)),
+            }
+            every = [
+                places[c.role] if isinstance(c, StepColumn) else next(inputs) for c in self.columns
+            ]
+            found.append(torch.stack([column.to(torch.float64) for column in every], dim=1))
+        return torch.cat(found)
 
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.
@@ -108,6 +165,8 @@ def coded(column: Column, cells: Sequence[Any], where: str) -> NDArray[np.float6
     """The codes of a column's cells; a DataError for the first that cannot be read."""
     if column.absent:
         return np.full(len(cells), np.nan)
+    if isinstance(column, StepColumn) and column.role == "sequence":
+        return numbered_sequences(column, cells, where)
     array = np.asarray(cells)
     if isinstance(column, NumberColumn) and array.dtype.kind in "fiub":
         codes = array.astype(np.float64)
@@ -130,6 +189,18 @@ def coded(column: Column, cells: Sequence[Any], where: str) -> NDArray[np.float6
     return codes
 
 
+def numbered_sequences(column: Column, cells: Sequence[Any], where: str) -> NDArray[np.float64]:
+    """The sequence of each row, numbered as they appear."""
+    names = [None if is_gap(cell) else str(cell).strip() for cell in cells]
+    if None in names:
+        raise DataError(
+            f"{where}: row {names.index(None)} of x, column {column.name!r} is empty; it says "
+            "which sequence a row belongs to"
+        )
+    first = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return np.array([first[name] for name in names], dtype=np.float64)
+
+
 def _one_by_one(
     column: Column, cells: Sequence[Any], where: str
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -139,8 +210,9 @@ def _one_by_one(
             try:
                 codes[i] = column.code(cell)
             except ValueError as error:
+                plain = cell.item() if isinstance(cell, np.generic) else cell
                 raise DataError(
-                    f"{where}: row {i} of x, column {column.name!r} is {shown(cell)}, {error}"
+                    f"{where}: row {i} of x, column {column.name!r} is {shown(plain)}, {error}"
                 ) from error
     return codes, np.zeros(len(cells), dtype=bool)
 

@@ -10,23 +10,32 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import choose
-from fedgradnorm.data._arrays import Loaded, Standardize, client_from_arrays, with_splits
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm.data._arrays import (
+    Loaded,
+    Standardize,
+    client_from_arrays,
+    single_inputs,
+    with_splits,
+)
 from fedgradnorm.data._bad_rows import OnBad
 from fedgradnorm.data._dropped import tell_unlabelled
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.encoded_rows import encoded
 from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
 from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
-from fedgradnorm.data._files.file_source import FileSource, data_path, names
+from fedgradnorm.data._files.file_source import FileSource, data_path, named_inputs, names
 from fedgradnorm.data._files.image_folder import Color
 from fedgradnorm.data._files.row_splits import SplitPlan
 from fedgradnorm.data._files.task_plan import TaskPlan
+from fedgradnorm.data._stems import with_stem
 from fedgradnorm.tasks._measures import Metric
+from fedgradnorm.tasks._positions import checked_shape
 from fedgradnorm.tasks._task import TaskKind
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     FilePath = str | Path
     Columns = str | Sequence[str]
@@ -44,7 +53,7 @@ def client_from_files(
     labels: Sequence[str] | None = None,
     validation: FilePath | pd.DataFrame | None = None,
     test: FilePath | pd.DataFrame | None = None,
-    inputs: Columns | None = None,
+    inputs: Columns | Mapping[str, Columns] | None = None,
     targets: Columns | None = None,
     categories: Columns | Mapping[str, Sequence[str]] | None = None,
     dates: Columns | Mapping[str, Columns] | None = None,
@@ -52,6 +61,10 @@ def client_from_files(
     cyclic: Mapping[str, float] | None = None,
     missing: str | Mapping[str, str] = "error",
     without: Columns | None = None,
+    ids: Columns | None = None,
+    sequence: str | None = None,
+    order: str | None = None,
+    lengths: str | Mapping[str, str] | None = None,
     images: FilePath | None = None,
     size: int = 40,
     color: Color = "grey",
@@ -71,6 +84,8 @@ def client_from_files(
     positive: str | int | None = None,
     above: float | None = None,
     metrics: Sequence[str] | Mapping[str, Metric] | None = None,
+    shape: int | Sequence[int] = (),
+    stem: Mapping[str, Any] | nn.Module | None = None,
 ) -> Loaded:
     """A client from files; relative paths start at ``base``, or in the folder FEDGRADNORM_DATA.
 
@@ -89,6 +104,15 @@ def client_from_files(
     (the mean, and one more number that is 1 there). ``without`` names inputs that this client does
     not have. All of it is learned on training rows and kept with the run, so ``predict`` takes raw
     rows.
+
+    ``inputs`` may also be a table of named inputs, ``{"sensors": ["load", "heat"], "words": ...}``:
+    the network is called with them as keyword arguments. In an archive each is the name of an
+    array. ``ids`` names inputs that are whole numbers for an ``nn.Embedding``.
+
+    A sample may be a sequence. In a table every row is then a step: ``sequence`` names the column
+    that tells sequences apart, ``order`` one that says where a step stands (by default steps are in
+    the order of the file). A sequence has one target, in any of its rows. In an archive ``x`` is
+    padded, and ``lengths`` names the array of how many steps of each row are real.
 
     ``task`` is one of
 
@@ -112,6 +136,11 @@ def client_from_files(
     or ``{"group": "patient", "test": 0.2}``; the two shares do it at random. ``rows`` draws so many
     of them. Everything else as in :func:`client_from_arrays`.
 
+    With a ``shape`` the targets in an archive have one: a label or number at each place, such as a
+    mask. ``stem`` is a first part of the client's own, in front of the shared network, for inputs
+    of another form: a table with the ``widths`` of its linear layers, of which the last is what the
+    network takes.
+
     An empty cell, NA, NULL and the like among the targets is a missing label.
 
     ``tasks`` replaces ``task`` for a client with several. Each is a table with its own ``task``,
@@ -124,9 +153,14 @@ def client_from_files(
         train: file of the training rows.
         classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
         validation, test: files of held-out rows, instead of the shares.
-        inputs: input columns (by default all others); with images, the column of paths (by default
-            "path").
+        inputs: input columns (by default all others), or a table of such by the names of the
+            network's arguments; with images, the column of paths (by default "path").
         without: input columns that this client does not have.
+        ids: inputs that are whole numbers to look up, such as tokens: columns, arrays or names.
+        sequence: column that tells sequences apart; every row of the table is a step of one.
+        order: column that says where in its sequence a step stands: a number, or a date.
+        lengths: array of an .npz archive that says how many steps of each row of x are real; a
+            table of such for named inputs.
         categories: input columns of texts: a list, or a table with the values of each.
         dates: input columns of dates, a table with the parts that each becomes.
         date_format: how dates are written, as in ``datetime.strptime``.
@@ -152,15 +186,24 @@ def client_from_files(
         positive: of a binary task: the label that is 1.
         above: of a binary task: the limit above which a number is 1.
         metrics: beside the usual ones, by name.
+        shape: of a target in an .npz archive that has a label or number at each place.
+        stem: a first part of the client's own: a table with the widths of its linear layers, and
+            their activation.
         tasks: several tasks by name, each a table of its own settings.
     """
     kind = "" if task is None and tasks is not None else choose(str(task), KINDS, "task")
     given = {"class_weights": class_weights, "pos_weight": pos_weight, "metrics": metrics}
-    plan = TaskPlan(kind, task_name, classes, positive, given, labels, above)
+    form = checked_shape(shape)
+    plan = TaskPlan(kind, task_name, classes, positive, given, labels, above, form)
     cut = None if split is None else SplitPlan.of(split)
+    groups = named_inputs(inputs)
+    columns = ColumnPlan.of(
+        *(categories, dates, date_format, cyclic, missing, without),
+        *(ids, groups, sequence, order),
+    )
     source = FileSource(
         images=None if images is None else data_path(base, images, "images"),
-        inputs=None if inputs is None else names(inputs),
+        inputs=_listed(name, inputs, groups, columns),
         targets=names(targets or ()),
         labels=plan.reads_texts,
         size=size,
@@ -168,8 +211,12 @@ def client_from_files(
         x_key=x_key,
         y_key=y_key,
         on_bad=on_bad,
-        columns=ColumnPlan.of(categories, dates, date_format, cyclic, missing, without),
+        columns=columns,
         marks=() if cut is None else cut.columns,
+        named=groups,
+        ids=names(ids or ()),
+        lengths=lengths,
+        shape=form,
     )
     paths = {"train": train, "validation": validation, "test": test}
     files = {part: data_path(base, file, part) for part, file in paths.items() if file is not None}
@@ -181,9 +228,28 @@ def client_from_files(
         single: dict[str, Any] = {"task": task, "targets": targets, "classes": classes}
         single |= {"task_name": task_name}
         single |= {**given, "positive": positive, "labels": labels, "above": above}
-        return load_several(name, source, files, tasks, division, standardize, single)
-    plan.check(name)
-    return _load(name, source, files, plan, division, standardize)
+        single |= {"shape": form or None}
+        loaded = load_several(name, source, files, tasks, division, standardize, single)
+    else:
+        plan.check(name)
+        loaded = _load(name, source, files, plan, division, standardize)
+    return loaded if stem is None else with_stem(loaded, stem, seed)
+
+
+def _listed(
+    name: str, inputs: Any, groups: Mapping[str, tuple[str, ...]], columns: ColumnPlan
+) -> tuple[str, ...] | None:
+    """The input columns, whether or not they are in groups."""
+    if inputs is None:
+        return None
+    every = tuple(c for group in groups.values() for c in group) if groups else names(inputs)
+    for column in columns.steps:
+        if column in every:
+            raise ConfigError(
+                f"client {name!r}: column {column!r} tells sequences or steps apart, so it is no "
+                "input; leave it out of inputs, or copy it to another column"
+            )
+    return every
 
 
 def _load(
@@ -199,24 +265,29 @@ def _load(
     parts = division.parts(name, splits)
     tell_dropped(name, splits.values())
     known = label_map(splits, plan) if plan.counted else None
-    encoding, x = encoded(name, source.columns, parts)
+    made = encoded(name, source.columns, parts, standardize)
     y = {
         part: np.asarray(rows.y)[at] if known is None else class_numbers(rows, at, known, plan)
         for part, (rows, at) in parts.items()
     }
     tell_unlabelled(name, list(y.values()))
-    task = plan.make(len(known.names) if known else y["train"].shape[-1])
+    task = plan.make(len(known.names) if known else plan.outputs_in(y["train"].shape[1:]))
+    x, left = made.x, made.standardize
+    if left == "targets" != standardize and not task.has_real_targets:
+        left = False
     held: dict[str, Any] = {part: (x[part], y[part]) for part in SPLITS[1:] if part in x}
     train = x["train"], y["train"]
-    loaded = client_from_arrays(name, task, train, **held, standardize=standardize)
+    loaded = client_from_arrays(name, task, train, **held, standardize=left)
+    scaling, encoding = made.merged(loaded.scaling), made.encoding
     called = known.names if known else None
     if plan.kind == "multilabel" and source.targets:
         called = source.targets
     columns = splits["train"].inputs if encoding is None else encoding.features
+    columns = columns if made.flat else None
     client = _single_precision(loaded.client)
-    client = replace(client, labels=called, columns=columns, encoding=encoding)
+    client = replace(client, labels=called, columns=columns, encoding=encoding, scaling=scaling)
     tell_untrained(client)
-    return Loaded(client, loaded.scaling, called, dropped_rows(splits.values()))
+    return Loaded(client, scaling, called, dropped_rows(splits.values()))
 
 
 def _single_precision(client: Client) -> Client:
@@ -224,7 +295,10 @@ def _single_precision(client: Client) -> Client:
     return with_splits(
         client,
         {
-            split: (pair[0].float(), pair[1].float() if pair[1].is_floating_point() else pair[1])
+            split: (
+                single_inputs(pair[0]),
+                pair[1].float() if pair[1].is_floating_point() else pair[1],
+            )
             for split in SPLITS
             if (pair := getattr(client, split)) is not None
         },

@@ -36,6 +36,9 @@ def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
         return listed or LabelMap(("no", "yes"), False)
     known = listed or _learned(train, plan)
     for rows in splits.values():
+        if rows.label_texts is not None:
+            known = _with_places(rows, known, plan, fixed=listed is not None)
+            continue
         labels = [str(label) for label in rows.y]
         codes = known.codes(labels)
         unseen = [int(i) for i in rows.good() if labels[i] and codes[i] is None]
@@ -45,8 +48,30 @@ def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     return known
 
 
+def _with_places(rows: FileRows, known: LabelMap, plan: TaskPlan, *, fixed: bool) -> LabelMap:
+    """The classes, where every place of a row has a label, with those that only this split has."""
+    texts = _texts_at_places(rows)
+    unseen = [text for text, code in zip(texts, known.codes(texts), strict=True) if code is None]
+    if unseen and (fixed or rows.bad.on_bad == "error" or plan.class_count is not None):
+        assert rows.label_texts is not None
+        y, code = np.asarray(rows.y), rows.label_texts.index(unseen[0])
+        row = int(np.flatnonzero((y == code).reshape(len(y), -1).any(axis=1))[0])
+        raise _unseen(rows, row, plan, known, unseen[0])
+    return known.extended(unseen)
+
+
+def _texts_at_places(rows: FileRows) -> list[str]:
+    """The distinct labels of rows with a label at every place."""
+    assert rows.label_texts is not None
+    codes = np.unique(np.asarray(rows.y)[rows.good()])
+    return [rows.label_texts[int(code)] for code in codes if not np.isnan(code)]
+
+
 def _learned(train: FileRows, plan: TaskPlan) -> LabelMap:
-    labels = [str(train.y[i]) for i in train.good() if train.y[i]]
+    if train.label_texts is not None:
+        labels = _texts_at_places(train)
+    else:
+        labels = [str(train.y[i]) for i in train.good() if train.y[i]]
     if not labels:
         raise DataError(f"{train.bad.source}: no row has a label; check the column of targets")
     known = LabelMap.fit(labels, plan.class_count, train.bad.source, plan.kind)
@@ -55,8 +80,10 @@ def _learned(train: FileRows, plan: TaskPlan) -> LabelMap:
     return known
 
 
-def _unseen(rows: FileRows, index: int, plan: TaskPlan, known: LabelMap) -> DataError:
-    label = shown(rows.y[index])
+def _unseen(
+    rows: FileRows, index: int, plan: TaskPlan, known: LabelMap, text: str | None = None
+) -> DataError:
+    label = shown(rows.y[index] if text is None else text)
     if plan.labels is not None:
         some = ", ".join(map(repr, known.names[:SHOWN]))
         return DataError(
@@ -79,6 +106,8 @@ def class_numbers(
 ) -> NDArray[Any]:
     """The class of each row at ``index``; NaN where there is no label."""
     codes: list[int | None]
+    if rows.label_texts is not None or (plan.above is not None and plan.shape):
+        return _numbers_at_places(rows, index, known, plan)
     if plan.above is not None:
         values = np.asarray(rows.y)[index][:, 0].tolist()
         codes = [None if value != value else int(value > plan.above) for value in values]
@@ -87,6 +116,22 @@ def class_numbers(
     if None not in codes:
         return np.array(codes, dtype=np.int64)
     return np.array([np.nan if code is None else code for code in codes])
+
+
+def _numbers_at_places(
+    rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: TaskPlan
+) -> NDArray[Any]:
+    """The class at every place of the rows; NaN where there is no label."""
+    y = np.asarray(rows.y, dtype=np.float64)[index]
+    gaps = np.isnan(y)
+    if rows.label_texts is None:
+        found = (y > (plan.above or 0.0)).astype(np.float64)
+    else:
+        classes = known.codes(list(rows.label_texts))
+        table = np.array([np.nan if code is None else code for code in classes])
+        found = table[np.where(gaps, 0, y).astype(np.int64)]
+    found = np.where(gaps, np.nan, found)
+    return found if gaps.any() else found.astype(np.int64)
 
 
 def tell_untrained(client: Client) -> None:

@@ -15,7 +15,7 @@ from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.image_folder import Color, rows_from_images
 from fedgradnorm.data._files.in_archive import is_place, is_there
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
-from fedgradnorm.data._files.npz import rows_from_npz
+from fedgradnorm.data._files.npz import Arrays, rows_from_npz
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._paths import ENV, user_path
 
@@ -36,6 +36,10 @@ class FileSource:
     columns: ColumnPlan = field(default_factory=ColumnPlan)
     marks: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ids: tuple[str, ...] = ()
+    lengths: str | Mapping[str, str] | None = None
+    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         choose(self.on_bad, ("error", "drop"), "on_bad")
@@ -43,8 +47,8 @@ class FileSource:
             raise ConfigError("without needs inputs: list all input columns, those not there too")
         if self.images is not None and not self.columns.plain:
             raise ConfigError(
-                "categories, dates, cyclic, missing and without are for columns of numbers and "
-                "texts; leave them out where inputs are images"
+                "categories, dates, cyclic, missing, without, ids, sequence and named inputs are "
+                "for columns of numbers and texts; leave them out where inputs are images"
             )
 
     def read_all(self, files: Mapping[str, Any]) -> dict[str, FileRows]:
@@ -69,6 +73,12 @@ class FileSource:
             if suffix not in TABLE_SUFFIXES:
                 known = ", ".join(TABLE_SUFFIXES)
                 raise DataError(f"{path}: unknown ending {suffix!r}; use one of {known}, .npz")
+        if self.lengths is not None or self.shape:
+            what = "lengths" if self.lengths is not None else "shape"
+            raise ConfigError(
+                f"{named}: {what} is for arrays in an .npz file; leave it out, and say of a table "
+                "which column tells sequences apart: sequence"
+            )
         check_columns(self.inputs, self.targets, self.labels, self.columns.without)
         if self.images is None:
             return rows_from_table(
@@ -94,12 +104,16 @@ class FileSource:
         )
 
     def _read_npz(self, path: Path, bad: BadRows[int]) -> FileRows:
-        if self.images or self.inputs or self.targets or self.marks or not self.columns.plain:
+        plain = replace(self.columns, ids=(), groups={}).plain
+        listed = self.inputs and not self.named
+        if self.images or listed or self.targets or self.marks or not plain:
             raise ConfigError(
-                f"{path}: an .npz file has no columns or image paths; leave out inputs, targets, "
-                "images, split and what is said of columns, and use x_key and y_key"
+                f"{path}: an .npz file has no columns or image paths; leave out targets, images, "
+                "split and what is said of columns, use x_key and y_key, and for several inputs "
+                "inputs = { NAME = 'ARRAY' }"
             )
-        return rows_from_npz(path, self.x_key, self.y_key, self.labels, bad)
+        which = Arrays(self.x_key, self.y_key, self.named, self.ids, self.lengths, self.shape)
+        return rows_from_npz(path, which, self.labels, bad)
 
     def _path_column(self) -> str:
         columns = self.inputs or ("path",)
@@ -111,6 +125,21 @@ class FileSource:
 def names(columns: str | Sequence[str]) -> tuple[str, ...]:
     """A name or several as a tuple."""
     return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def named_inputs(inputs: Any) -> dict[str, tuple[str, ...]]:
+    """The columns or arrays of inputs that have names; empty where they have none."""
+    if not isinstance(inputs, Mapping):
+        return {}
+    if not inputs or not all(isinstance(n, str) and n.isidentifier() for n in inputs):
+        raise ConfigError(
+            f"inputs: the names must be those of a network's keyword arguments, not {list(inputs)}"
+        )
+    found = {name: names(columns) for name, columns in inputs.items()}
+    empty = next((name for name, columns in found.items() if not columns), None)
+    if empty is not None:
+        raise ConfigError(f"inputs: {empty} has no columns; list some, or leave it out")
+    return found
 
 
 def data_path(base: str | Path | None, path: Any, what: str) -> Any:

@@ -20,7 +20,12 @@ from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._encoding.column_kinds import CategoryColumn, Column, NumberColumn
+from fedgradnorm.data._encoding.column_kinds import (
+    CategoryColumn,
+    Column,
+    NumberColumn,
+    StepColumn,
+)
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.in_archive import opened
 from fedgradnorm.data._files.read_rows import (
@@ -32,6 +37,7 @@ from fedgradnorm.data._files.read_rows import (
     row_place,
     usable,
 )
+from fedgradnorm.data._files.step_rows import joined_steps
 from fedgradnorm.data._memory import check_memory
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
@@ -80,22 +86,25 @@ def rows_from_table(
     plan = plan or ColumnPlan()
     wanted = None
     if inputs is not None:
-        wanted = list(dict.fromkeys([*_there(inputs, plan), *targets, *marks]))
+        wanted = list(dict.fromkeys([*_there(inputs, plan), *plan.steps, *targets, *marks]))
     table = read_table(path, wanted, bad)
-    for name in (*targets, *marks):
+    for name in (*targets, *marks, *plan.steps):
         if name not in table.columns:
             raise missing_name(table.source, "column", name, list(table.columns))
     beside = {*targets, *aside, *(name for name in marks if name not in plan.named())}
     names = [n for n in table.columns if n not in beside] if inputs is None else list(inputs)
+    names = [name for name in names if name not in plan.steps]
     if not names:
         raise DataError(f"{table.source}: no input columns beside the targets {list(targets)}")
     plan.check(names, table.source)
+    names += plan.steps
     found = [_input(table, plan.column(name), bad) for name in names]
     x = np.stack([codes for codes, _ in found], axis=1)
     y = table_targets(table, targets, labels, bad)
     texts = {name: known for name, (_, known) in zip(names, found, strict=True) if known}
     cells = mark_cells(table, marks, bad)
-    return FileRows(x, y, table.rows, table.lines, bad, tuple(names), texts, cells)
+    found_rows = FileRows(x, y, table.rows, table.lines, bad, tuple(names), texts, cells)
+    return joined_steps(found_rows, plan) if plan.sequence else found_rows
 
 
 def _there(inputs: Sequence[str], plan: ColumnPlan) -> list[str]:
@@ -119,6 +128,8 @@ def _input(
         return np.full(len(table.rows), np.nan), ()
     cells = table.columns[column.name]
     known: tuple[str, ...] = ()
+    if isinstance(column, StepColumn) and column.role == "sequence":
+        return _sequences(table, column.name, bad), ()
     if isinstance(column, CategoryColumn):
         texts = {text for text in each(_text, cells) if text}
         known = LabelMap.seen(texts).names
@@ -130,8 +141,19 @@ def _input(
             _report(table, int(i), f"column {column.name!r} {_wrong(column, cells[i])}", bad)
         elif not column.allows_gaps:
             why = f"column {column.name!r} is empty or NaN"
-            _report(table, int(i), why, bad, "fill such cells with missing='mean'")
+            filled = "fill such cells with missing='mean'"
+            _report(table, int(i), why, bad, filled if column.fillable else "")
     return codes, known
+
+
+def _sequences(table: Table, name: str, bad: BadRows[int]) -> NDArray[np.float64]:
+    """Which sequence each row is a step of, numbered as they appear."""
+    texts = each(_text, table.columns[name])
+    numbers = {text: float(place) for place, text in enumerate(dict.fromkeys(texts))}
+    for i, text in enumerate(texts):
+        if not text:
+            _report(table, i, f"column {name!r}, which tells sequences apart, is empty", bad)
+    return np.array([numbers[text] if text else np.nan for text in texts])
 
 
 def _codes(column: Column, cells: Sequence[Any]) -> NDArray[np.float64]:

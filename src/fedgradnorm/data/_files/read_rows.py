@@ -15,6 +15,8 @@ from fedgradnorm.data._bad_rows import BadRows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedgradnorm.models._input_rows import Composite
+
 Value = TypeVar("Value")
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -32,9 +34,11 @@ class FileRows:
     is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names. ``texts``
     are the categories that the numbers of a column of ``x`` stand for. ``marks`` are the cells of
     columns that decide the split.
+    Where a row is a sequence, ``steps`` says which rows of ``x`` are its steps. ``label_texts`` are
+    what the numbers in ``y`` stand for, where every position of a row has a label.
     """
 
-    x: NDArray[Any]
+    x: NDArray[Any] | Composite
     y: NDArray[np.float64] | list[str]
     rows: Sequence[int]
     lines: Sequence[int] | None
@@ -42,6 +46,14 @@ class FileRows:
     inputs: tuple[str, ...] | None = None
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     marks: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    steps: Sequence[NDArray[np.int64]] | None = None
+    label_texts: tuple[str, ...] | None = None
+
+    def inputs_at(self, index: NDArray[np.int64]) -> Any:
+        """The inputs of some rows, or all their steps, one after the other."""
+        if self.steps is not None:
+            return self.x[np.concatenate([self.steps[i] for i in index])]
+        return self.x[index]
 
     def report(self, index: int, why: str) -> None:
         """Report the row at position ``index``."""

@@ -20,6 +20,7 @@ from fedgradnorm.data._files.file_source import FileSource
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.tasks._labels.label_map import LabelMap
+from fedgradnorm.tasks._positions import checked_shape
 from fedgradnorm.tasks._task import Task
 
 OPTIONS = (
@@ -34,6 +35,7 @@ OPTIONS = (
     "pos_weight",
     "metrics",
     "task_name",
+    "shape",
 )
 """What a task of several may say of itself; everything else is the client's."""
 
@@ -70,7 +72,8 @@ def load_several(
     for split in files:
         _join([rows[split] for rows in read.values()])
     tell_dropped(name, first.values())
-    encoding, x = encoded(name, source.columns, parts)
+    made = encoded(name, source.columns, parts, standardize)
+    encoding, x = made.encoding, made.x
     splits: dict[str, tuple[Any, dict[str, Any]]] = {part: (x[part], {}) for part in parts}
     tasks, names = {}, dict[str, tuple[str, ...]]()
     for key, one in asked.items():
@@ -83,18 +86,20 @@ def load_several(
                 else class_numbers(rows, at, known, one.plan)
             )
         tell_unlabelled(f"{name}/{key}", [table[key] for _, table in splits.values()])
-        tasks[key], own = _made(one, known, splits["train"][1][key].shape[-1])
+        tasks[key], own = _made(one, known, splits["train"][1][key].shape[1:])
         names |= {key: own} if own else {}
+    columns = first["train"].inputs if encoding is None else encoding.features
     client = several_from_arrays(
         name,
         tasks,
         splits["train"],
         validation=splits.get("validation"),
         test=splits.get("test"),
-        standardize=standardize,
+        standardize=made.standardize,
         labels=names,
-        columns=first["train"].inputs if encoding is None else encoding.features,
+        columns=columns if made.flat else None,
         encoding=encoding,
+        scaled=made.scaling,
     )
     for row in client.rows:
         tell_untrained(row)
@@ -108,11 +113,13 @@ def _same_file(
     return own[next(split for split, rows in first.items() if rows is file)]
 
 
-def _made(one: Asked, known: LabelMap | None, width: int) -> tuple[Task, tuple[str, ...]]:
+def _made(one: Asked, known: LabelMap | None, row: Sequence[int]) -> tuple[Task, tuple[str, ...]]:
     """The task, and the names of its classes or labels."""
     if known is not None:
         return one.plan.make(len(known.names)), known.names
-    return one.plan.make(width), one.targets if one.plan.kind == "multilabel" else ()
+    return one.plan.make(
+        one.plan.outputs_in(row)
+    ), one.targets if one.plan.kind == "multilabel" else ()
 
 
 def _asked_tasks(client: str, tables: Any, shared: Mapping[str, Any]) -> dict[str, Asked]:
@@ -141,7 +148,8 @@ def _asked(what: str, table: Mapping[str, Any]) -> Asked:
     kind = choose(str(table["task"]), KINDS, f"task of {what}")
     options = {key: table.get(key) for key in ("class_weights", "pos_weight", "metrics")}
     named = table.get("task_name"), table.get("classes"), table.get("positive")
-    plan = TaskPlan(kind, *named, options, table.get("labels"), table.get("above"))
+    form = checked_shape(table.get("shape", ()))
+    plan = TaskPlan(kind, *named, options, table.get("labels"), table.get("above"), form)
     plan.check(what)
     targets = table.get("targets") or ()
     columns = (targets,) if isinstance(targets, str) else tuple(targets)
@@ -168,4 +176,5 @@ def _targets(asked: Mapping[str, Asked], path: Any) -> tuple[str, ...]:
 def _for_task(source: FileSource, one: Asked, aside: tuple[str, ...]) -> FileSource:
     """How the files are read for one of the tasks."""
     key = one.y_key or source.y_key
-    return replace(source, targets=one.targets, labels=one.plan.reads_texts, y_key=key, aside=aside)
+    own = replace(source, targets=one.targets, y_key=key, aside=aside)
+    return replace(own, labels=one.plan.reads_texts, shape=one.plan.shape)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm._checks import bounded
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
 from fedgradnorm.tasks._task import Task
@@ -27,6 +27,7 @@ class TaskPlan:
     options: Mapping[str, Any]
     labels: Sequence[str] | None = None
     above: float | None = None
+    shape: tuple[int, ...] = ()
 
     def check(self, client: str) -> None:
         """A ConfigError for options of another kind of task, or two that say the same."""
@@ -74,9 +75,22 @@ class TaskPlan:
     def make(self, outputs: int) -> Task:
         """The task, with so many classes, labels or numbers."""
         given = {key: value for key, value in self.options.items() if value is not None}
+        given |= {"shape": self.shape} if self.shape else {}
         if self.kind == "binary":
             return binary(**given, name=self.name)
         return _MAKERS[self.kind](outputs, **given, name=self.name)
+
+    def outputs_in(self, row: Sequence[int]) -> int:
+        """How many numbers each place of a target has whose rows have this shape."""
+        size = tuple(row)
+        if not self.shape:
+            return size[-1]
+        if size == self.shape:
+            return 1
+        last, first = size[:-1] == self.shape, size[1:] == self.shape
+        if not (last or first):
+            raise DataError(f"targets of shape {size} a row do not fit shape = {list(self.shape)}")
+        return size[-1] if last and (len(self.shape) == 1 or not first) else size[0]
 
 
 _MAKERS: dict[str, Callable[..., Task]] = {

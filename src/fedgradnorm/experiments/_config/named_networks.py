@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,42 +17,12 @@ from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.seeding import number
 from fedgradnorm.data._memory import memory_limit
 from fedgradnorm.experiments._config.own_networks import find_factory
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "elu": nn.ELU,
-    "leaky_relu": nn.LeakyReLU,
-    "tanh": nn.Tanh,
-}
+from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._input_rows import call
+from fedgradnorm.models._layers import ACTIVATIONS, mlp
 
 COPIES = 4
 """Parameters, gradient and the optimiser's two moments: what training holds at the least."""
-
-DEEPEST = 1000
-"""Layers of an ``mlp``: each costs time to make, however small it is."""
-
-
-def mlp(widths: Sequence[int], inputs: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers of these ``widths``, each followed by the activation; inputs are flattened.
-
-    Args:
-        widths: of the layers, from the first to the last.
-        inputs: numbers in a row of inputs; found from the data unless given.
-        activation: after every layer; in a config by name: relu, gelu, silu, elu, leaky_relu, tanh.
-    """
-    if not widths or not all(type(w) is int and w > 0 for w in (inputs, *widths)):
-        raise ConfigError(
-            f"mlp: inputs and widths must be whole numbers > 0, not {inputs!r} and {list(widths)!r}"
-        )
-    if len(widths) > DEEPEST:
-        raise ConfigError(f"mlp: {len(widths)} widths are more than {DEEPEST}")
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in itertools.pairwise((inputs, *widths)):
-        layers += [nn.Linear(before, after), activation()]
-    return nn.Sequential(*layers)
-
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "network1": models.network1,
@@ -70,14 +40,34 @@ def build_network(
 ) -> nn.Module:
     """The network of that name, or of ``package.module:factory``, started from the seed alone.
 
-    An option ``inputs`` that is not given is the size of the clients' input rows. ``allow`` names
-    the modules whose factories may be called.
+    An option ``inputs`` that is not given is the size of the clients' input rows, or of what their
+    first parts give. ``allow`` names the modules whose factories may be called.
     """
-    inputs = int(clients[0].train[0][0].numel()) if clients else None
+    inputs = _row_size(name, options, clients)
     make = _maker(name, options, inputs, allow)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number(seed, "network") % 2**63)
         return _made(name, make)
+
+
+def _row_size(name: str, options: Mapping[str, Any], clients: Sequence[Client]) -> int | None:
+    """How many numbers of a row reach the network; None where that is not one tensor."""
+    if not clients:
+        return None
+    first = next((client for client in clients if client.stem is None), clients[0])
+    rows = first.train[0][:1]
+    if first.stem is not None:
+        with torch.no_grad():
+            between = call(copy.deepcopy(first.stem).eval(), as_input(rows, first.stem, "cpu"))
+        return between[0].numel() if isinstance(between, torch.Tensor) else None
+    if isinstance(rows, torch.Tensor):
+        return int(rows[0].numel())
+    if ":" not in name and "inputs" not in options:
+        raise ConfigError(
+            f"network {name!r} takes one tensor, but the rows of client {first.name!r} are named "
+            "inputs or sequences; use a network of your own: name = 'module:function'"
+        )
+    return None
 
 
 def check_network_options(
