@@ -22,10 +22,11 @@ from fedgradnorm._round.client_round import (
     local_round,
 )
 from fedgradnorm._round.client_state import ClientState
-from fedgradnorm._round.evaluation import answers, represented
+from fedgradnorm._round.evaluation import answers, evaluate, represented
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_round import private_round
+from fedgradnorm._round.reading_ahead import ReadingAhead
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
@@ -33,6 +34,7 @@ from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import own_stem
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
 
 
@@ -74,6 +76,7 @@ class LoopEngine(Engine):
             for name, head in heads.items()
         }
         self.private = self._private(network, batch_size)
+        self._ahead = ReadingAhead(self.batches, self.data)
 
     def _private(self, network: nn.Module, batch_size: int | None) -> dict[str, PrivateClient]:
         """The clients that clip and noise; they work on a scratch copy that is as it was given."""
@@ -90,7 +93,7 @@ class LoopEngine(Engine):
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """Everybody in ``active`` works in turn; a client that fails is rolled back and named."""
         reports: dict[str, Report] = {}
-        for name in active:
+        for name in self._ahead.in_turn(active, round_number):
             before = self.states[name].state_dict()
             report = self._run_client(name, shared, round_number)
             own_is_finite = all(p.isfinite().all() for p in self.states[name].parameters())
@@ -180,11 +183,14 @@ class LoopEngine(Engine):
             if self._enter(state):
                 seen = None
             x, y = self.data[name][split]
-            front = state.front(self.network.module)
-            if seen is None or seen[0] is not x:
-                seen = x, list(represented(front, x))
+            front, task = state.front(self.network.module), client.task
             try:
-                results[name] = client.task.measure(answers(state.head, seen[1]), y, client.scaling)
+                if isinstance(x, Streamed):
+                    results[name] = evaluate(task, front, state.head, x, y, client.scaling)
+                    continue
+                if seen is None or seen[0] is not x:
+                    seen = x, list(represented(front, x))
+                results[name] = task.measure(answers(state.head, seen[1]), y, client.scaling)
             except ConfigError as error:
                 raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
@@ -281,7 +287,7 @@ class Placed:
             "test": client.test,
         }
         return {
-            split: (self._inputs(pair[0], client.stem), self._targets(torch.as_tensor(pair[1])))
+            split: (self._inputs(pair[0], client.stem), self._targets(pair[1]))
             for split, pair in splits.items()
             if pair is not None
         }
@@ -294,5 +300,10 @@ class Placed:
             found = self._kept[key] = x, as_input(x, self._network, self._device, stem)
         return found[1]
 
-    def _targets(self, y: Tensor) -> Tensor:
+    def _targets(self, y: Targets) -> Targets:
+        if isinstance(y, StreamedTargets):
+            return y.placed(self._moved)
+        return self._moved(torch.as_tensor(y))
+
+    def _moved(self, y: Tensor) -> Tensor:
         return y.to(self._device, self._dtype) if y.is_floating_point() else y.to(self._device)

@@ -12,6 +12,7 @@ from fedgradnorm.data._encoding.column_kinds import CategoryColumn
 from fedgradnorm.data._encoding.column_plan import ColumnPlan, recoded
 from fedgradnorm.data._encoding.encoding import Encoding, tell_unknown
 from fedgradnorm.data._files.read_rows import FileRows
+from fedgradnorm.models._streamed.rows import Streamed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +25,7 @@ def encoded(
 ) -> tuple[Encoding | None, dict[str, NDArray[Any]]]:
     """The encoding, where columns are more than plain numbers, and the inputs of each split."""
     if plan.plain:
-        return None, {part: rows.x[at] for part, (rows, at) in parts.items()}
+        return None, {part: chosen(rows.x, at) for part, (rows, at) in parts.items()}
     train, at = parts["train"]
     assert train.inputs is not None
     encoding = plan.learned(train.inputs, train.x[at], train.texts, train.bad.source)
@@ -32,6 +33,11 @@ def encoded(
         part: _rows(f"client {name!r}, {part} data", encoding, rows, index)
         for part, (rows, index) in parts.items()
     }
+
+
+def chosen(x: Any, at: NDArray[np.int64]) -> Any:
+    """Some rows; of inputs that are read batch by batch none is read."""
+    return Streamed(x.feed.subset(at)) if isinstance(x, Streamed) else x[at]
 
 
 def _rows(

@@ -40,11 +40,18 @@ def rows_from_npz(path: Path, x_key: str, y_key: str, labels: bool, bad: BadRows
     x = _floats(path, x_key, x[:, None] if x.ndim == 1 else x)
     rows = range(1, len(x) + 1)
     _report_bad(x, x_key, bad)
+    return FileRows(x, npz_targets(path, y_key, y, labels, bad), rows, None, bad)
+
+
+def npz_targets(
+    path: Path, y_key: str, y: NDArray[Any], labels: bool, bad: BadRows[int]
+) -> NDArray[np.float64] | list[str]:
+    """Targets of an array: a text for each row, or a table of numbers."""
     if labels:
-        return FileRows(x, _labels(path, y_key, y, bad), rows, None, bad)
-    target = _floats(path, y_key, y).reshape(len(y), -1).astype(np.float64)
+        return _labels(path, y_key, y, bad)
+    target: NDArray[np.float64] = _floats(path, y_key, y).reshape(len(y), -1).astype(np.float64)
     _report_bad(target, y_key, bad, gaps=True)
-    return FileRows(x, target, rows, None, bad)
+    return target
 
 
 def _arrays(path: Path, x_key: str, y_key: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -28,13 +28,13 @@ MISSING = ("", "na", "n/a", "nan", "null", "none")
 class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
-    ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
+    ``x`` is an array, or rows that are read batch by batch. ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
     is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names, ``texts``
     are the categories that the numbers of a column of ``x`` stand for, and ``marks`` the cells of
     columns that decide the split.
     """
 
-    x: NDArray[Any]
+    x: Any
     y: NDArray[np.float64] | list[str]
     rows: Sequence[int]
     lines: Sequence[int] | None
@@ -58,6 +58,8 @@ class FileRows:
     def good(self) -> NDArray[np.int64]:
         """Positions of the rows that can be used."""
         bad = self.bad.reasons
+        if not bad:
+            return np.arange(len(self.rows), dtype=np.int64)
         return np.array([i for i, row in enumerate(self.rows) if row not in bad], dtype=np.int64)
 
 
