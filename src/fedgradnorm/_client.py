@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +13,25 @@ from torch import Tensor, nn
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
-from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
-from fedgradnorm.models._input_rows import Inputs, leaves, row_form
-from fedgradnorm.models._streamed.given import as_feed, streamed_split, target_rows
-from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, sample_rows
-from fedgradnorm.tasks._labels.text_labels import named_tables, names_for, numbered
+from fedgradnorm._splits import checked_split, fingerprint
+from fedgradnorm.models._given_inputs import as_inputs, form_words
+from fedgradnorm.models._input_rows import Inputs, row_form
+from fedgradnorm.models._streamed.given import as_feed
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
+from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch.utils.data import Dataset
+
+    from fedgradnorm.models._streamed.feed import Feed
 
     Array = NDArray[Any] | Tensor
-    Split = tuple[Any, Array]
+    Split = tuple[Any, Any]
+    Given = tuple[Any, Array] | Dataset[Any] | Feed
     Splits = tuple[Any, Mapping[str, Array]]
 
 
@@ -133,9 +137,9 @@ class Client:
             self,
             name: str,
             task: Task,
-            train: Split,
-            test: Split | None = None,
-            validation: Split | None = None,
+            train: Given,
+            test: Given | None = None,
+            validation: Given | None = None,
             head: nn.Module | None = None,
             scaling: Scaler | None = None,
             labels: tuple[str, ...] | None = None,
@@ -184,7 +188,7 @@ class Client:
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
-                object.__setattr__(self, split, _checked(self, split, pair))
+                object.__setattr__(self, split, checked_split(self, split, pair))
         _check_rows(self)
         if self.size < (self.task.classes or 0) and not self.task.shape:
             raise DataError(
@@ -247,19 +251,7 @@ class Client:
         runs on the same data are compared. Of rows that are read batch by batch it is their number
         and the values of 256 of them, which are always the same ones.
         """
-        digest = hashlib.blake2b(digest_size=16)
-        for split in SPLITS:
-            for part in getattr(self, split) or ():
-                here = split
-                if isinstance(part, (Streamed, StreamedTargets)):
-                    here = f"{split} of {len(part)}"
-                    part = part[sample_rows(len(part))]
-                for name, leaf in leaves(part).items():
-                    tensor = leaf.contiguous()
-                    where = f"{here} {name} " if name else f"{here} "
-                    digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
-                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint({split: getattr(self, split) or () for split in SPLITS})
 
 
 def _several(client: Client) -> tuple[Client, ...]:
@@ -320,6 +312,7 @@ def _named_labels(client: Client) -> tuple[str, ...] | None:
     """The names of the classes: those that the task lists, or the texts of the training targets."""
     pair = client.train
     y = pair[1] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
+    y = None if isinstance(y, StreamedTargets) else y
     return names_for(client.task, y, f"client {client.name!r}, train data")
 
 
@@ -344,43 +337,3 @@ def _check_rows(client: Client) -> None:
                 f"client {client.name!r}: a row of {split} x has shape "
                 f"{form_words(form)}, a training row {form_words(expected)}; they must be equal"
             )
-
-
-def _checked(client: Client, split: str, pair: Any) -> tuple[Inputs, Targets]:
-    """The split as tensors, or a DataError that names the client, the split and the value."""
-    where = f"client {client.name!r}, {split} data"
-    streamed = streamed_split(where, pair, lambda y: _target(client, y, "its target"))
-    if streamed is not None:
-        x, y = streamed
-        if not isinstance(y, StreamedTargets):
-            y = _checked_targets(client, split, x, target_rows(y, where))
-        return x, y
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
-    x = as_inputs(where, picked(pair[0], client.columns, where))
-    for name, leaf in leaves(x).items():
-        check_finite(where, leaf, f"x[{name!r}]" if name else "x")
-    return x, _checked_targets(client, split, x, pair[1])
-
-
-def _checked_targets(client: Client, split: str, x: Inputs, given: Any) -> Tensor:
-    """Targets for these inputs, as a tensor that fits the task."""
-    where = f"client {client.name!r}, {split} data"
-    y = as_tensor(where, numbered(client.task, client.labels, given, where), "y")
-    if y.ndim == 0 or len(x) != len(y):
-        rows = 0 if y.ndim == 0 else len(y)
-        raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
-    y = _target(client, y, where)
-    if not labelled(y).any():
-        raise DataError(
-            f"{where}: none of its {len(y)} rows has a label; give it some, or leave "
-            f"{'the client' if split == 'train' else split} out"
-        )
-    return y
-
-
-def _target(client: Client, given: Any, where: str) -> Tensor:
-    """Targets as the task's loss takes them."""
-    y = as_tensor(where, numbered(client.task, client.labels, given, where), "y")
-    check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
-    return client.task.target(where, y)

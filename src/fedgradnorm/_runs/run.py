@@ -175,8 +175,9 @@ class Run:
         not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
         in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
         arrays, as in training. Rows that are read batch by batch are answered so: a Dataset (of
-        inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`. A value that is not finite is a DataError. Of a client with several
-        tasks, give the row (``"client/task"``), or the client: then the answers are in a table by
+        inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`.
+        A value that is not finite is a DataError. Of a client with several tasks, give the row
+        (``"client/task"``), or the client: then the answers are in a table by
         task.
         """
         rows = self.rows_of(client)

@@ -144,7 +144,8 @@ def client_from_files(
         images: folder of the images that the table names.
         size: images become size x size pixels.
         color: "grey" or "rgb".
-        x_key, y_key: names of the arrays in an .npz archive, an HDF5 file or a folder of .npy files.
+        x_key, y_key: names of the arrays in an .npz archive, or with stream of those in an HDF5
+            file or a folder.
         stream: true leaves the inputs on the disk, and reads them batch by batch.
         split: how the training file is divided: by a "column", in "time" or by "group".
         rows: how many of the rows are drawn; all by default.

@@ -104,6 +104,9 @@ class StreamedTargets:
         assert y is not None
         return y if self._placed is None else self._placed(y)
 
+    def __array__(self, *given: Any, **options: Any) -> NDArray[Any]:
+        raise TypeError("targets that are read batch by batch are no array")  # nor row by row
+
     def placed(self, how: Callable[[Tensor], Tensor]) -> StreamedTargets:
         """The same rows, of which each batch goes through ``how`` when it is asked for."""
         return StreamedTargets(self.feed, how)
