@@ -256,7 +256,7 @@ def test_a_resumed_run_wants_the_same_rows(npy: Path, tmp_path: Path, reference:
     other = np.load(npy, mmap_mode="r+")
     other[0, 0] += 1
     other.flush()
-    with pytest.raises(fgn.FedGradNormError, match="client 'b'|'b'"):
+    with pytest.raises(fgn.FedGradNormError, match="'b'"):
         trained(given(), folder=folder, resume=True)
 
 
