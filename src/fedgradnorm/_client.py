@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._checked_splits import checked_split, fingerprint
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
-from fedgradnorm._splits import checked_split, fingerprint
 from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Inputs, row_form
 from fedgradnorm.models._streamed.given import as_feed

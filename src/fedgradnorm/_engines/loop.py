@@ -17,7 +17,6 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import (
     LocalSettings,
     Report,
-    Rows,
     head_phase,
     local_round,
 )
@@ -26,7 +25,6 @@ from fedgradnorm._round.evaluation import answers, evaluate, represented
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_round import private_round
-from fedgradnorm._round.reading_ahead import ReadingAhead
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
@@ -34,6 +32,7 @@ from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import own_stem
+from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
 
@@ -226,7 +225,7 @@ class LoopEngine(Engine):
         self.network.vector.copy_(shared if state.own is None else state.own)
         self._enter(state)
 
-    def _batch(self, name: str, first: int, step: int) -> Rows:
+    def _batch(self, name: str, first: int, step: int) -> tuple[Inputs, Tensor]:
         """A client's batch number ``first + step``, counted from the run's start."""
         x, y = self.data[name]["train"]
         if self.clients[name].task.gaps:  # here every task may have batches of its own
@@ -279,7 +278,7 @@ class Placed:
         self._dtype = next(network.parameters()).dtype
         self._kept: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
 
-    def splits(self, client: Client) -> dict[str, Rows]:
+    def splits(self, client: Client) -> dict[str, tuple[Inputs, Any]]:
         """The client's splits on the device, in the network's dtype."""
         splits = {
             "train": client.learns_from(),

@@ -48,9 +48,10 @@ class Scaling:
     target_std: Tensor | None = None
 
     @classmethod
-    def fit(cls, x: Array, y: Array, *, inputs: bool = True, targets: bool = False) -> Scaling:
+    def fit(cls, x: Any, y: Any, *, inputs: bool = True, targets: bool = False) -> Scaling:
         """Learn from training data only; a constant column gets a standard deviation of 1.
 
+        ``x`` may also be rows that are read batch by batch: then it takes one pass over them.
         Targets that are NaN are labels that nobody gave, and count for nothing.
         """
         if isinstance(x, Streamed):

@@ -112,3 +112,30 @@ def test_answers_of_several_tasks_are_checked_too(tmp_path, spoil, says: str, ca
     together.exchange.tamper = tamper
     together.run(1)
     assert says in caplog.text
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int):
+        return X[row], 4 * X[row, 2:3]
+
+
+def test_rows_that_are_read_batch_by_batch(tmp_path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    labels = (X[:, 0] > 0).astype(int)
+
+    def given(streamed: bool) -> list[fgn.Client]:
+        x = np.load(tmp_path / "x.npy", mmap_mode="r") if streamed else X
+        numbers = Pairs() if streamed else (X, 4 * X[:, 2:3])
+        return [
+            fgn.Client("map", fgn.classification(2), (x, labels), validation=(x, labels)),
+            fgn.Client("items", fgn.regression(1), numbers),
+        ]
+
+    shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True)).run()
+    alone = fgn.train(
+        toys.network(), given(False), weighting=fgn.GradNorm(), engine="loop", **OPTIONS
+    )
+    assert torch.equal(shared, toys.parameters(alone.network))

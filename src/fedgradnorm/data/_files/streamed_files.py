@@ -29,8 +29,7 @@ from fedgradnorm.data._files.read_rows import FileRows, missing_name
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.models._streamed.feed import Feed
 from fedgradnorm.models._streamed.given import HDF5, mapped
-from fedgradnorm.models._streamed.rows import Streamed
-from fedgradnorm.models._streamed.sources import (
+from fedgradnorm.models._streamed.row_sources import (
     ArraySource,
     Hdf5Source,
     Source,
@@ -38,6 +37,7 @@ from fedgradnorm.models._streamed.sources import (
     hdf5_dataset,
     opened_hdf5,
 )
+from fedgradnorm.models._streamed.rows import Streamed
 
 if TYPE_CHECKING:
     from fedgradnorm.data._files.file_source import FileSource

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._given_inputs import as_inputs
 from fedgradnorm.models._input_rows import Inputs, leaves
-from fedgradnorm.models._streamed.sources import Source
+from fedgradnorm.models._streamed.row_sources import Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

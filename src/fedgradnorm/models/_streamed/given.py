@@ -11,8 +11,8 @@ import torch
 from fedgradnorm._checks import whole
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._streamed.feed import Change, Feed
+from fedgradnorm.models._streamed.row_sources import DatasetSource, Hdf5Source, Source, as_source
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
-from fedgradnorm.models._streamed.sources import DatasetSource, Hdf5Source, Source, as_source
 
 HDF5 = (".h5", ".hdf5", ".he5")
 

@@ -7,10 +7,19 @@ turn is next, and, where everybody takes part, of the first one in the round aft
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from fedgradnorm._round.batches import Batches
+import numpy as np
+from numpy.typing import NDArray
+
 from fedgradnorm.models._streamed.rows import Streamed
+
+
+class Batches(Protocol):
+    """Which rows a round reads."""
+
+    def of_round(self, round_number: int) -> Mapping[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of every client in a round."""
 
 
 class ReadingAhead:

@@ -53,16 +53,21 @@ class ArraySource(Source):
     def __init__(self, array: Any, name: str) -> None:
         if not len(getattr(array, "shape", ())):
             raise DataError(f"{name}: expected an array with one row per sample")
-        self.array, self.name = array, name
+        self._array, self.name = array, name
+
+    def array(self) -> Any:
+        """What is indexed."""
+        return self._array
 
     def __len__(self) -> int:
-        return int(self.array.shape[0])
+        return int(self.array().shape[0])
 
     def read(self, rows: Rows) -> tuple[Any, Any]:
         """Always a copy, so that no page of a map is held on to."""
-        if isinstance(self.array, np.ndarray):
-            return np.array(self.array[rows]), None
-        return read_runs(self.array, rows), None
+        array = self.array()
+        if isinstance(array, np.ndarray):
+            return np.array(array[rows]), None
+        return read_runs(array, rows), None
 
 
 class TableSource(ArraySource):
@@ -87,12 +92,10 @@ class Hdf5Source(ArraySource):
     def __init__(self, path: Path, key: str) -> None:
         self.path, self.key, self.name = Path(path), key, str(path)
         self._process, self._file = -1, None
-        array = self.array
-        if not len(array.shape):
+        if not len(self.array().shape):
             raise DataError(f"{path}: {key!r} is a single value; it needs one row per sample")
 
-    @property
-    def array(self) -> Any:  # type: ignore[override]
+    def array(self) -> Any:
         """The dataset, in this process's own file handle."""
         if self._process != os.getpid():
             self._file, self._process = opened_hdf5(self.path), os.getpid()
@@ -200,7 +203,7 @@ class DatasetSource(Source):
                 f"{reason}; correct the Dataset"
             ) from error
 
-    def _stacked(self, rows: Rows, parts: list[Any], name: str) -> Any:
+    def _stacked(self, rows: Rows, parts: Sequence[Any], name: str) -> Any:
         if isinstance(parts[0], Mapping):
             return {
                 key: self._stacked(rows, [part[key] for part in parts], f"{name}[{key!r}]")
