@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PARQUET = (".parquet", ".pq")
-ROWS = 1 << 16  # of a Parquet file in memory at a time
+NUMBERS = 1 << 19  # of a Parquet file in memory at a time, about
+COLUMNS = 32  # read at a time: the reader has buffers for each
 _SMALL = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")
 
 
@@ -104,13 +105,20 @@ def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows
             if name not in known:
                 raise missing_name(str(path), "column", name, known)
         wanted = list(dict.fromkeys([*source.targets, *source.marks]))
-        frame = parquet.read_table(path, columns=wanted).to_pandas()
+        # Without threads, which would read many row groups at a time.
+        with parquet.ParquetFile(path) as file:
+            frame = file.read(columns=wanted, use_threads=False).to_pandas()
         table = frame_table(str(path), frame, wanted)
         x = _mapped_columns(path, names, schema, size)
     except DataError:
         raise
     except Exception as error:  # a damaged file surfaces as almost any exception of the reader
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, MemoryError) or "bad_alloc" in reason:
+            raise DataError(
+                f"{path}: a row group of it does not fit in memory ({reason}); write it again with "
+                "smaller ones (row_group_size)"
+            ) from error
         raise DataError(f"{path}: not a readable Parquet file ({reason}); save it again") from error
     feed = Feed(TableSource(x, str(path), names), str(path))
     y = table_targets(table, source.targets, source.labels, bad)
@@ -146,13 +154,15 @@ def _written(path: Path, names: Sequence[str], place: Path, dtype: np.dtype[Any]
 
     shape = (size, len(names))
     array = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=shape)
-    start = 0
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=ROWS, columns=list(names)):
-            end = start + batch.num_rows
-            for k, name in enumerate(names):
-                column = batch.column(batch.schema.get_field_index(name))
-                array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(dtype)
-            start = end
+    for first in range(0, len(names), COLUMNS):
+        some, start = names[first : first + COLUMNS], 0
+        with parquet.ParquetFile(path) as file:
+            rows = max(1, NUMBERS // len(some))
+            for batch in file.iter_batches(rows, columns=list(some), use_threads=False):
+                end = start + batch.num_rows
+                for k, name in enumerate(some, first):
+                    column = batch.column(batch.schema.get_field_index(name))
+                    array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(dtype)
+                start = end
     array.flush()
     return array
