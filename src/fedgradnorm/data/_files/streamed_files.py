@@ -149,20 +149,26 @@ def _mapped_columns(path: Path, names: Sequence[str], schema: Any, size: int) ->
         return cached("parquet", key, build).arrays["x"]
 
 
+def _write_columns(file: Any, names: Sequence[str], array: Any) -> None:
+    """Some columns of a Parquet file, in pieces."""
+    start, rows = 0, max(1, NUMBERS // len(names))
+    for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+        end = start + batch.num_rows
+        for k, name in enumerate(names):
+            column = batch.column(batch.schema.get_field_index(name))
+            array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(array.dtype)
+        start = end
+
+
 def _written(path: Path, names: Sequence[str], place: Path, dtype: np.dtype[Any], size: int) -> Any:
+    import pyarrow
     from pyarrow import parquet
 
     shape = (size, len(names))
     array = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=shape)
-    for first in range(0, len(names), COLUMNS):
-        some, start = names[first : first + COLUMNS], 0
-        with parquet.ParquetFile(path) as file:
-            rows = max(1, NUMBERS // len(some))
-            for batch in file.iter_batches(rows, columns=list(some), use_threads=False):
-                end = start + batch.num_rows
-                for k, name in enumerate(some, first):
-                    column = batch.column(batch.schema.get_field_index(name))
-                    array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(dtype)
-                start = end
+    with parquet.ParquetFile(path) as file:
+        for first in range(0, len(names), COLUMNS):
+            _write_columns(file, names[first : first + COLUMNS], array[:, first : first + COLUMNS])
+    pyarrow.default_memory_pool().release_unused()
     array.flush()
     return array
