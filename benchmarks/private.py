@@ -1,6 +1,6 @@
 """What privacy costs: a private federation beside the plain one, in one run.
 
-python benchmarks/private.py
+    python benchmarks/private.py     # a few minutes
 
 The real server, clients and messages in one process, without a network between them. Seconds are
 those of one client and of the server in a round after the first; a network adds a polling interval
@@ -9,9 +9,10 @@ for each exchange. Bytes are of one client in a round, both ways.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,28 @@ def measured(network: str, count: int, method: str, private: bool) -> Row:
         "method": method,
         "kind": "private" if private else "plain",
         "exchanges": (exchange.calls - calls) / rounds,
-        "client_s": round(own / rounds / count, 4),
-        "server_s": round((whole - own) / rounds, 3),
-        "megabytes": round((sum(server.bytes.values()) - sent) / rounds / count / 1e6, 3),
+        "client_s": own / rounds / count,
+        "server_s": (whole - own) / rounds,
+        "megabytes": (sum(server.bytes.values()) - sent) / rounds / count / 1e6,
     }
+
+
+def page_table(rows: Sequence[Row]) -> str:
+    """The table of docs/privacy.md: a line for each network, number of clients and method."""
+    heads = ("network", "clients", "method", "exchanges", "MB, one client", "s, one client")
+    lines = [
+        "| " + " | ".join((*heads, "s, server", "private / plain: client, server")) + " |",
+        "|---" * 8 + "|",
+    ]
+    for plain, private in zip(rows[::2], rows[1::2], strict=True):
+        names = [str(plain[key]) for key in ("network", "clients", "method")]
+        both = [
+            f"{plain[key]:.3g}, {private[key]:.3g}"
+            for key in ("exchanges", "megabytes", "client_s", "server_s")
+        ]
+        ratios = [f"{private[key] / plain[key]:.1f}" for key in ("client_s", "server_s")]
+        lines.append("| " + " | ".join([*names, *both, ", ".join(ratios)]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -152,7 +171,8 @@ def main() -> None:
                     if wanted(name, given):
                         rows.append(measured(network, count, method, private))
                         print(rows[-1], flush=True)
-    write(given.out / "private.json", about(), rows, COLUMNS)
+    load = {"load": os.getloadavg()[1]}  # of the last five minutes: others' work is in the seconds
+    write(given.out / "private.json", {**about(), **load}, rows, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,19 @@ def test_liars_and_honest_clients_are_held_against_the_bounds(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_private_federation_is_timed_beside_the_plain_one(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+    rows = run("private", tmp_path)["rows"]
+    assert [row["kind"] for row in rows] == ["plain", "private"] * 2
+    assert [row["exchanges"] for row in rows] == [1, 2, 1, 4]
+    assert all(row["client_s"] > 0 and row["server_s"] > 0 for row in rows)
+    for plain, private in (rows[:2], rows[2:]):
+        words = 256 * 32 + 32 + 32 * 16 + 16  # two vectors of 4 bytes; one of 4 and one of 8
+        assert plain["megabytes"] == pytest.approx(8 * words / 1e6, rel=0.1)
+        assert private["megabytes"] > 12 * words / 1e6
+
+
+@pytest.mark.slow
 def test_the_script_that_only_prints_still_does():
     assert "generate: 2000 rows" in start("radcom", "--samples", "2000")
 

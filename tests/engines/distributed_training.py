@@ -20,6 +20,7 @@ from fedgradnorm._launched import is_leader
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
+PROMISE: dict[str, Any] = {"epsilon": 20.0, "delta": 1e-3}
 LOOP: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
 STILL: dict[str, Any] = {**LOOP, "network": partial(toys.noisy_network, bias=False)}
 CASES: dict[str, dict[str, Any]] = {
@@ -59,6 +60,12 @@ CASES: dict[str, dict[str, Any]] = {
         "eval_every": 2,
     },
     "started": {**STILL, "start": {**STILL, "rounds": 3}},
+    "private rows": {"promised": {"side": PROMISE, "side3": {**PROMISE, "epsilon": 2.0}}},
+    "private clients": {
+        "privacy": {"epsilon": 50.0, "delta": 1e-3},
+        "weighting": partial(fgn.GradNorm, rule="direct"),
+        "participation": 0.7,
+    },
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 
@@ -76,6 +83,9 @@ def train(engine: str, **case: Any) -> fgn.Run:
     ]
     for i, task in enumerate(case.pop("tasks", ())):
         clients[i] = replace(clients[i], task=replace(clients[i].task, name=task))
+    for name, terms in case.pop("promised", {}).items():
+        i = [client.name for client in clients].index(name)
+        clients[i] = replace(clients[i], privacy=fgn.Privacy(**terms))
     if "keep" in case or "personalize" in case:
         clients = [
             replace(client, validation=toys.rows(kind, 21))

@@ -110,7 +110,8 @@ def test_no_thread_is_left_to_abort_a_rank_that_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["joint", "stacked", "loop", "gram", "averaged heads", "heads by task"]
+    "name",
+    ["joint", "stacked", "loop", "gram", "averaged heads", "heads by task", "private clients"],
 )
 def test_one_rank_without_torchrun(name, alone):
     found = json.loads(json.dumps(results("distributed", [name])))

@@ -172,3 +172,11 @@ def test_client_level_terms_are_no_clients(tmp_path: Path) -> None:
             "a", fgn.regression(1), train=(np.ones((2, 1)), np.ones(2)),
             privacy=fgn.ClientPrivacy(1.0, 1e-3),
         )  # fmt: skip
+
+
+def test_ranks_do_not_draw_the_noise_of_one_sum_from_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(fgn.ConfigError, match="2 ranks would each draw the noise"):
+        sums(8, secret=str(tmp_path / "noise.key"))

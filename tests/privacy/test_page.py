@@ -1,4 +1,4 @@
-"""docs/differential-privacy.md: its program runs, its config is read, its numbers are measured."""
+"""The pages on privacy: programs run, configs are read, numbers are those of stored results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("privacy", monkeypatch)
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A program of the folder benchmarks, as a module."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    path = ROOT / "benchmarks" / "privacy.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_privacy", path)
+    path = ROOT / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_of_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -53,11 +58,22 @@ def test_the_numbers_are_those_that_were_measured(benchmark: ModuleType) -> None
         assert f"{value:.5f}" in PAGE
 
 
+def test_what_a_private_federation_costs_is_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+    stored = json.loads((ROOT / "benchmarks" / "results" / "private.json").read_text())
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert script("private", monkeypatch).page_table(stored["rows"]) in page
+    assert f"a load of {stored['load']:.0f} on {stored['cores']} cores" in page
+
+
 def test_the_benchmark_still_runs(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     words = ["privacy.py", "--quick", "--seeds", "1", "--only", "shared, 3", "none"]
+    monkeypatch.setattr(benchmark, "ROUNDS", {"private": 3, "plain": 3})
     monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path)])
     benchmark.main()
     rows = json.loads((tmp_path / "privacy.json").read_text())["rows"]

@@ -104,7 +104,7 @@ def serve(
     from fedgradnorm._flower import serving
 
     wanted = load_config(config, overrides or [], allow=allow or ())
-    serving.check_config(wanted)
+    serving.check_config(wanted, federation)
     folder = serving.run_folder(wanted, resume)
     again = f"fedgradnorm serve {config} --federation {federation} --resume{allowing(allow)}"
     try:

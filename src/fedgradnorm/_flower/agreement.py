@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.private.client_sums import check_client_level
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._methods import find_method
@@ -27,7 +28,6 @@ ONLY = {
     "final_head_steps": 0,
     "key": "client",
     "precision": "float32",
-    "privacy": None,
 }
 """Settings that a federation over the network has only one value for."""
 
@@ -54,6 +54,8 @@ class Agreement:
     @property
     def sent(self) -> tuple[str, ...]:
         """All that may leave a client in a round."""
+        if self.settings.privacy is not None:
+            return ("masked update with noise",)
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
         head = () if self.settings.heads == "own" else ("head",)
@@ -86,6 +88,9 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
         )
     weighting = find_method(config.method).build(config.weighting)
     scalars = sent_scalars(weighting, settings)
+    if settings.client_privacy is not None:
+        check_noise(weighting, settings, private)
+        scalars = ()
     if private is not None:
         check_private(config.method, weighting, settings)
     return Agreement(settings, settings.rounds, scalars, _digest(config, private), private)
@@ -104,6 +109,23 @@ def check_private(method: str, weighting: Weighting, settings: Settings) -> None
                 f"{name} = {getattr(settings, name)!r} cannot be run in a private federation: the "
                 f"server sees no single client; leave it at {value!r}"
             )
+
+
+def check_noise(weighting: Weighting, settings: Settings, private: PrivateTerms | None) -> None:
+    """Refuse client-level privacy that a federation over the network cannot keep."""
+    terms = settings.client_privacy
+    assert terms is not None
+    if private is None:
+        raise ConfigError(
+            "privacy of clients cannot be run over the network by a server that sees every update; "
+            "make the federation private (federation init --private), and clients add the noise"
+        )
+    if terms.secret is not None:
+        raise ConfigError(
+            f"privacy.secret = {terms.secret!r}: over the network every client draws noise of its "
+            "own, which nobody can draw again; leave it out"
+        )
+    check_client_level(settings, weighting)
 
 
 def check_tuning(table: Mapping[str, Any] | None) -> None:

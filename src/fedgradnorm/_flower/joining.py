@@ -140,10 +140,12 @@ def _participant(
     about = (network, clients, agreement, given.path("state"))
     if agreement.private is None:
         return Participant(*about)
+    from fedgradnorm._flower.private.noisy_silo import NoisySilo
     from fedgradnorm._flower.private.private_terms import read_signer
     from fedgradnorm._flower.private.silo import Silo
 
-    return Silo(*about, read_signer(given.name, given.path("signing")), weighting)
+    kind = Silo if agreement.settings.privacy is None else NoisySilo
+    return kind(*about, read_signer(given.name, given.path("signing")), weighting)
 
 
 @contextmanager

@@ -110,6 +110,11 @@ class Participant:
         """Whether there are rows to judge by."""
         return any(row.validation is not None for row in self.rows)
 
+    @property
+    def tells_epsilon(self) -> bool:
+        """Whether its history says what was spent."""
+        return self.ledger is not None
+
     def respond(self, content: RecordDict) -> RecordDict:
         """The answer to a message, both as Flower's records."""
         from fedgradnorm._flower.wire.messages import decode_order, encode_answer
@@ -244,7 +249,7 @@ class Participant:
         Of a private client also what it had spent after each of its rounds.
         """
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
-        history = History(metrics, private=self.ledger is not None)
+        history = History(metrics, private=self.tells_epsilon)
         history.append([] if self.ledger is None else self.ledger.rows(run))
         found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
         parts = [part for part in found if part[0] < round_number]

@@ -22,6 +22,7 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
+from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -130,7 +131,7 @@ def _answer_sizes(
         most = max(map(len, terms.several.values()), default=1)  # updates in one message
         return most * vector.nbytes, heads.largest if heads else 0
     count = len(agreement.private.clients)
-    return SumOrder("", "", 0, 0, {}, None, len(vector), count).room()
+    return SumOrder("", "", 0, 0, {}, None, len(vector) + 1, count).room()
 
 
 def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
@@ -209,7 +210,8 @@ def _coordinator(
     gauge = _gauge(network, config)
     given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
     if agreement.private is not None:
-        return PrivateCoordinator(*given)
+        noisy = settings.privacy is not None
+        return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
     return Coordinator(*given, tasks=terms.several)
 
 
@@ -275,9 +277,9 @@ def _about(
     }
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, federation: Path) -> None:
     """What can be known to be wrong before anything is started."""
-    agree(config)
+    agree(config, _private(federation, read_federation(federation)))
     check(config)
     try:
         build(config, [])

@@ -87,6 +87,10 @@ class Member:
         one.update(step="letters", public=public, shares=mine)
         return dealt
 
+    def fewest(self, number: int) -> int:
+        """How many clients any sum of this attempt has at least; before its input is given."""
+        return max(FEWEST, threshold(len(self._at(number, "letters")["public"])))
+
     def mask(
         self,
         number: int,

@@ -68,7 +68,8 @@ class ClientPrivacy:
 
     For federations of hundreds of clients. Each client is in a round with chance ``participation``,
     what it adds to the round's sum is clipped to the length ``clip``, and normal noise of standard
-    deviation ``noise`` x ``clip`` is added to the sum, by the server. Heads stay with clients.
+    deviation ``noise`` x ``clip`` is added to the sum: by the server, or in a private federation by
+    the clients, in shares, so that the server sees no sum without it. Heads stay with clients.
 
     Args:
         epsilon: what may be spent in all; the run ends when it is spent.
@@ -77,7 +78,8 @@ class ClientPrivacy:
         noise: the noise multiplier; by default the least with which the run's rounds cost epsilon.
         total: c > 0 tells the noisy sum of the clients' multipliers too, and the step is a mean
             weighted by them; by default the sum is divided by the expected number of clients.
-        secret: as for :class:`Privacy`.
+        secret: as for :class:`Privacy`; a federation over the network has none, as every client
+            draws new noise there.
 
     >>> ClientPrivacy(epsilon=8, delta=1e-5).noise is None
     True

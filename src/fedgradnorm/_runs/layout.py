@@ -59,7 +59,7 @@ ROSTER, SIGNING = "roster.toml", "signing.key"
 
 NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
-NOISE_KEY, LEDGER = "noise.key", "privacy.json"
+NOISE_KEY, LEDGER, RELEASES = "noise.key", "privacy.json", "client-privacy.json"
 """Beside them, of a private client: the secret of its noise, and what it has spent."""
 BEST, RESULT = "best.safetensors", "result"
 """Beside them: the state that its validation rows like best, and the run folder of its result."""

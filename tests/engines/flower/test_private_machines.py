@@ -43,7 +43,7 @@ def steps(machines: Machines, name: str) -> list[str]:
 def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
     tmp_path, record_testsuite_property
 ):
-    """Clients are killed with keys shown, letters written, an input sent; the server in a round."""
+    """Killed: clients with keys shown, letters written, an input sent, shares shown; the server."""
     machines = Machines(tmp_path, rounds=3, **PATIENT)
     with joined(list(machines.homes.values())) as clients:
 
@@ -60,6 +60,7 @@ def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
             server.wait()
         with machines.serve("--resume") as server:
             kill_client(2, "letters")
+            kill_client(0, "over")  # its shares are shown
             out = finished(server, 0)
     assert "3/3" in out
     found = toys.parameters(fgn.load(machines.run).network)

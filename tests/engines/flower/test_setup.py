@@ -128,7 +128,7 @@ def test_a_server_must_be_told_the_networks_size(tmp_path):
     machines = Machines(tmp_path, rounds=3)
     machines.config.write_text(machines.config.read_text().replace("inputs = 3\n", ""))
     with pytest.raises(fgn.ConfigError, match="has no data to take the network's size from"):
-        check_config(load_config(machines.config))
+        check_config(load_config(machines.config), machines.federation)
 
 
 @pytest.mark.parametrize(

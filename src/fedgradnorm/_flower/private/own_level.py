@@ -47,30 +47,40 @@ class OwnLevel:
     def first(self, state: Mapping[str, Any], reported: Mapping[str, float]) -> list[float]:
         """This client's part of the first sums."""
         self.weighting.load_state_dict(state["weighting"])
-        numbers = self.weighting.first(self._signals(reported), state["loud"])[:, 0]
+        numbers = self.weighting.first(self.signals(reported), state["loud"])[:, 0]
         if not torch.isfinite(numbers).all():
             raise Refused("it has no weight: the method's number for this client is not finite")
         return [float(number) for number in numbers]
 
     def second(
-        self, state: Mapping[str, Any], reported: Mapping[str, float], used: Sequence[float]
+        self,
+        state: Mapping[str, Any],
+        reported: Mapping[str, float],
+        used: Sequence[float],
+        ahead: bool,
     ) -> tuple[float, list[float]]:
-        """The coefficient of its update, and its part of an update's sums."""
+        """The coefficient of its update, and its part of an update's sums.
+
+        What was in this round's first sums is not summed again, but for the count: who is lost
+        between the sums would be their difference.
+        """
         first = self.first(state, reported)
-        second = self.weighting.second(self._signals(reported), _tensor(used))[:, 0]
+        second = self.weighting.second(self.signals(reported), _tensor(used))[:, 0]
         coefficient = float(self.weighting.coefficient(state["growth"])[0])
         if not 0 < coefficient < float("inf"):
             raise Refused(f"it has no weight: its coefficient would be {coefficient!r}")
-        return coefficient, [coefficient, *map(float, second), *first]
+        again = first if ahead else [first[0], *(0.0 for _ in first[1:])]
+        return coefficient, [coefficient, *map(float, second), *again]
 
     def settled(
         self, state: Mapping[str, Any], numbers: Sequence[float]
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """The state after the pending round, and the client's own numbers of it."""
         pending, sums = state["pending"], parted(numbers, self.sizes)
-        coefficient, _ = self.second(state, pending["reported"], pending["used"])
+        ahead = pending["ahead"]
+        coefficient, _ = self.second(state, pending["reported"], pending["used"], ahead)
         first, second = _tensor(sums["first"]), _tensor(sums["second"])
-        self.weighting.settle(second, first if pending["ahead"] else None)
+        self.weighting.settle(second, first if ahead else None)
         held = self.weighting.held
         row = {
             "weight": coefficient * sums["first"][0] / sums["coefficient"][0],
@@ -80,12 +90,13 @@ class OwnLevel:
             "rounds": state["rounds"],
             "weighting": self.weighting.state_dict(),
             "growth": self.weighting.growth(second),
-            "loud": sums["first"][1],
+            "loud": (sums["first"] if ahead else pending["used"])[1],
             "pending": None,
         }
         return after, row
 
-    def _signals(self, reported: Mapping[str, float]) -> Signals:
+    def signals(self, reported: Mapping[str, float]) -> Signals:
+        """What it reported, as the weighting reads it."""
         columns = {key: _tensor([reported[key]]) for key in COLUMNS}
         columns["loss_ratio"] = columns["loss_ratio"].clamp_max(self.largest_ratio)
         return Signals(torch.ones(1, dtype=torch.bool), **columns)

@@ -16,6 +16,7 @@ import torch
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.private.own_level import sizes_of
+from fedgradnorm._flower.private.private_terms import fewest_of
 from fedgradnorm._flower.private.summing import Asks, Summing, Wanted
 from fedgradnorm._flower.private.told_sums import (
     about_signals,
@@ -27,7 +28,7 @@ from fedgradnorm._flower.private.told_sums import (
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
 from fedgradnorm._masking.gathering import TooFew
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers, unpack_vector
-from fedgradnorm._masking.roster import FEWEST, Unsafe, threshold
+from fedgradnorm._masking.roster import Unsafe, threshold
 from fedgradnorm._round.participation import participants
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.trainer import Progress
@@ -50,11 +51,13 @@ class PrivateCoordinator(Coordinator):
         assert isinstance(self.server.weighting, Summed)
         assert self.agreement.private is not None
         self.weighting, self.terms = self.server.weighting, self.agreement.private
+        self.fewest = fewest_of(self.agreement.settings, self.agreement.rounds, self.names)
         self.kinds = sizes_of(self.weighting)
         self.summing = Summing(self._ask, self.terms.roster, self._refuse)
         self.told: dict[str, Any] = {}  # of the last round of each client, by round
         self.last: dict[str, int] = {}  # the last round of each client
         self.before: dict[str, Any] = {}  # the last round's first sums, for clients to move by
+        self.ahead: bool | None = None  # whether this round goes without first sums
         self.signals: dict[str, Any] = {}  # this round's first sums, once they are known
 
     def weights(self) -> dict[str, float]:
@@ -63,13 +66,14 @@ class PrivateCoordinator(Coordinator):
 
     def advance(self) -> Progress:
         """One round, repeated with new masks while too few are left, then a TrainingError."""
-        settings, reason = self.agreement.settings, ""
-        drawn = participants(settings.participation, settings.seed, self.names, self.round)
+        reason = ""
+        drawn = self._drawn(self.round)
         for attempt in range(1, self.patience.attempts + 1):
             asked = self._asked(drawn)
-            if len(asked) < FEWEST:
+            if len(asked) < self.fewest:
                 raise TrainingError(
-                    f"round {self.round + 1}: {len(asked)} clients; a private round needs {FEWEST}"
+                    f"round {self.round + 1}: {len(asked)} clients; a private round needs "
+                    f"{self.fewest}, more than half of those that the run draws"
                 )
             try:
                 return self._private_round(drawn, asked)
@@ -81,9 +85,14 @@ class PrivateCoordinator(Coordinator):
             f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"
         )
 
+    def _drawn(self, round_number: int) -> list[str]:
+        """Who is to take part in a round."""
+        settings = self.agreement.settings
+        return participants(settings.participation, settings.seed, self.names, round_number)
+
     def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
         started, exchanges = time.monotonic(), self.summing.exchanges
-        ahead = bool(self.before) and all(self.weighting.ahead(self.states[n]) for n in asked)
+        ahead, asked = self._ahead(asked)
         least = max(self._least(drawn, asked), threshold(len(asked)))
         network = network_digest(self.server.shared.data)
         named = (self.agreement.digest, self.run, self.round, network)
@@ -103,6 +112,13 @@ class PrivateCoordinator(Coordinator):
         log.info("round %d: %d inputs, %d exchanges, %.2f s", self.round + 1, *counts, seconds)
         return self._private_step(asked, list(at.inputs), words, told(at))
 
+    def _ahead(self, asked: list[str]) -> tuple[bool, list[str]]:
+        """Whether a round needs no first sums, decided once for it; who can be asked then."""
+        able = [n for n in asked if self.before and self.weighting.ahead(self.states[n])]
+        if self.ahead is None:
+            self.ahead = able == asked
+        return self.ahead, able if self.ahead else asked
+
     def _first_sums(self, asked: list[str], least: int, about: str) -> list[str]:
         """Sum the signals, once a round; who is in that sum and still asked."""
         if self.signals.get("about") != about:
@@ -120,6 +136,8 @@ class PrivateCoordinator(Coordinator):
         if not ahead:
             return {**ask, "signals": self.signals["told"]}
         used = self.before["round"]
+        if self.before.get("signals"):
+            return {**ask, "used": used, "signals": self.before["signals"]}
         return {**ask, "used": used, "told": {**ask["told"], str(used): self.told[str(used)]}}
 
     def _told_to(self, name: str) -> dict[str, Any]:
@@ -129,11 +147,10 @@ class PrivateCoordinator(Coordinator):
 
     def _upcoming(self) -> list[str]:
         """Who is likely to be asked in the next round."""
-        number, settings = self.round + 1, self.agreement.settings
+        number = self.round + 1
         if number >= self.agreement.rounds:
             return []
-        drawn = participants(settings.participation, settings.seed, self.names, number)
-        return [name for name in drawn if self.attendance.takes_part(name, number)]
+        return [name for name in self._drawn(number) if self.attendance.takes_part(name, number)]
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
         """One exchange."""
@@ -145,7 +162,11 @@ class PrivateCoordinator(Coordinator):
         updates = one is not None and one["part"] == "update"
         trains = one is not None and (one["part"] == "signals" or one["ahead"])
         sends = shared.clone() if trains or asks.get("finish") else None
-        return SumOrder(*about, asks, sends, len(shared) if updates else 0, len(self.names))
+        return SumOrder(*about, asks, sends, self._words() if updates else 0, len(self.names))
+
+    def _words(self) -> int:
+        """How many masked words come with an update."""
+        return len(self.server.shared)
 
     def _checked(self, name: str, content: RecordDict, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)
@@ -172,14 +193,16 @@ class PrivateCoordinator(Coordinator):
         needed = {self.round, *self.last.values()}
         self.told = {k: v for k, v in self.told.items() if int(k) in needed}
         self.told[str(self.round)] = dict(shown)
-        self.before = {"round": self.round, "numbers": sums["first"]}
-        self.signals = {}
+        first = self.signals.get("numbers", sums["first"])
+        told_first = self.signals.get("told")
+        self.before = {"round": self.round, "numbers": first, "signals": told_first}
+        self.signals, self.ahead = {}, None
         self.round += 1
         row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
         row.update(split="batch", active=len(good), weight=1.0)
         row.update(bytes=sum(self.bytes[name] for name in asked))
         if "gauge_norm" in self.agreement.scalars:
-            row["gauge_norm"] = sums["first"][1] / sums["first"][0]
+            row["gauge_norm"] = first[1] / first[0]
         self.history.append([row])
         known = {ALL: float(row["gauge_norm"])} if "gauge_norm" in row else {}
         counts = (self.round, self.agreement.rounds)
@@ -202,4 +225,4 @@ class PrivateCoordinator(Coordinator):
         super().load_state_dict(state)
         own = state["private"]
         self.told, self.last, self.before = dict(own["told"]), dict(own["last"]), own["before"]
-        self.summing.number, self.signals = own["number"], {}
+        self.summing.number, self.signals, self.ahead = own["number"], {}, None

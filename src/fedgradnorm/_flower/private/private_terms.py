@@ -6,7 +6,8 @@ clients, nor swap their keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,13 @@ from fedgradnorm._flower.wire.keys import write_private
 from fedgradnorm._masking.ring import fraction_bits
 from fedgradnorm._masking.roster import FEWEST, Roster, Signer, digest, from_text, to_text
 from fedgradnorm._options import check_options, options_of
+from fedgradnorm._round.participation import participants
+from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
+
+LOOKED_AT = 100  # rounds, for the least number of clients that are drawn
+LEAST_BITS = 24
+"""Behind the point of masked vectors: rounding stays under that of float32."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,11 @@ class PrivateTerms:
             )
         if not (self.longest > 0 and self.largest_ratio >= 1):
             raise ConfigError("longest must be > 0 and largest_ratio >= 1")
+        if not math.isfinite(self.longest) or self.bits < LEAST_BITS:
+            raise ConfigError(
+                f"longest = {self.longest:g} with {len(self.clients)} clients leaves fewer than "
+                f"{LEAST_BITS} bits behind the point of sums of 64 bits; lower longest"
+            )
         _ = self.roster
 
     @property
@@ -65,6 +77,21 @@ class PrivateTerms:
         """As TOML."""
         bounds = {"longest": self.longest, "largest_ratio": self.largest_ratio}
         path.write_text(to_toml({**bounds, "clients": dict(self.clients)}), encoding="utf-8")
+
+
+def fewest_of(settings: Settings, rounds: int, names: Sequence[str]) -> int:
+    """How many clients must show keys for a sum: more than half of those whom the run draws.
+
+    The server names the clients of a round. If it could name few, it could name one client and
+    some who tell it everything. Clients that add noise are all asked in every round.
+    """
+    if settings.privacy is not None:
+        return max(FEWEST, len(names) // 2 + 1)
+    drawn = (
+        len(participants(settings.participation, settings.seed, list(names), number))
+        for number in range(min(rounds, LOOKED_AT))
+    )
+    return max(FEWEST, min(drawn, default=0) // 2 + 1)
 
 
 def read_terms(path: Path) -> PrivateTerms:

@@ -20,11 +20,12 @@ from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.keeping import Keeping
 from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.private.own_level import OwnLevel
+from fedgradnorm._flower.private.private_terms import fewest_of
 from fedgradnorm._flower.private.told_sums import (
     Sums,
     about_signals,
     about_update,
-    is_update,
+    is_of,
     network_digest,
     parted,
     seen,
@@ -74,6 +75,8 @@ class Silo(Participant):
         assert agreement.private is not None
         self.name = self.rows[0].name
         self.terms, self.signer = agreement.private, signer
+        given = (agreement.settings, agreement.rounds, list(self.terms.clients))
+        self.fewest = fewest_of(*given)
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
@@ -106,7 +109,13 @@ class Silo(Participant):
         if "keys" in asks:
             gives["keys"] = member.keys(asks["keys"])
         if "letters" in asks:
-            gives["letters"] = member.letters(asks["letters"]["attempt"], asks["letters"]["keys"])
+            one = asks["letters"]
+            if len(one["keys"]) < self.fewest:
+                raise Unsafe(
+                    f"{len(one['keys'])} clients: this run needs {self.fewest} in every sum, more "
+                    "than half of those that it draws"
+                )
+            gives["letters"] = member.letters(one["attempt"], one["keys"])
         keep()  # before anything of it is said
         return SumAnswer(order.run, order.round, order.state_round, gives, masked)
 
@@ -115,8 +124,13 @@ class Silo(Participant):
         folder = self.folder / run
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / MASKING
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+        else:
+            self._check_only_run(run)
+            kept = {}
         member = Member(self.signer, self.terms.roster, run, kept)
+        member.state["agreed"] = self.agreement.digest
 
         def keep() -> None:
             checkpoint.write_atomically(path, json.dumps(member.state).encode())
@@ -124,10 +138,26 @@ class Silo(Participant):
 
         return member, keep
 
+    def _check_only_run(self, run: str) -> None:
+        """Refuse a second run of one agreement: its sums, less those of the first, show clients.
+
+        The first rounds of both are the same but for who takes part.
+        """
+        for path in self.folder.glob(f"*/{MASKING}"):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            if before["seen"] and before.get("agreed") == self.agreement.digest:
+                words = "run %s: refused, because %s was summed before; move that folder away to "
+                log.warning(words + "allow another run of the same run.toml", run, path.parent)
+                raise Unsafe(
+                    "it took part in another run of this agreement, and the difference of sums "
+                    "would show single clients; its owner can allow another run (see its log)"
+                )
+
     def _input(self, order: SumOrder, ask: Mapping[str, Any], member: Member) -> Any:
         """Its part of a sum, masked: of the first sums, or of the update and the second ones."""
         state = self._settled(order, ask)
         ahead, part = bool(ask["ahead"]), ask["part"]
+        _tell_once(member, order.round, part, ahead)
         trains = part == "signals" or ahead
         trained = self._train_once(order) if trains else self._trained(order)
         reported, network = trained["reported"], trained["network"]
@@ -137,7 +167,7 @@ class Silo(Participant):
             about = about_signals(*named)
         else:
             used = self._used(order, ask, about_signals(*named))
-            coefficient, numbers = self.level.second(state, reported, used)
+            coefficient, numbers = self.level.second(state, reported, used, ahead)
             vector, about = self._vector(coefficient, trained["update"]), about_update(*named, used)
             pending = {"round": order.round, "about": about, "reported": dict(reported)}
             pending |= {"used": list(used), "ahead": ahead}
@@ -145,7 +175,7 @@ class Silo(Participant):
             self._levels(order.run).save(after, keep=order.state_round)
         label = (order.round, part)
         given = (ask["attempt"], ask["letters"], label, about, pack_numbers(numbers), vector)
-        return _sent(member.mask(*given))
+        return sent(member.mask(*given))
 
     def _levels(self, run: str) -> Slots:
         return Slots(self.folder / run / LEVELS)
@@ -173,10 +203,12 @@ class Silo(Participant):
             if sums.about != about:
                 raise Unsafe("the server tells the first sums of another round, or network")
             return list(sums.numbers)
-        sums = self._told(order.run, ask, ask["used"])
-        if not is_update(sums, ask["used"]) or not ask["used"] < order.round:
+        number, apart = ask["used"], "signals" in ask
+        told = ask["signals"] if apart else ask["told"][str(number)]
+        sums = seen(told, self.terms.roster, order.run)
+        if not number < order.round or not is_of(sums, "signals" if apart else "update", number):
             raise Unsafe("the server tells sums of another kind than were asked for")
-        return parted(sums.numbers, self.level.sizes)["first"]
+        return list(sums.numbers) if apart else parted(sums.numbers, self.level.sizes)["first"]
 
     def _train_once(self, order: SumOrder) -> State:
         """Its round, trained and written down; a repeated round is not trained again."""
@@ -252,6 +284,17 @@ class Silo(Participant):
         return history
 
 
-def _sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:
+def _tell_once(member: Member, round_number: int, part: str, ahead: bool) -> None:
+    """A round's signals are in one kind of sum only: two over different clients would show one."""
+    if part == "update" and not ahead:
+        return
+    before = member.state.get("signals_in")
+    if before is not None and before != [round_number, part] and before[0] == round_number:
+        raise Unsafe("this round's signals were summed already, in another way")
+    member.state["signals_in"] = [round_number, part]
+
+
+def sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:
+    """A signed message and its masked vector, None where that has no words."""
     message, rest = given
     return message, rest if len(rest) else None

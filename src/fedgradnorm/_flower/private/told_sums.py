@@ -73,9 +73,9 @@ def about_update(
     return f"update/{round_number}/{digest([agreed, run, round_number, network, list(used)])}"
 
 
-def is_update(sums: Sums, round_number: int) -> bool:
-    """Whether these are the second sums of that round."""
-    return sums.about.startswith(f"update/{round_number}/")
+def is_of(sums: Sums, kind: str, round_number: int) -> bool:
+    """Whether these are that round's first sums ("signals"), or its second ones ("update")."""
+    return sums.about.startswith(f"{kind}/{round_number}/")
 
 
 def parted(numbers: Sequence[float], sizes: Mapping[str, int]) -> dict[str, list[float]]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._launched import asked_for
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED, ClientPrivacy
@@ -78,17 +79,11 @@ class ClientSums:
     def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
         """What the server steps along; ``own`` is each row's m, 0 for who is not there."""
         clip, scale = self.terms.clip, self.terms.total
-        rows = torch.cat([updates.double(), updates.new_full((len(updates), 1), scale)], dim=1)
-        rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
-        total = (rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]).sum(dim=0)
+        total = clipped(updates, own, clip, scale).sum(dim=0)
         deviation = self.noise * clip
         numbers = total.cpu().numpy()
         noised = torch.from_numpy(self._chance.noised(numbers, deviation, "sum", round_number))
-        mean = (noised / (self.rate * self.count)).to(updates.device)
-        if scale:
-            least = deviation / (self.rate * self.count)
-            mean = mean * (scale / float(mean[-1].clamp_min(least)))
-        return mean[:-1].to(updates.dtype)
+        return along(noised, deviation, self.rate * self.count, scale).to(updates)
 
     def multipliers(self, signals: Signals) -> Tensor:
         """m of each row that is there, from its own numbers alone; 0 for the others."""
@@ -122,6 +117,24 @@ class ClientSums:
         """Take over what ``state_dict`` returned."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
         self.seen = torch.tensor(state["seen"], dtype=torch.bool)
+
+
+def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:
+    """m_i (g_i, c), each row no longer than ``clip``; without the last column where c is 0."""
+    rows = updates.double()
+    if scale:
+        rows = torch.cat([rows, rows.new_full((len(rows), 1), scale)], dim=1)
+    rows = own[:, None] * torch.where(own[:, None] > 0, rows, 0)
+    shortened: Tensor = rows * (clip / rows.norm(dim=1).clamp_min(clip))[:, None]
+    return shortened
+
+
+def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Tensor:
+    """The direction that a noisy sum stands for, with so many clients expected in it."""
+    mean = noised / expected
+    if not scale:
+        return mean
+    return mean[:-1] * (scale / float(mean[-1].clamp_min(deviation / expected)))
 
 
 def check_client_level(settings: Settings, weighting: Weighting) -> None:
@@ -175,4 +188,9 @@ def _rate(settings: Settings) -> float:
 def _chance(terms: ClientPrivacy, seed: int) -> Chance:
     if terms.secret in (None, SEED):
         return Chance(seed_key(seed), "clients")
+    if asked_for() > 1:
+        raise ConfigError(
+            f"privacy.secret = {terms.secret!r}: {asked_for()} ranks would each draw the noise of "
+            "the sum, perhaps from different files; leave it out, or run in one process"
+        )
     return Chance(secret_key(Path(str(terms.secret)).expanduser()), "clients")

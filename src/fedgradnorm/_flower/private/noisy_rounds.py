@@ -1,0 +1,115 @@
+"""The server's rounds where clients add noise to what they mask, and its account of them.
+
+All clients are asked in every round: which of them give an update, they decide by chance, and only
+they know. The server counts every sum that it asked inputs for, as each client does by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fedgradnorm._errors import TrainingError
+from fedgradnorm._flower.private.noise_shares import NoiseShares
+from fedgradnorm._flower.private.private_rounds import ALL, PrivateCoordinator
+from fedgradnorm._flower.private.summing import Asks, Wanted
+from fedgradnorm._flower.private.told_sums import about_update, network_digest
+from fedgradnorm._flower.wire.sum_messages import SumAnswer
+from fedgradnorm._masking.ring import Words
+from fedgradnorm._masking.roster import threshold
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.history import History
+from fedgradnorm._training.trainer import Progress
+
+log = logging.getLogger("fedgradnorm")
+
+
+class NoisyCoordinator(PrivateCoordinator):
+    """As ``PrivateCoordinator``, for a run with ``privacy``."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        about = (self.agreement.settings, self.agreement.rounds, len(self.names))
+        self.shares, self.taken = NoiseShares(*about), 0
+        self.history = History([], private=True)
+        budget = self.shares.budget
+        words = "clients: epsilon %g at delta %g holds %d sums with noise %.3g, added by clients"
+        log.info(words, budget.epsilon, budget.delta, budget.most, budget.noise)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget holds no further sum."""
+        return self.taken >= self.shares.budget.most
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are over, or the budget is spent."""
+        return super().done or self.spent
+
+    def advance(self) -> Progress:
+        """One round; where the last sum of the budget came to nothing, the end."""
+        try:
+            return super().advance()
+        except TrainingError:
+            if not self.spent:
+                raise
+        words = "the privacy budget is spent after %d rounds of %d: sums that failed count, too"
+        log.warning(words, self.round, self.agreement.rounds)
+        return self._at_round()
+
+    def _drawn(self, round_number: int) -> list[str]:  # noqa: ARG002
+        return list(self.names)
+
+    def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
+        if self.spent:
+            raise TrainingError("the privacy budget is spent")
+        least = max(self._least(drawn, asked), threshold(len(asked)))
+        network = network_digest(self.server.shared.data)
+        about = about_update(self.agreement.digest, self.run, self.round, network, [])
+        give = {"part": "update", "ahead": True}
+        wanted = Wanted(asked, about, lambda _: give, least, self._upcoming())
+        at, words = self.summing.sum(self.run, wanted)
+        return self._noisy_step(asked, list(at.inputs), words)
+
+    def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
+        self.taken += any("input" in one for one in asks.values())
+        return super()._ask(asks)
+
+    def _words(self) -> int:
+        return self.shares.words(len(self.server.shared))
+
+    def _told_to(self, name: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def _noisy_step(self, asked: list[str], good: list[str], words: Words) -> Progress:
+        """One step along the noisy sum, divided by the number of clients expected in it."""
+        shared = self.server.shared
+        shared.grad = self.shares.direction(words, len(good)).to(shared)
+        self.server.optimizer.step()
+        for name in good:
+            self.states[name] += 1
+        self.round += 1
+        row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
+        row.update(split="batch", active=len(good), weight=1.0, epsilon=self.epsilon)
+        row.update(bytes=sum(self.bytes[name] for name in asked))
+        self.history.append([row])
+        return self._at_round()
+
+    @property
+    def epsilon(self) -> float:
+        """What is spent so far."""
+        return self.shares.budget.spent(self.taken)
+
+    def _at_round(self) -> Progress:
+        counts = (self.round, self.agreement.rounds, float(self.round))
+        return Progress(*counts, {ALL: self.epsilon}, {ALL: 1.0}, shown="epsilon spent")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here."""
+        return {**super().state_dict(), "taken": self.taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self.taken = state["taken"]

@@ -1,0 +1,263 @@
+"""Client-level privacy under secure aggregation: the server sees no sum without enough noise."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+
+import fedgradnorm as fgn
+from engines.flower.secret import Secret
+from fedgradnorm._flower.agreement import agree
+from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.private.noise_shares import NoiseShares, Releases
+from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
+from fedgradnorm._flower.private.noisy_silo import NoisySilo
+from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
+from fedgradnorm._flower.private.private_terms import PrivateTerms
+from fedgradnorm._masking.ring import unpack_vector
+from fedgradnorm._masking.roster import threshold
+from fedgradnorm._privacy.randomness import Chance
+from fedgradnorm._round.private.client_sums import account
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments._config.config_file import make_config
+from masking.crowd import Crowd
+
+TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5}
+WIDE = 20_000
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+class Noisy(Secret):
+    """A private federation whose clients add noise; it remembers every sum that was unmasked."""
+
+    def __init__(self, *given: Any, terms: dict[str, Any] | None = None, **named: Any) -> None:
+        options = {"rounds": 3, "privacy": {**TERMS, **(terms or {})}, **named}
+        weighting = options.pop("weighting", fgn.GradNorm(rule="direct"))
+        super().__init__(*given, weighting, **options)
+        self.seen: list[tuple[list[str], np.ndarray]] = []
+        plain = self.server.summing.sum
+
+        def summed(run: str, wanted: Any) -> Any:
+            at, words = plain(run, wanted)
+            self.seen.append((list(at.inputs), words))
+            return at, words
+
+        self.server.summing.sum = summed
+
+    def coordinator(self, given: tuple[Any, ...], *_: Any) -> NoisyCoordinator:
+        return NoisyCoordinator(*given)
+
+    def participant(self, name: str) -> NoisySilo:
+        plain = super().participant(name)
+        about = (self.make(), self.clients[name], self.agreement, self.folder / name)
+        return NoisySilo(*about, self.signers[name], plain.level.weighting)
+
+
+def shares(clients: int, **terms: Any) -> NoiseShares:
+    settings = Settings(rounds=10, privacy={**TERMS, "noise": 2.0, "epsilon": 100.0, **terms})
+    return NoiseShares(settings, 10, clients)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])
+def test_the_noise_of_the_sum_is_as_promised_whoever_is_lost(lost: int) -> None:
+    """Through real masks: 10 clients, of whom 7 must be left; with all of them it is 10 / 7."""
+    count, least = 10, threshold(10)
+    made, crowd = shares(count), Crowd(count)
+    zeros = torch.zeros(WIDE)
+    for number, name in enumerate(crowd.names):
+        part = made.part(zeros, 1.0, least, Chance(bytes([number] * 32)))
+        crowd.values[name] = np.concatenate([np.zeros(2, dtype=np.uint64), part])
+    words = crowd.summed(lost={"input": crowd.names[:lost]})[2:]
+    found = unpack_vector(words, made.bits)
+    promised = 2.0 * TERMS["clip"]
+    expected = promised * math.sqrt((count - lost) / least)
+    assert found.std() == pytest.approx(expected, rel=0.02)  # its own error is 0.5%
+    assert found.std() > 0.98 * promised
+    assert abs(found.mean()) < 5 * expected / math.sqrt(WIDE)
+
+
+def test_one_client_moves_the_sum_by_no_more_than_the_clip_also_after_rounding(monkeypatch) -> None:
+    monkeypatch.setattr(Chance, "normal", lambda _, count, *__: np.zeros(count))
+    made, generator = shares(10), torch.Generator().manual_seed(0)
+    for length in (1e-3, 0.5, 1e6):
+        update = torch.randn(WIDE, generator=generator, dtype=torch.float64)
+        update *= length / update.norm()
+        part = made.part(update, 1.0, 7, Chance(bytes(32))).view(np.int64).tolist()
+        assert sum(number**2 for number in part) <= (TERMS["clip"] * 2**made.bits) ** 2
+        found = np.array(part) / 2.0**made.bits
+        kept = update.numpy() * min(1.0, TERMS["clip"] / length)
+        assert np.abs(found - kept).max() < 1e-6
+
+
+def test_each_client_is_in_a_sum_by_a_coin_of_its_own(monkeypatch) -> None:
+    monkeypatch.setattr(Chance, "normal", lambda _, count, *__: np.zeros(count))
+    settings = Settings(rounds=10, participation=0.25, privacy={**TERMS, "noise": 2.0})
+    made, update = NoiseShares(settings, 10, 10), torch.ones(4)
+    coins = [
+        bool(made.part(update, 1.0, 7, Chance(k.to_bytes(32, "big"))).any()) for k in range(4000)
+    ]
+    assert np.mean(coins) == pytest.approx(0.25, abs=0.03)
+
+
+def noiseless(secret: Noisy, names: Sequence[str]) -> np.ndarray:
+    """The sum as it would be without noise, from the clients' own files."""
+    total = 0.0
+    for name in names:
+        silo = secret.exchange.participants[name]
+        kept = silo._kept(next((secret.folder / name).glob("*/trained.safetensors")))
+        multiplier = silo._own_history(secret.server.run).rows[-1]["weight"]
+        part = multiplier * kept["update"].double().numpy()
+        total = total + part * min(1.0, TERMS["clip"] / np.linalg.norm(part))
+    return total
+
+
+@pytest.mark.parametrize("lost", [(), ("side2",)])
+def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
+    """All that it unmasks, over all rounds, beside what the clients know."""
+    patience = Patience(minimum=4, attempts=1)
+    secret = Noisy(tmp_path, patience=patience, rounds=4, terms={"epsilon": 50.0})
+    secret.before = lambda name, order: "gone" if name in lost and "input" in order.asks else None
+    noises: list[np.ndarray] = []
+    for _ in range(4):
+        secret.run(1)
+        names, words = secret.seen[-1]
+        assert set(names) == set(secret.names) - set(lost)
+        noises.append(unpack_vector(words, secret.server.shares.bits) - noiseless(secret, names))
+    assert len(secret.seen) == 4
+    noise = np.concatenate(noises)
+    least = threshold(5)  # 4 of 5: with all of them there is a little more noise than promised
+    expected = secret.server.shares.deviation * math.sqrt((5 - len(lost)) / least)
+    assert noise.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * len(noise)))
+    assert np.abs(noise).min() > 0
+    assert all(len(message["body"]["numbers"]) == 0 for message in inputs(secret))
+
+
+def inputs(secret: Noisy) -> list[Any]:
+    """The signed messages with which masked vectors came."""
+    import json
+
+    tables = [json.loads(r["gives"]["table"].numpy().tobytes()) for _, r in secret.exchange.sent]
+    return [table["input"] for table in tables if "input" in table]
+
+
+def test_both_sides_account_for_every_sum_as_in_one_process(tmp_path) -> None:
+    secret = Noisy(tmp_path, participation=0.5)
+    secret.run()
+    budget = account(secret.settings, 3)
+    assert budget is not None
+    spent = [budget.spent(k) for k in (1, 2, 3)]
+    assert [row["epsilon"] for row in secret.server.history.rows] == spent
+    assert spent[-1] <= TERMS["epsilon"]
+    for run in secret.results().values():
+        rows = [row for row in run.table.rows if row["split"] == "batch"]
+        assert [row["epsilon"] for row in rows] == spent
+        assert all(row["loss"] > 0 and row["weight"] > 0 for row in rows)
+
+
+def test_with_little_noise_it_is_the_sum_of_clipped_updates_that_is_stepped_along(tmp_path) -> None:
+    """The same as in one process, where every client takes part."""
+    terms = {"epsilon": 1000.0, "noise": 0.2, "clip": 1e-4}
+    secret = Noisy(tmp_path, terms=terms, rounds=1, server_optimizer="sgd", lr=0.1)
+    before = secret.server.server.shared.data.clone()
+    step = (before - secret.run(1)) / 0.1
+    names, words = secret.seen[0]
+    found = torch.from_numpy(unpack_vector(words, secret.server.shares.bits)) / len(names)
+    torch.testing.assert_close(step, found.to(step), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_sum_that_failed_is_paid_for_and_the_run_ends_when_nothing_is_left(number, tmp_path):
+    secret = Noisy(tmp_path, patience=Patience(minimum=5, attempts=2))
+    lost = {"side", "side2"}  # with three of five shares nothing can be unmasked
+
+    def before(name, order):
+        if order.round == number and "reveal" in order.asks and name in lost:
+            lost.remove(name)
+            return "gone"
+        return None
+
+    secret.before = before
+    secret.run()
+    assert (secret.server.taken, secret.server.round) == (3, 2)
+    assert len(secret.seen) == 2
+    assert [row["epsilon"] for row in secret.server.history.rows][-1] <= TERMS["epsilon"]
+    assert len(secret.server.finish()) == 5
+
+
+def test_a_new_run_begins_no_new_budget(tmp_path) -> None:
+    secret = Noisy(tmp_path)
+    secret.run()
+    silo = secret.participant("side")
+    with pytest.raises(fgn.FedGradNormError, match="budget is spent"):
+        silo.releases.charge()
+    for noise, epsilon in ((5.0, 8.0), (5.0, 12.0)):
+        budget = shares(5, noise=noise, epsilon=epsilon).budget
+        later = Releases(silo.releases._path, budget)
+        assert later.epsilon == pytest.approx(silo.releases.epsilon, rel=0.01)
+        assert later.most < (1 if epsilon == 8 else 11)
+    later.charge()
+    assert silo.releases.epsilon < later.epsilon < 12
+
+
+def test_a_client_answers_no_server_that_asks_for_sums_without_noise(tmp_path, caplog) -> None:
+    secret = Noisy(tmp_path, patience=Patience(minimum=5, attempts=1))
+    given = (secret.server.server, secret.names, secret.agreement, secret.exchange)
+    server = PrivateCoordinator(*given, secret.server.patience)
+    with pytest.raises(fgn.TrainingError):
+        server.advance()
+    assert "asks for a sum without noise, and the run promises noise" in caplog.text
+
+
+def test_killed_clients_and_servers_go_on_with_new_noise(tmp_path) -> None:
+    secret = Noisy(tmp_path)
+    secret.before = lambda name, _: secret.restart(name)
+    secret.run(1)
+    state = secret.server.state_dict()
+    secret.server.load_state_dict(state)
+    secret.server.summing._next = None
+    secret.run()
+    assert secret.server.round == 3
+    assert len({words.tobytes() for _, words in secret.seen}) == 3
+
+
+def test_what_the_federation_must_be() -> None:
+    table = {
+        "name": "terms",
+        "method": "fedgradnorm-direct",
+        "data": {"source": "files"},
+        "network": {"name": "mlp", "inputs": 3},
+        "training": {"rounds": 3, "privacy": dict(TERMS)},
+    }
+    terms = PrivateTerms(dict.fromkeys("abc", "AAAA"))
+    agreed = agree(make_config(table), terms)
+    assert agreed.sent == ("masked update with noise",)
+    with pytest.raises(fgn.ConfigError, match=r"federation init --private"):
+        agree(make_config(table))
+    with pytest.raises(fgn.ConfigError, match="weights that a client knows by itself"):
+        agree(make_config({**table, "method": "fedgradnorm"}), terms)
+    secret = {**table["training"], "privacy": {**TERMS, "secret": "seed"}}
+    with pytest.raises(fgn.ConfigError, match="every client draws noise of its own"):
+        agree(make_config({**table, "training": secret}), terms)
+    other = {**table["training"], "privacy": {**TERMS, "epsilon": 9.0}}
+    assert agree(make_config({**table, "training": other}), terms).digest != agreed.digest
+
+
+def test_as_many_clients_as_the_words_can_hold() -> None:
+    made = shares(10_000_000, noise=0.3)
+    largest = TERMS["clip"] + 8.58 * made.deviation / math.sqrt(3)
+    assert 10_000_000 * largest * 2.0**made.bits < 2**62
+    with pytest.raises(fgn.ConfigError, match="too many for sums of 64 bits"):
+        shares(2**31)
