@@ -241,14 +241,15 @@ def finished(process: subprocess.Popen[str]) -> record.Row:
     }
 
 
-def killed(process: subprocess.Popen[str], at: int) -> None:
-    """Kill it (SIGKILL) when it has made so many rounds."""
+def killed(process: subprocess.Popen[str], at: int) -> bool:
+    """Kill it (SIGKILL) when it has made so many rounds; whether that was how it ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round ") and int(line.split()[1]) >= at:
             process.send_signal(signal.SIGKILL)
             break
     process.communicate()
+    return process.returncode == -signal.SIGKILL
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -267,8 +268,10 @@ def measure(folder: Path, given: argparse.Namespace, size: int, limit: float) ->
         print(rows[-1], file=sys.stderr, flush=True)
 
     keep({"run": "streamed", **finished(started(folder, whole, given, limit=limit))})
-    killed(started(folder, broken, given, limit=limit), at=given.rounds * 3 // 10 + 1)
-    rest = finished(started(folder, broken, given, limit=limit))
+    at = given.rounds * 3 // 10 + 1
+    if not killed(started(folder, broken, given, limit=limit), at):
+        raise SystemExit("the run ended before it could be killed")
+    rest = {"killed_at": at, **finished(started(folder, broken, given, limit=limit))}
     same = contents(whole) == contents(broken)
     if rest["outcome"] == "finished":
         rest["outcome"] = "the same files" if same else "OTHER FILES"
