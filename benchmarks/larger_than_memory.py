@@ -129,7 +129,11 @@ def clients(folder: Path, streamed: bool) -> list[fgn.Client]:
     else:
         from pyarrow import parquet
 
-        frame = parquet.read_table(folder / "parquet.parquet").drop_columns("y")
+        frame = (
+            parquet.ParquetFile(folder / "parquet.parquet")
+            .read(use_threads=False)
+            .drop_columns("y")
+        )
         with h5py.File(folder / "hdf5.h5") as file:
             inputs = {
                 "map": np.load(folder / "map.npy"),
@@ -234,7 +238,7 @@ def finished(process: subprocess.Popen[str]) -> record.Row:
     if process.returncode == 0:
         return {"outcome": "finished", **json.loads(out.splitlines()[-1])}
     words = err.strip().splitlines()[-1] if err.strip() else f"exit {process.returncode}"
-    no_memory = ("MemoryError", "allocate", "memory")
+    no_memory = ("MemoryError", "allocate", "memory", "Resource temporarily unavailable")
     return {
         "outcome": "out of memory" if any(word in words for word in no_memory) else words,
         "error": words,
