@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 
 from page_lists import unlinked_tables  # noqa: E402
+from program_hash import program_hash  # noqa: E402
 
 from fedgradnorm import __version__  # noqa: E402
 
@@ -23,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "formulas",  # the rest is ours, in _ext
     "generated",
+    "notebooks",
 ]
 source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_ext", "_static", *unlinked_tables(HERE)]
@@ -39,7 +41,9 @@ suppress_warnings = ["toc.empty_glob"]  # a page that is planned may be in a lis
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ["COLUMNS"] = "100"
-nb_execution_mode = "force"  # when a page is read; what was kept could be of an older program
+# A notebook is run again when it has changed, or anything of the program that it runs.
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE.parent / "build" / "notebooks" / program_hash(HERE.parent))
 nb_execution_in_temp = True
 nb_execution_timeout = 600  # seconds for a cell, on a busy machine
 nb_execution_raise_on_error = True

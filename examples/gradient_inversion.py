@@ -80,12 +80,13 @@ def draw(found: dict[str, tuple[np.ndarray, float]], path: Path) -> None:
     """The pictures side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3), layout="constrained")
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
     places = figure.subplots(1, len(found))
     for place, (name, (image, alike)) in zip(places, found.items(), strict=True):
         place.imshow(np.clip(image, 0, 1), cmap="gray", vmin=0, vmax=1)
         place.set_title(f"{name}\nlikeness {alike:.2f}", fontsize=9)
         place.axis("off")
+    figure.supxlabel("Synthetic data: drawn faces, not photographs", fontsize=8, color="0.35")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 

@@ -179,7 +179,7 @@ def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
 
     whole = cli("worth", config, *WORTH, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedgradnorm._cli.worth_command.trial_display", stopping)
+        patch.setattr("fedgradnorm._cli.worth_command.in_turn", lambda: stopping)
         stopped = cli("worth", config, *WORTH, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "go on with: the same command" in stopped.stderr
@@ -187,6 +187,15 @@ def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
     left, right = (tmp_path / name / "benefit.csv" for name in ("whole", "part"))
     assert left.read_bytes() == right.read_bytes()
     assert whole.exit_code == 0
+
+
+def test_a_warning_that_all_runs_have_in_common_is_shown_once(config, tmp_path):
+    config.write_text(config.read_text().replace('"value.npz"', '"far.npz"'))
+    with np.load(config.parent / "value.npz") as value:
+        np.savez(config.parent / "far.npz", x=value["x"], y=1e4 * value["y"])
+    result = cli("compare", config, "--methods", "fedrep,fedgradnorm", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.stderr
+    assert " ".join(result.stderr.split()).count("far from the size of 1") == 1
 
 
 def test_worth_refuses(config, tmp_path):

@@ -7,25 +7,68 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
 import fedgradnorm as fgn
+import page_blocks
+from data.test_radcom_file import original, write
 from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._named_metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("your-data", "tasks", "networks", "worth"))]
-IN_ORDER = ["docs/start.md", "docs/data-files.md"]
+IN_ORDER = [
+    f"docs/{name}.md"
+    for name in (
+        "start", "data-files", "data-faces", "data-radcom", "experiments", "methods", "networks",
+        "results/README", "tasks", "worth", "your-data",
+    )
+]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
-REAL = "docs/data-clients.md"  # its blocks need the files that it describes
+REAL = ["docs/data-clients.md", "docs/data-mtfl.md"]
+"""Pages whose blocks need the files that they describe."""
+ELSEWHERE = {
+    "README.md": ("test_docs.py",),
+    "CONTRIBUTING.md": ("test_contributing.py",),
+    "docs/deploy.md": ("test_deploy_page.py",),
+    "docs/differential-privacy.md": ("privacy/test_page.py",),
+    "docs/theory.md": ("theory/test_command.py",),
+    "docs/wants.md": ("test_wants.py",),
+    "docs/tutorials/faces.md": ("site/conftest.py",),
+    "docs/tutorials/federation.md": ("site/conftest.py",),
+    "docs/tutorials/two-files.md": ("site/conftest.py",),
+}
+FEW_SCHOOLS = "training.rounds=2 data.schools=[1,2,3]"
+SHORTER = {
+    "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
+    "docs/data-faces.md": {"10_000": "1_000"},
+    "docs/experiments.md": {
+        "--seeds 3 training.record_conflict=20":
+            "--seeds 1 data.samples=400 training.epochs=1 training.record_conflict=2",
+        "configs/radcom.toml": "configs/radcom.toml data.samples=600 training.epochs=1",
+        "seeds = 5": "seeds = 1",
+        "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
+        "--jobs 4": "--jobs 1",
+    },
+    "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
+    "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
+    "docs/worth.md": {"worth-school seed=100": f"worth-school seed=100 {FEW_SCHOOLS}"},
+}  # fmt: skip
+"""All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
+OF_REAL_DATA = ("configs/school.toml", "worth-school", "runs/rates")
+"""Commands on other pages that need such files."""
+FINISHED = {"docs/experiments.md": "table2"}
+"""Runs that a page speaks of as the reader's own: the published ones."""
 NOT_HERE = {
     "make test": "is the command this test is run by",
-    "pip install -c constraints.txt -e .": "is what `make test` sets up with",
+    "pip install": "is what `make test` sets up with",
+    "export FEDGRADNORM_DATA": "is where the files are on the reader's machine",
 }
 
 
@@ -39,9 +82,8 @@ def commands(page: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run_top_to_bottom(page, tmp_path):
-    program = "\n".join(blocks(page, "python"))
+def test_the_readmes_program_runs(tmp_path):
+    program = "\n".join(blocks("README.md", "python"))
     assert program
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300
@@ -50,13 +92,12 @@ def test_python_blocks_run_top_to_bottom(page, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/worth.md"])
-def test_commands_run(page, tmp_path):
+def test_the_readmes_commands_run(tmp_path):
     """In order, in a folder that has the repository's configs, as a reader would run them."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    for command in commands(page):
-        if command in NOT_HERE:
+    for command in commands("README.md"):
+        if any(command.startswith(known) for known in NOT_HERE):
             continue
         words = shlex.split(command)
         if words[0] == "make":
@@ -75,42 +116,59 @@ def test_commands_run(page, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", IN_ORDER)
 def test_blocks_run_from_the_first_to_the_last(page, tmp_path):
-    """In one process, which loads PyTorch once; a block of TOML is a file of its first word."""
-    found = re.findall(r"```(\w+)\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    assert {language for language, _ in found} <= {"python", "toml", "bash"}
-    lines = ["from fedgradnorm._cli import app"]
-    for language, text in found:
-        if language == "toml":
-            lines.append(f"open({text.split()[1]!r}, 'w').write({text!r})")
-        elif language == "bash":
-            words = [shlex.split(line) for line in text.splitlines() if line not in NOT_HERE]
-            assert all(one[0] == "fedgradnorm" for one in words), words
-            lines += [f"assert not app({one[1:]!r}, standalone_mode=False)" for one in words]
-        else:
-            lines.append(text)
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run_page(page, tmp_path, () if not missing() else OF_REAL_DATA)
 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_the_page_of_real_clients_runs(tmp_path):
-    folder = Path(os.environ.get("FEDGRADNORM_DATA") or tmp_path).expanduser()
-    missing = [name for name in FILES if not (folder / name).exists()]
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)} in the folder named by FEDGRADNORM_DATA")
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "FEDGRADNORM_CACHE": str(tmp_path / "cache")}
-    program = [sys.executable, "-c", "\n".join(blocks(REAL, "python"))]
-    for words in [program, *map(shlex.split, commands(REAL))]:
-        done = subprocess.run(
-            words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment
-        )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+def test_pages_of_real_data_run(tmp_path):
+    if missing():
+        pytest.skip(f"needs {', '.join(missing())} in the folder named by FEDGRADNORM_DATA")
+    for page in REAL:
+        run_page(page, tmp_path)
+
+
+def missing():
+    folder = os.environ.get("FEDGRADNORM_DATA")
+    return [name for name in FILES if not folder or not (Path(folder) / name).exists()]
+
+
+def run_page(page, folder, skipped=()):
+    """In one process, which loads PyTorch once, in a folder with configs and published runs."""
+    here = folder / Path(page).stem
+    (here / "docs").mkdir(parents=True)
+    for name in ("configs", "docs/results", "benchmarks"):
+        (here / name).symlink_to(ROOT / name)
+    if page in FINISHED:
+        name = FINISHED[page]
+        with tarfile.open(ROOT / "docs" / "results" / name / "runs.tar.xz") as archive:
+            archive.extractall(here / "runs", filter="data")
+    if page == "docs/data-radcom.md":
+        write(here / "RadComDynamic.hdf5", original(per_cell=2))
+    environment = {
+        **os.environ,
+        "FEDGRADNORM_CACHE": str(folder / "cache"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}",
+        "BROWSER": "true",  # what opens a page
+    }
+    program = page_blocks.program(page, SHORTER.get(page, {}), (*NOT_HERE, *skipped))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=here, capture_output=True, text=True, timeout=600, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
+
+
+def test_no_block_is_left_out():
+    """Every block says what it is in, and every page has a test that runs its blocks."""
+    for page in page_blocks.PAGES:
+        languages = {language for language, _ in page_blocks.fences(page)} - {"text"}
+        if languages:
+            assert "" not in languages, f"{page}: a block without a language"
+            assert page in {*IN_ORDER, *REAL, *ELSEWHERE}, f"{page}: nobody runs its blocks"
+            for name in ELSEWHERE.get(page, ()):
+                assert (ROOT / "tests" / name).exists(), name
 
 
 def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
@@ -120,6 +178,13 @@ def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
     assert pictures
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
     assert all((ROOT / link).exists() for link in links)
+
+
+def test_the_start_page_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = table_after("docs/start.md", "| extra | for |")
+    named = {re.findall(r"\[(\w+)\]", row[0])[0] for row in rows}
+    assert named == set(extras["optional-dependencies"]) - {"dev", "rivals"}
 
 
 def table_after(page: str, header: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Every key of a config, from the models and functions that read it."""
+"""Every key of a config and of a federation's files, from what reads them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from wording import entry, type_words, value_words
 
 from fedgradnorm import Privacy, train
+from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
 from fedgradnorm._round.settings import allowed
@@ -24,6 +25,8 @@ from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 from fedgradnorm.experiments._methods import METHODS
 
+FOLDER = ("folder",)
+"""What the program knows of a client's file, and the file does not say."""
 TOP = ("name", "method", "seed")
 TABLES = ("data", "network", "training", "weighting", "privacy", "output", "compare", "sweep")
 OURS = ("point", "own")
@@ -33,6 +36,22 @@ assert {*TOP, *TABLES, *OURS} == set(Config.model_fields), "a table has no secti
 def config_keys() -> str:
     """The page's sections, one for each table of a config."""
     return "\n".join(_parts())
+
+
+def federation_keys() -> str:
+    """The page's sections, one for each file of a federation."""
+    return "\n".join(_of_federation())
+
+
+def _of_federation() -> Iterator[str]:
+    yield "## `federation.toml`\n"
+    yield "The server's. `fedgradnorm federation init` writes it.\n"
+    yield from _arguments(FederationFile, "", "federation")
+    yield "### `[tasks.TASK]`\n"
+    yield from _arguments(TaskTerms, "tasks.TASK.", "federation")
+    yield "## `client.toml`\n"
+    yield "A client's own. Paths in it start at the file's folder.\n"
+    yield from _arguments(ClientFile, "", "client", FOLDER)
 
 
 def _parts() -> Iterator[str]:
@@ -84,7 +103,7 @@ def _limits(field: FieldInfo) -> list[str]:
 def _default(value: Any) -> str:
     if str(value) == "PydanticUndefined" or value is inspect.Parameter.empty:
         return "required"
-    if isinstance(value, BaseModel | dict):
+    if isinstance(value, BaseModel | dict) or str(value) == "<factory>":
         return ""
     return f"default {value_words(value)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils.nodes import SkipNode
@@ -10,9 +11,16 @@ from sphinx.application import Sphinx
 from sphinx.util.math import get_node_equation_number
 
 
+def drawn(text: str, as_block: bool) -> str:
+    """MathML; what the translation would get wrong is an error."""
+    if re.search(r"\\[td]?frac(?!\{)", text):
+        raise ValueError(f"{text}: write a fraction with braces, \\frac{{1}}{{2}}")
+    return str(tex2mathml(text, as_block=as_block))
+
+
 def inline(writer: Any, node: Any) -> None:
     """A formula in a line."""
-    writer.body.append(tex2mathml(node.astext(), as_block=False))
+    writer.body.append(drawn(node.astext(), as_block=False))
     raise SkipNode
 
 
@@ -22,7 +30,7 @@ def display(writer: Any, node: Any) -> None:
     if node["number"]:
         number = get_node_equation_number(writer, node)
         writer.body.append(f'<span class="eqno">({number})</span>')
-    writer.body.append(tex2mathml(node.astext(), as_block=True) + "</div>\n")
+    writer.body.append(drawn(node.astext(), as_block=True) + "</div>\n")
     raise SkipNode
 
 

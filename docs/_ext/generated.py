@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from command_lines import commands
-from config_keys import config_keys
+from config_keys import config_keys, federation_keys
 from docstrings import plain_docstring
 from page_lists import PLACE, listed_pages
 from public_names import public_names
@@ -20,9 +20,11 @@ from sphinx.application import Sphinx
 MAKERS: dict[str, Callable[..., str]] = {
     "commands": commands,
     "config": config_keys,
+    "federation": federation_keys,
     "names": public_names,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")
+ROW = re.compile(r"^\|.*\|$", flags=re.M)
 TITLE = re.compile(r"\A\*\*(.*)\*\*\n")
 
 
@@ -31,6 +33,7 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
     text = source[0]
     if TABLE.fullmatch(name):  # a table of results: reached by links, not by the list of pages
         text = "---\norphan: true\n---\n\n" + TITLE.sub(r"# \1\n", text)
+    text = ROW.sub(lambda row: row[0].replace(" ± ", "\u00a0±\u00a0"), text)  # on one line
     if name == "index":
         text = listed_pages(Path(app.srcdir), text)
     source[0] = PLACE.sub(lambda found: _made(*found[1].split()), text)

@@ -63,7 +63,9 @@ def _either(words: list[str]) -> str:
 def _many(word: str) -> str:
     if " or " in word or not word:
         return "values" if word != "true or false" else word
-    return word if word.startswith("`") else f"{word}s".replace("list of ", "lists of ")
+    if word.startswith("list of "):
+        return word.replace("list", "lists", 1)
+    return word if word.startswith("`") else f"{word}s"
 
 
 def value_words(value: Any) -> str:

@@ -78,13 +78,17 @@ _NONE: Any = None  # what a client with several tasks has as its one task
 class Client:
     """One participant: a name, a task, and its own data.
 
-    Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample: labels
-    ``0 .. classes - 1`` for classification (0 and 1 for binary) or texts, one row of ``outputs``
-    numbers for regression, one row of zeros and ones for multilabel, and so on at each position of
-    a task with a shape. NaN or None in ``y`` is a label that nobody gave: it counts for no loss and
-    no metric. A client with one task learns from its labelled rows alone. ``x`` may also be a dict
-    of arrays, with which the network is called as keyword arguments, or
-    :func:`fedgradnorm.sequences` of different lengths, which it gets padded and with a mask.
+    Each split is a pair ``(x, y)`` of arrays or tensors with one row per sample. The targets are
+
+    - for classification, labels ``0 .. classes - 1`` (for binary 0 and 1), or texts;
+    - for regression, one row of ``outputs`` numbers;
+    - for multilabel, one row of zeros and ones;
+    - for a task with a shape, one of these at each position.
+
+    NaN or None in ``y`` is a missing label. It counts for no loss and no metric, and a client with
+    one task learns from its labelled rows alone. ``x`` may also be a dict of arrays: the network is
+    called with them as keyword arguments. Or ``x`` is :func:`fedgradnorm.sequences` of different
+    lengths: the network gets them padded, and with a mask.
 
     A split may be larger than the memory: a map-style ``torch.utils.data.Dataset`` of pairs, or a
     pair whose ``x`` is an ``np.memmap``, an open HDF5 dataset or :func:`fedgradnorm.data.stream`.
@@ -93,16 +97,16 @@ class Client:
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
     head, for a client whose inputs have another form. ``scaling`` is what was already done to the
-    data, so that predictions take raw values, ``labels`` are the classes' names and ``columns``
-    those of the inputs: by default those of the training data, where it comes as a DataFrame. Other
-    DataFrames are then read by these names. ``encoding`` is how they were made of raw columns,
-    where that was done.
-    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`.
-    The data is checked here, once, so that training never meets a bad row.
+    data, so that predictions take raw values. ``labels`` are the names of the classes. ``columns``
+    are the names of the inputs, by default those of the training DataFrame; other DataFrames are
+    then read by these names. ``encoding`` is how the inputs were made of raw columns, where that
+    was done. ``privacy`` is what the client promises its training rows, see
+    :class:`fedgradnorm.Privacy`. The data is checked here, once.
 
-    With ``tasks``, a table of several by name, ``y`` is a table of targets by these names, and so
-    are ``head``, ``labels`` and ``scaling`` where they are given. Such a client trains as one
-    of its :attr:`rows` for each task, called ``name/task``: all read the same rows in every batch.
+    A client with several tasks has them in ``tasks``, a table by name. Its ``y`` is then a table of
+    targets by these names, and so are ``head``, ``labels`` and ``scaling`` where they are given. It
+    trains as one of its :attr:`rows` for each task, called ``name/task``. All tasks read the same
+    rows in every batch.
 
     >>> import numpy as np
     >>> from fedgradnorm import Client, classification, regression
@@ -227,7 +231,7 @@ class Client:
     def learns_from(self) -> tuple[Inputs, Targets]:
         """The training rows that batches are drawn from.
 
-        Of a client with one task they are the labelled ones. Several tasks read the same batches,
+        A client with one task has its labelled rows here. Several tasks read the same batches,
         so there each leaves out what it has no label for.
         """
         if isinstance(self.train[1], StreamedTargets):  # each of its rows has a label

@@ -247,7 +247,7 @@ def test_epsilon_is_in_the_history_and_the_federation_goes_on_without_who_has_sp
     other = table[table["client"] == "b"]
     assert other[other["split"] == "batch"]["round"].tolist() == list(range(1, 7))
     assert other["epsilon"].isna().all()
-    said = [r.message for r in caplog.records if "takes part no more" in r.message]
+    said = [r.message for r in caplog.records if "no longer takes part" in r.message]
     assert len(said) == 1
     assert said[0].startswith("round 3: client 'a' has spent epsilon")
     assert run.about["clients"]["a"]["privacy"]["rounds"] == 3

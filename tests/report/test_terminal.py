@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedgradnorm._cli import app
+from fedgradnorm._cli import app, watching
 from fedgradnorm._cli.report_files import keep_fresh
 from fedgradnorm._cli.watching import Board
 from fedgradnorm._errors import ConfigError
@@ -25,6 +26,7 @@ from fedgradnorm._report.tables.comparison_grids import shown_grids
 from fedgradnorm._report.tables.fitted import fitted
 from fedgradnorm._report.tables.summaries import fixed, loss, metric
 from fedgradnorm._runs.after.whole_frame import WholeFrame
+from fedgradnorm._training.trainer import Progress
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._jobs import News
 from fedgradnorm.experiments._methods import METHODS
@@ -132,6 +134,24 @@ def test_the_board_says_how_much_is_left_of_all_runs() -> None:
     board.show([News(trial, done=True, count=4)])
     board.began -= 30
     assert board.left() == "1 of 4 runs done (25 %), about 1 min 30 s left"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_runs_one_after_another_say_how_much_is_left_of_all(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, now = io.StringIO(), [0.0]
+    console = Console(file=text, force_terminal=terminal, width=100, color_system=None)
+    monkeypatch.setattr(watching, "err", console)
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    display = watching.in_turn()
+    trial = type("Trial", (), {"title": "one"})()
+    with display(trial, 2, 4) as show:
+        now[0] = 60.0
+        show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
+        now[0] = 80.0
+        show(Progress(4, 4, 2.0, {"a": 1.0}, {"a": 1.0}))
+    assert "2 of 4 runs done (50 %), about 1 min 20 s left" in text.getvalue()
 
 
 def test_a_watched_page_follows_its_runs_and_rests_when_they_are_over(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LONGEST = 1800
+"""Seconds for a build on a busy machine; 75 s of a free core, 20 where the notebooks are kept."""
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +24,8 @@ def site(tmp_path_factory, worker_id) -> Path:
     base = tmp_path_factory.getbasetemp()
     shared = base if worker_id == "master" else base.parent
     folder = shared / "site"
+    # A test has ten minutes, and so has each cell of a notebook; the build has limits of its own.
+    faulthandler.cancel_dump_traceback_later()
     with (shared / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
@@ -39,7 +44,8 @@ def _build(folder: Path) -> None:
         [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     )
     done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=LONGEST,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-8000:]
     (folder / "done").touch()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
 from site_pages import ROOT
+
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from program_hash import program_hash
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "docs" / "tutorials").glob("*.md"))
@@ -22,6 +26,26 @@ def test_every_page_is_in_the_list_of_pages(site):
     pages = {f"{f}{p.stem}.html" for f in folders for p in (ROOT / "docs" / f).glob("*.md")}
     assert (pages - {"index.html"}) - listed == set()
     assert "results/README.html" in listed
+
+
+def test_the_sidebar_has_the_titles_of_the_pages(site):
+    start = (site / "start.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="([\w/-]+\.html)">([^<]+)</a>', start.partition("</aside>")[0])
+    assert len(links) > 30
+    for link, title in links:
+        page = (site / link).read_text(encoding="utf-8")
+        heading = re.search(r"<h1>(.*?)<a class=\"headerlink\"", page, flags=re.S)
+        assert heading, link
+        assert re.sub(r"<.*?>", "", heading[1]) == title, link
+
+
+def test_a_notebook_is_run_again_when_the_program_changes(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "one.py").write_text("a = 1")
+    before = program_hash(tmp_path)
+    assert program_hash(tmp_path) == before
+    (tmp_path / "src" / "one.py").write_text("a = 2")
+    assert program_hash(tmp_path) != before
 
 
 def test_notebooks_were_run_and_can_be_taken_along(site):

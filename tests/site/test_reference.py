@@ -14,6 +14,7 @@ import typer
 
 from fedgradnorm import Privacy
 from fedgradnorm._cli import app
+from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import Settings, allowed
 from fedgradnorm._training.train import train
@@ -31,9 +32,9 @@ def page(site: Path, name: str) -> str:
     return (site / f"{name}.html").read_text(encoding="utf-8")
 
 
-def shown_keys(site: Path) -> set[str]:
-    """What stands as a term on the page of keys."""
-    terms = re.findall(r"<dt>(.*?)</dt>", page(site, "reference/config"), flags=re.S)
+def shown_keys(site: Path, name: str = "config") -> set[str]:
+    """What stands as a term on a page of keys."""
+    terms = re.findall(r"<dt>(.*?)</dt>", page(site, f"reference/{name}"), flags=re.S)
     return {html.unescape(re.sub(r"<.*?>", "", term)).split(" · ")[0].strip() for term in terms}
 
 
@@ -93,6 +94,15 @@ def test_every_key_of_a_config_is_described(site):
         wanted |= {f"{table}.{key}" for key in keys}
     assert wanted - shown == set()
     assert all(field.description for field in Config.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("file", "prefix"), [(FederationFile, ""), (TaskTerms, "tasks.TASK."), (ClientFile, "")]
+)
+def test_every_key_of_a_federation_is_described(site, file, prefix):
+    wanted = set(options_of(file, without=("folder",)))
+    assert wanted - set(meanings(file)) == set()
+    assert {f"{prefix}{name}" for name in wanted} - shown_keys(site, "federation") == set()
 
 
 def test_every_setting_has_a_meaning_and_numbers_have_a_range():

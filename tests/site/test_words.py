@@ -1,10 +1,14 @@
-"""The results page: ten findings first, then one short section for each question."""
+"""Short sentences everywhere; on the results page findings first, then short sections."""
 
 from __future__ import annotations
 
 import re
 
+import prose
+from page_blocks import PAGES
 from site_pages import ROOT
+
+LONGEST, LONGEST_IN_CODE = 40, 35
 
 TEXT = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
 PARTS = {part.splitlines()[0]: part for part in re.split(r"^## ", TEXT, flags=re.M)[1:]}
@@ -35,3 +39,28 @@ def test_a_section_has_a_figure_and_a_link() -> None:
         if name != "What rounding alone moves":  # whose runs are not kept
             assert "![" in part, name
             assert re.search(r"^\[.*\]\(.*\.(md|csv)\)", part, flags=re.M), name
+
+
+def test_no_sentence_of_a_page_is_too_long() -> None:
+    tables = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("re*/**/*.md")]
+    for page in {*PAGES, *tables, "CHANGELOG.md"}:
+        for sentence in prose.of_page((ROOT / page).read_text(encoding="utf-8")):
+            count = len(sentence.split())
+            assert count <= LONGEST, f"{page}, {count} words: {sentence}"
+
+
+def test_no_sentence_of_a_docstring_or_message_is_too_long() -> None:
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for line, sentence in prose.of_program(path):
+            count = len(sentence.split())
+            assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
+
+
+def test_words_per_sentence_and_numbers_of_the_first_pages() -> None:
+    """A reader of the README and of the results meets sentences of a breath, and few numbers."""
+    for page, most_words, most_numbers in (("README.md", 12, 4), ("docs/results/README.md", 12, 8)):
+        sentences = prose.of_page((ROOT / page).read_text(encoding="utf-8"))
+        words = " ".join(re.sub(r"\]\([^)]*\)|`[^`]*`", "]", s) for s in sentences).split()
+        numbers = [word for word in words if re.search(r"\d", word)]
+        assert len(words) / len(sentences) < most_words, page
+        assert 100 * len(numbers) / len(words) < most_numbers, page

@@ -5,6 +5,7 @@ import sys
 
 from typer.testing import CliRunner
 
+import page_blocks
 from fedgradnorm._cli import app
 from fedgradnorm._report.figures.theory_figure import theory_figure
 from fedgradnorm._theory import claims, study_assumptions
@@ -19,8 +20,13 @@ def test_the_table_says_claim_by_claim_and_where_the_figure_is(tmp_path, monkeyp
     floor = Finding([Claim("X1", "a claim", "holds with a floor", "a number")], [PANEL])
     studies = {"audit": study_assumptions.weights_audit, "other": lambda: floor}
     monkeypatch.setattr(claims, "STUDIES", studies)
-    out = tmp_path / "new" / "theory.png"
-    result = CliRunner().invoke(app, ["theory", "--out", str(out)])
+    monkeypatch.chdir(tmp_path)
+    ((language, command),) = page_blocks.fences("docs/theory.md")
+    assert language == "bash"
+    _, *words, name = command.split()
+    assert words == ["theory", "--out"]
+    out = tmp_path / "new" / name
+    result = CliRunner().invoke(app, [*words, str(out)])
     assert result.exit_code == 0, result.output
     for text in ("A1", "does not hold", "X1", "a claim", "a number", "figure:"):
         assert text in result.stdout

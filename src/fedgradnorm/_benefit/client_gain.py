@@ -33,7 +33,7 @@ class HeldOut:
 class ClientGain:
     """A client's metric alone and joined; ``gain`` is positive where joining is better.
 
-    Of a loss it is 100 (alone - joined) / |alone| in percent, of an accuracy the difference in
+    For a loss it is 100 (alone - joined) / |alone| in percent, for an accuracy the difference in
     points. ``low`` and ``high`` are its 95 % interval.
     """
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
-from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed, trial_display
-from fedgradnorm._cli.watching import watching
+from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
+from fedgradnorm._cli.watching import in_turn, watching
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._runs.layout import FIGURES, REPORT, TABLES
 
@@ -60,7 +60,7 @@ def compare(
 
     Each is an ordinary run folder in OUTPUT/NAME-compare. Called again, finished runs are kept,
     stopped ones resumed. Methods, seeds and baseline are those of the config's [compare] table
-    where it has one; [sweep] holds lists in the place of values and runs every combination.
+    where it has one; [sweep] holds lists instead of values and runs every combination.
     Settings after a method's name make a variant of it, which may stand beside the method itself.
     Tables (CSV, Markdown, LaTeX), figures and the page report.html are written beside the runs.
 
@@ -183,7 +183,7 @@ def train_all(
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
         run_all(
             config, methods, seeds, folder=folder, jobs=jobs,
-            display=trial_display, watch=watch, data_progress=bar,
+            display=in_turn(), watch=watch, data_progress=bar,
         )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from fedgradnorm._cli.output import data_bar, resumable, say
-from fedgradnorm._cli.training_commands import show_runs, trial_display
+from fedgradnorm._cli.training_commands import show_runs
+from fedgradnorm._cli.watching import in_turn
 from fedgradnorm._runs.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
@@ -43,7 +44,7 @@ def demo(
     folder = free_folder(out, "demo")
     say(BEFORE)
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
-        folders = compare(config, METHODS, folder=folder, display=trial_display, data_progress=bar)
+        folders = compare(config, METHODS, folder=folder, display=in_turn(), data_progress=bar)
     show_runs(folders, folder / "demo.png")
     write_page(folders, folder / REPORT)
     say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")

@@ -19,7 +19,7 @@ CONFIG = "pumps.toml"
 Row = tuple[tuple[float, ...], str | int]
 SENSORS = ("flow", "pressure", "noise", "heat")
 ROWS = 400
-"""Of each of the two files."""
+"""Rows of each of the two files."""
 
 
 def init(
@@ -30,7 +30,7 @@ def init(
     """Write a config with comments and two small CSV files to start from.
 
     Asks nothing, and says what to run next. Without FOLDER it takes the working folder. A folder
-    that is not empty is refused. The rows are made up; put your own files in their place.
+    that is not empty is refused. The rows are made up; replace them with your own files.
 
     Example:
 

@@ -113,10 +113,25 @@ def data_bar(title: str) -> Iterator[DataProgress | None]:
         progress.stop()
 
 
+class _Once(logging.Filter):
+    """Lets each message through once: all runs of a command may have the same to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is new."""
+        new = record.getMessage() not in self.said
+        self.said.add(record.getMessage())
+        return new
+
+
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
     """The library's warnings on stderr, above a live display rather than through it."""
     handler = RichHandler(logging.WARNING, err, show_time=False, show_path=False)
+    handler.addFilter(_Once())
     logger = logging.getLogger("fedgradnorm")
     logger.addHandler(handler)
     try:

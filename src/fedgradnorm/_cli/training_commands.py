@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgradnorm._cli.output import data_bar, err, resumable, say, tell
+from fedgradnorm._cli.output import data_bar, resumable, say, tell
 from fedgradnorm._launched import is_leader
 
 if TYPE_CHECKING:
-    from fedgradnorm._training.sinks import Show
-    from fedgradnorm.experiments._trials import Trial
+    pass
 
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/radcom.toml.")
@@ -116,15 +113,6 @@ def changed(overrides: list[str] | None, device: str | None) -> list[str]:
 def allowing(modules: list[str] | None) -> str:
     """The words that allow the same modules again."""
     return "".join(f" --allow-module {module}" for module in modules or ())
-
-
-@contextmanager
-def trial_display(trial: Trial, number: int, count: int) -> Iterator[Show]:
-    """The live display of one run of a comparison."""
-    from fedgradnorm._training.display import live_display
-
-    with live_display(None, f"{trial.title} ({number}/{count})", err) as show:
-        yield show
 
 
 def show_run(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several runs at once, as they happen, on stderr."""
+"""Several runs, at once or one after another, as they happen, on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from rich.text import Text
 from fedgradnorm._cli.output import err
 
 if TYPE_CHECKING:
+    from fedgradnorm._training.sinks import Show
+    from fedgradnorm._training.trainer import Progress
+    from fedgradnorm.experiments._compare import Display
     from fedgradnorm.experiments._jobs import News, Watch
+    from fedgradnorm.experiments._trials import Trial
 
 PLAIN_SECONDS = 30.0
 
@@ -34,6 +38,28 @@ def watching() -> Iterator[Watch]:
         return
     with Live(get_renderable=board.render, console=err, refresh_per_second=4, transient=True):
         yield board.show
+
+
+def in_turn() -> Display:
+    """The live displays of runs that come one after another; each says what is left of all."""
+    board = Board()
+
+    @contextmanager
+    def one(trial: Trial, number: int, count: int) -> Iterator[Show]:
+        from fedgradnorm._training.display import live_display
+        from fedgradnorm.experiments._jobs import News
+
+        def beside(event: Progress) -> str:
+            over = bool(event.ended) or (event.round >= event.rounds and not event.stage)
+            board.over = number if over else number - 1
+            board.running = {} if over else {trial.title: News(trial, event)}
+            return board.left()
+
+        board.count = count
+        with live_display(None, f"{trial.title} ({number}/{count})", err, beside) as show:
+            yield show
+
+    return one
 
 
 class Board:

@@ -14,9 +14,8 @@ from fedgradnorm._cli.training_commands import (
     Device,
     Overrides,
     changed,
-    trial_display,
 )
-from fedgradnorm._cli.watching import watching
+from fedgradnorm._cli.watching import in_turn, watching
 from fedgradnorm._runs.layout import BENEFIT, REPORT
 
 
@@ -62,7 +61,7 @@ def worth(
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
         found = run_both(
             wanted, seeds, folder=folder, by="loss" if by == "loss" else "score", jobs=jobs,
-            display=trial_display, watch=watch, data_progress=bar,
+            display=in_turn(), watch=watch, data_progress=bar,
         )  # fmt: skip
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
     say(to_terminal(benefit_grid(found, f"{wanted.method} against alone, {many}")))

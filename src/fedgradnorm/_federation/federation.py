@@ -126,7 +126,7 @@ class Federation:
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """Some rounds in a row, of which the engine may run several without coming back.
 
-        Of rounds that are asked for together only the first may be one to record the conflict of.
+        Only the first of these rounds may be one whose conflict is recorded.
         """
         conflict, outcomes = self._conflict_by_trial(first, actives[0]), list[Outcome]()
         while len(outcomes) < len(actives):

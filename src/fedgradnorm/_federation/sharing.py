@@ -104,7 +104,7 @@ FAR = 100.0
 """How far from 1 the size of targets is pointed out."""
 
 
-def warn_of_scale(clients: Sequence[Client]) -> None:
+def warn_of_scale(clients: Sequence[Client], settings: Settings) -> None:
     """Name the clients whose targets are far larger or smaller than 1, with what helps.
 
     The size is the root of the mean square. Such a loss is 10,000 times louder or quieter than that
@@ -121,6 +121,8 @@ def warn_of_scale(clients: Sequence[Client]) -> None:
         log.warning(
             "targets of %d client%s are far from the size of 1 (%s%s); standardize = true in "
             "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
-            "deviation 1 and predicts in the old units; head_start='targets' begins at the mean",
+            "deviation 1 and predicts in the old units%s",
             len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
+            "" if settings.head_start == "targets" else
+            "; head_start='targets' begins at the mean",
         )  # fmt: skip

@@ -8,7 +8,7 @@ group_heads   the heads that clients share, as the server holds them
 attendance    who is asked in them: suspended and shut out clients are not
 serving       ``serve``: SuperLink, coordinator, run folder
 slots         a client's own state on disk
-keeping       ... and the state that its validation rows like best
+keeping       ... and the state that does best on its validation rows
 participant   a client's answers
 joining       ``join``
 """

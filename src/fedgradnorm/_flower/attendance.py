@@ -98,7 +98,7 @@ class Attendance:
         log.log(
             logging.INFO if said else logging.WARNING,
             "client %r is suspended: no usable answer to %d orders in a row; it is asked again "
-            "in round %d, or when it connects anew",
+            "in round %d, or when it connects again",
             name, self.misses[name], self.until[name] + 1,
         )  # fmt: skip
 

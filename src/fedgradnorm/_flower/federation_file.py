@@ -22,10 +22,13 @@ LONGEST_NAME = 100  # letters of a task's name; it travels with the head
 
 @dataclass(frozen=True)
 class TaskTerms:
-    """A task whose clients may share a head: its outputs, who has it, and the head's inputs.
+    """A task whose clients may share a head.
 
-    ``features`` is needed only where the server cannot find out by itself how many numbers the
-    network makes of a row (0: it can).
+    Args:
+        outputs: how many numbers the task's head gives, 1 or more.
+        clients: who has this task.
+        features: how many numbers the network makes of a row. It is needed only where the server
+            cannot find that out by itself (0: it can).
     """
 
     outputs: int
@@ -39,16 +42,32 @@ class TaskTerms:
 
 @dataclass(frozen=True)
 class FederationFile:
-    """``federation.toml``: who takes part, where the server listens, how patient it is.
+    """``federation.toml``: who takes part, where the server listens, how long it waits.
 
-    A round waits ``deadline`` seconds for answers and counts with at least ``minimum`` of them
-    (0: all that take part); with fewer it is repeated, ``attempts`` times in all. ``longest`` is
-    the largest length of an update that is used; the three after it bound what one client may do
-    to a round, see :class:`fedgradnorm._round.bounds.Bounds`. A client without a usable answer to
-    ``misses`` orders in a row is suspended, for ``pause`` rounds at most; one whose answers were
-    refused ``refusals`` times in a row is shut out (0: never). ``tasks`` says who has which task:
-    the server must know that where heads are shared, and only there. With ``private`` the server
-    sees only sums; ``roster.toml`` beside the file has what is agreed for that.
+    Args:
+        clients: the names of all clients, none twice.
+        host: the name or address by which clients reach the server.
+        port: where the server listens.
+        listen: the address that the server listens at; "0.0.0.0" is all of the machine's.
+        deadline: seconds that a round waits for answers, above 0.
+        minimum: how many good answers a round needs; 0 is those of all that take part.
+        attempts: how often a round with fewer good answers is tried in all, above 0.
+        wait: seconds that ``serve`` waits for clients to connect before it gives up.
+        longest: the largest length of an update that is used, above 0.
+        largest_share: the largest share of a step that one client may have, in medians of the
+            round's shares, 1 or more; a share is weight times length of the update. 0 is the
+            method's own bound.
+        largest_weight: the largest part of a round's weights that one client may have, from 0.5
+            to 1.
+        largest_ratio: the largest loss ratio that counts in full, 1 or more.
+        misses: orders in a row without a usable answer after which a client is suspended; 0 is
+            never.
+        refusals: refused answers in a row after which a client is shut out; 0 is never.
+        pause: the most rounds for which a client is suspended; the first time it is one round.
+        tasks: who has which task, a table each. The server must know it where heads are shared.
+        several: the names of the tasks of each client that has several.
+        private: whether the server sees only sums; ``roster.toml`` beside the file has what is
+            agreed for that.
     """
 
     clients: list[str]
@@ -138,7 +157,18 @@ def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
 class ClientFile:
     """``client.toml``: which client this is, of which server, with which data.
 
-    A client that asks for ``private`` answers no server that would see its own update.
+    Args:
+        name: of this client, as in ``federation.toml``.
+        server: host and port of the server, such as "fed.example.org:9092".
+        config: the run that was agreed on, a TOML file like that of a run on one machine.
+        state: folder of the client's own state: head, moments, results.
+        ca: certificate of the federation's authority.
+        key: this client's private key.
+        private: whether the client answers only a server that sees nothing but sums.
+        roster: the clients' public signing keys, for a private federation.
+        signing: this client's own signing key, for a private federation.
+        data: the client's data, a table like [data] of a config.
+        privacy: what the client promises its rows, a table like [privacy] of a config.
     """
 
     name: str

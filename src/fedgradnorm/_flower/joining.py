@@ -1,8 +1,8 @@
 """``join``: this client's node, connected as long as anybody wants it.
 
-The node works in a process of its own, so that whatever ends it (a lost key, a crash, kill -9) is
-followed by another one, with growing pauses, until this one is stopped. This one trains nothing, so
-it starts at once and holds little memory.
+The node works in a process of its own. When it ends (a lost key, a crash, kill -9), this process
+starts another one, with growing pauses, until it is stopped itself. It trains nothing, so it starts
+at once and holds little memory.
 """
 
 from __future__ import annotations

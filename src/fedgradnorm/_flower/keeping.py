@@ -84,7 +84,7 @@ class Keeping:
             self.best.load_state_dict(state["best"])
             self.values = {k: self._by_task(v) for k, v in state["values"].items()}
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            log.warning("%s cannot be used (%s); the best is looked for anew", self.path, error)
+            log.warning("%s cannot be used (%s); the best is looked for again", self.path, error)
             self.best, self.values = OwnBest(self.present, patience), {}
 
     def _by_task(self, found: dict[str, Any]) -> Evaluation:

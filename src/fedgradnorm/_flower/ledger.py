@@ -27,7 +27,7 @@ from fedgradnorm._runs.layout import NOISE_KEY
 
 log = logging.getLogger("fedgradnorm")
 
-SPENT = "its privacy budget is spent; it takes part no more"
+SPENT = "its privacy budget is spent; it no longer takes part"
 REMEMBERED = 64
 """Orders whose answers cost nothing again; the server repeats only the last few."""
 
@@ -90,7 +90,7 @@ class Ledger:
         checkpoint.write_atomically(self._path, text.encode())
         if len(own["rounds"]) == budget.most:
             log.warning(
-                "round %d: epsilon %.3g of %g is spent; this client takes part no more",
+                "round %d: epsilon %.3g of %g is spent; this client no longer takes part",
                 round_number + 1, self.epsilon(run), budget.epsilon,
             )  # fmt: skip
 

@@ -246,7 +246,7 @@ class Participant:
     def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
         """The evaluations on the way, where there were any, and that of what is kept.
 
-        Of a private client also what it had spent after each of its rounds.
+        For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
         history = History(metrics, private=self.tells_epsilon)

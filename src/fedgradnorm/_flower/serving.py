@@ -255,7 +255,7 @@ def _trained(network: nn.Module, coordinator: Coordinator) -> nn.Module:
 def _about(
     network: nn.Module, weighting: Weighting, agreement: Agreement, terms: FederationFile
 ) -> dict[str, Any]:
-    """What is stored with the run. Of the clients the server knows no more than their names."""
+    """What is stored with the run. The server knows only the names of the clients."""
     return {
         "format": FORMAT,
         "finished": False,

@@ -1,8 +1,8 @@
 """A client's own state on disk: head, moments, first loss, statistics; the last two rounds of it.
 
 The server may have to repeat a round: it was stopped before its checkpoint, or this client's answer
-came too late. It says after how many rounds it knows this client, and the state of then is here
-still, because the state after k rounds never overwrites the one after k - 1.
+came too late. It says after how many rounds it knows this client. That state is still here, because
+the state after k rounds never overwrites the one after k - 1.
 """
 
 from __future__ import annotations

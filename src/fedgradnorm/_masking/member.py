@@ -1,8 +1,8 @@
 """A client's side of a sum: keys, letters, the masked input, the list of survivors, its shares.
 
 Each is given once an attempt, and in this order. ``state`` is to be kept before anything is sent,
-so that a client that was killed says nothing twice. Of one round a client lets
-only one sum be seen: two sums over different clients would show their difference.
+so that a client that was killed says nothing twice. A client lets only one sum of a
+round be seen: two sums over different clients would show their difference.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What noise costs: epsilon of many noisy sums over random batches, and the noise for an epsilon.
 
-One step takes each record with chance q into its batch (Poisson sampling), clips what each of them
-adds to a length C, and adds normal noise of standard deviation sigma C to the sum. How far the
+One step takes each record with chance q into its batch (Poisson sampling). It clips what each of
+them adds to a length C, and adds normal noise of standard deviation sigma C to the sum. How far the
 outcomes with and without one record can be told apart is its privacy loss distribution. Steps are
 composed by convolution (Koskela, Jälkö, Honkela 2020), with dp-accounting, rounded so that epsilon
 is never too small. Two data sets are neighbours when one has a record more than the other.

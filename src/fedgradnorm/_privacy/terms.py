@@ -17,13 +17,13 @@ class Privacy:
     """Record-level differential privacy of one client: what leaves it hides any one training row.
 
     Whatever the client tells others in the whole run is (epsilon, delta)-differentially private:
-    with and without one row, the chance of anything that can happen differs at most by the factor
-    e^epsilon, but for a chance of delta. Each step takes every row with chance batch / rows, clips
-    each row's gradient to the length ``clip``, and adds normal noise of standard deviation
+    with and without one row, the chance of any outcome differs at most by the factor e^epsilon,
+    except for a chance of delta. Each step takes every row with chance batch / rows and clips each
+    row's gradient to the length ``clip``. It then adds normal noise of standard deviation
     ``noise`` x ``clip`` to their sum.
 
     Args:
-        epsilon: what may be spent in all; the client takes part no more when it is spent.
+        epsilon: what may be spent in all; when it is spent, the client stops taking part.
         delta: much less than 1 / rows; 1e-5 is usual.
         clip: the longest gradient of one row that counts in full.
         noise: the noise multiplier; by default the least with which ``rounds`` rounds cost epsilon.
@@ -34,9 +34,9 @@ class Privacy:
             among the classes, 4 for numbers, times the task's ``loss_scale``.
         norm: whether the gauge norm is ``corrected`` for the length of the noise, or ``noised``.
         secret: a file with 32 secret bytes that decide batches and noise; it is made if it is not
-            there. "seed": the run's seed decides them, so the run can be repeated by anybody who
-            knows it, who can then take the noise away. By default the seed in one process, and a
-            file beside its state where a client joins a federation.
+            there. "seed": the run's seed decides them. Whoever knows the seed can repeat the run
+            and take the noise away. The default is the seed in one process, and a file beside its
+            state where a client joins a federation.
 
     >>> Privacy(epsilon=3, delta=1e-5).clip
     1.0
@@ -66,10 +66,10 @@ class Privacy:
 class ClientPrivacy:
     """Client-level differential privacy: the shared network hides whether a client took part.
 
-    For federations of hundreds of clients. Each client is in a round with chance ``participation``,
-    what it adds to the round's sum is clipped to the length ``clip``, and normal noise of standard
-    deviation ``noise`` x ``clip`` is added to the sum: by the server, or in a private federation by
-    the clients, in shares, so that the server sees no sum without it. Heads stay with clients.
+    For federations of hundreds of clients. Each client is in a round with chance ``participation``.
+    What it adds to the round's sum is clipped to the length ``clip``. Normal noise of standard
+    deviation ``noise`` x ``clip`` is added to the sum by the server. In a private federation the
+    clients add it in shares, so that the server sees no sum without it. Heads stay with clients.
 
     Args:
         epsilon: what may be spent in all; the run ends when it is spent.

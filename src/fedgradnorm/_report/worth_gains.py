@@ -1,7 +1,7 @@
 """Does joining pay? Every client's gain over training alone, seed by seed, from run folders.
 
 A client may end with one of three things: the network that it shared, a copy of it that it tuned,
-or what its own validation rows like best of these two and of what it trained alone.
+or what does best on its own validation rows: one of these two, or what it trained alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Gains:
 
     @property
     def p(self) -> float:
-        """Of the t-test over seeds that the mean gain is zero."""
+        """The p of the t-test over seeds that the mean gain is zero."""
         return paired_p(self.seeds, [0.0] * len(self.seeds))
 
     def share(self, sign: int) -> float:
@@ -88,7 +88,7 @@ class Gains:
 
 
 def all_gains(comparisons: Mapping[str, Comparison]) -> list[Gains]:
-    """Of every arm of every comparison that has runs of training alone beside it."""
+    """The gains of every arm of every comparison that has runs of training alone beside it."""
     return [
         found
         for data, comparison in comparisons.items()

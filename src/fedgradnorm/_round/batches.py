@@ -1,8 +1,8 @@
 """Batches from a counter: (seed, client name, round, step) decides the rows, nothing else does.
 
 A client reads its rows in passes; each pass is a fresh permutation drawn from (seed, name, pass).
-Batch number t takes the next rows of that endless stream, so every row is seen once a pass, a
-batch may straddle two passes, and all batches of a client have one size. There is no state: a
+Batch number t takes the next rows of that endless stream. So every row is seen once a pass, a batch
+may lie in two passes, and all batches of a client have one size. There is no state: a
 resumed run, another engine or another machine reads the same rows.
 """
 

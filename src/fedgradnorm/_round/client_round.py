@@ -106,8 +106,8 @@ def local_round(
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
     F + mu/2 |omega_s - shared|^2; the gauge norm and the loss stay those of F. With ``clip`` = c
-    each of these gradients g is first scaled by min(1, c / |g|), and with ``head_clip`` so is each
-    gradient of the head and what is private, taken together.
+    each of these gradients g is first scaled by min(1, c / |g|). ``head_clip`` does the same to
+    each gradient of the head and what is private, taken together.
 
     ``network`` is a scratch copy, ``batch(s)`` the rows of step s, ``data`` all training rows.
     """

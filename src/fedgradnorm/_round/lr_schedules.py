@@ -1,8 +1,8 @@
 """Learning rates that follow a schedule of torch.optim.lr_scheduler, round by round.
 
-What a round's rate is depends on the number of the round alone. So there is nothing to save, a
-resumed run, a client that was absent and a participant elsewhere have the rate of the round that
-they are in, and every engine has the same.
+A round's rate depends on the number of the round alone, so there is nothing to save. A resumed run,
+a client that was absent and a participant elsewhere all have the rate of the round that they are
+in. Every engine has the same.
 """
 
 from __future__ import annotations

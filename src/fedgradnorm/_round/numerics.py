@@ -15,8 +15,8 @@ def numerics(precision: Precision, device: torch.device) -> Iterator[None]:
     """Products in the precision asked for, sums in one order; the process's own settings return.
 
     cuDNN's fastest gradients of a convolution add in whatever order threads arrive, and its
-    benchmark mode picks by the clock: both part two runs from one seed, so neither is used. Nor is
-    an autocast around the call: what has fewer digits is the run's own ``precision`` to say.
+    benchmark mode picks by the clock. Both make two runs of one seed differ, so neither is used.
+    Nor is an autocast around the call: the run's own ``precision`` says what has fewer digits.
     """
     cudnn = torch.backends.cudnn
     products = torch.get_float32_matmul_precision()

@@ -79,7 +79,7 @@ class Presence:
             if share < FEW:
                 log.warning(
                     "%s: %d of %d training rows are labelled, and in %.0f%% of the rounds a batch "
-                    "has none of them: the task sits these rounds out; raise batch_size, or make "
+                    "has none of them: the task is left out of them; raise batch_size, or make "
                     "it a client of its own", name, labels.sum(), len(labels), 100 * (1 - share),
                 )  # fmt: skip
 

@@ -108,7 +108,7 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _checksum(header: Mapping[str, Any], note: str, body: BinaryIO) -> str:
-    """Of names, shapes and kinds of the tensors, of the note, and of every byte of the tensors."""
+    """A hash of the tensors (names, shapes, kinds, every byte) and of the note."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([header, note], sort_keys=True).encode())
     while chunk := body.read(1 << 20):

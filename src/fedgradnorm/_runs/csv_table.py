@@ -42,7 +42,7 @@ class Table:
 
     @property
     def checksum(self) -> str:
-        """Of all that was written to the file so far."""
+        """A hash of all that was written to the file so far."""
         return self._sum.hexdigest()
 
     def append(self, rows: Iterable[Row]) -> None:

@@ -62,7 +62,7 @@ NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 NOISE_KEY, LEDGER, RELEASES = "noise.key", "privacy.json", "client-privacy.json"
 """Beside them, of a private client: the secret of its noise, and what it has spent."""
 BEST, RESULT = "best.safetensors", "result"
-"""Beside them: the state that its validation rows like best, and the run folder of its result."""
+"""Beside them: the state that is best on its validation rows, and the run folder of its result."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Beside them, in a private federation: keys of attempts, the client's level, and its update."""

@@ -165,20 +165,21 @@ class Run:
     ) -> Any:
         """The client's predictions for raw inputs ``x``: classes, or values.
 
-        ``kind`` asks for something else: "class" (class numbers, or rows of 0 and 1), "label" (the
-        names of the classes; of a multilabel task a tuple of names for each row), "probability"
-        (by softmax, or by sigmoid that of a 1) or "output" (the head's own outputs, in a regression
-        the values; ``outputs=True`` is the same).
+        ``kind`` asks for something else:
+
+        - "class": class numbers, or rows of 0 and 1;
+        - "label": the names of the classes; for a multilabel task a tuple of names for each row;
+        - "probability": by softmax for each class, or by sigmoid for a 1;
+        - "output": the head's own outputs, in a regression the values, as with ``outputs=True``.
 
         A DataFrame's columns are picked by the names the client was trained with; others are left
-        out. Categories, dates and gaps become numbers as in training; a category that training did
+        out. Categories, dates and gaps become numbers as in training. A category that training did
         not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
         in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
         arrays, as in training. Rows that are read batch by batch are answered so: a Dataset (of
-        inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`.
-        A value that is not finite is a DataError. Of a client with several tasks, give the row
-        (``"client/task"``), or the client: then the answers are in a table by
-        task.
+        inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`. A value that is not
+        finite is a DataError. For a client with several tasks name one of them
+        (``"client/task"``), or the client: then the answers are in a table by task.
         """
         rows = self.rows_of(client)
         if rows != [client]:
@@ -230,11 +231,11 @@ class Run:
     ) -> Run:
         """A run that has ``client`` too, whose head was tuned on its training rows.
 
-        The client may be new, with a fresh head, or one of the run's, which it then replaces; that
-        one goes on with its head. With ``what="network"``, or a list of layers, it also tunes a
-        copy of the network, its own. It keeps the step that its validation rows like best, no step
-        included; without such rows the last one. ``lr`` is the run's by default, and so are batch
-        size, optimiser and seed. This run and its shared network stay as they are.
+        The client may be new: then it gets a fresh head. Or it is one of the run's: then it goes on
+        with that head, and replaces it. With ``what="network"``, or a list of layers, it also tunes
+        its own copy of the network. It keeps the step with the best validation loss, step 0
+        included; without validation rows the last one. ``lr`` is the run's by default, and so are
+        batch size, optimiser and seed. This run and its shared network stay as they are.
         """
         from fedgradnorm._runs.after.personalizing import personalized
 
@@ -266,9 +267,9 @@ class Run:
         ``torch.export.load(path).module()(x)``; .onnx is ONNX, with input ``x`` and output ``y``.
         It takes any number of raw rows and returns what ``predict`` does with ``outputs=True``.
         Categories are given by their place in the list, dates in seconds since 1970; both formats
-        hold a JSON text ``columns`` about that. ``x`` are rows to try it on, whose kind of numbers
-        it then takes; by default float64 where inputs are scaled, else the network's. It is read
-        back and compared with ``predict`` before the file is written.
+        hold a JSON text ``columns`` about that. ``x`` are rows to try it on. The program takes
+        numbers of their kind; without ``x``, float64 where inputs are scaled, else the network's
+        kind. It is read back and compared with ``predict`` before the file is written.
         """
         from fedgradnorm._runs.after.exporting import export
 

@@ -69,7 +69,7 @@ class WeightedLosses:
         return torch.cat(self.round(state[:size], state[size:]))
 
     def jacobian(self, state: Tensor) -> Tensor:
-        """Of the round: at a rest point its spectral radius is the rate of convergence."""
+        """That of the round; at a rest point its spectral radius is the rate of convergence."""
         matrix: Tensor = jacrev(self.whole)(state)
         return matrix
 

@@ -33,9 +33,9 @@ def fit_rate(errors: Tensor, top: float = 1e-5, bottom: float = 1e-12) -> Rate:
     """rho of errors_k ~ C rho^k: the slope of log errors between two levels.
 
     Only rounds with an error between ``top`` and ``bottom`` times the first count: before, faster
-    modes are still dying; after, it is rounding. The window is cut into eight blocks; the slopes of
-    the blocks scatter by whatever is not a pure exponential, and give the interval, which is never
-    less than what the second half of the window differs by: that is a mode still dying.
+    modes are not over; after, it is rounding. The window is cut into eight blocks. Their slopes
+    differ where the errors are not a pure exponential, and so give the interval. It is at least the
+    difference to the second half of the window, which a slowly vanishing mode makes.
     """
     values = errors / errors[0]
     below = (values < top).nonzero().flatten()

@@ -100,8 +100,8 @@ def heads_of(federation: Federation) -> Tensor:
 def local_mixing(problem: ConvexProblem, steps: Steps) -> Tensor:
     """M_i = (1/T) sum_{s<T} (I - eta ww_i)^s: what T local steps make of client i's gradient.
 
-    The mean of the gradients met on the way of T = ``shared_steps`` local steps of size eta =
-    ``local_lr`` is M_i times the gradient at the start, for the loss is quadratic in w.
+    There are T = ``shared_steps`` local steps of size eta = ``local_lr``. The loss is quadratic
+    in w, so the mean of the gradients on the way is M_i times the gradient at the start.
     """
     eye = torch.eye(problem.shape[1], dtype=problem.a.dtype)
     shrink = eye - steps.local_lr * problem.ww
@@ -112,8 +112,11 @@ def local_mixing(problem: ConvexProblem, steps: Steps) -> Tensor:
 def block_update(problem: ConvexProblem, weights: Tensor, steps: Steps) -> Tensor:
     """The matrix of one round on the error of (w, h_1, .., h_N), weights fixed.
 
-    With P_i = (I - eta_h hh_i)^D and Q_i = (I - P_i) hh_i^-1 the head phase gives
-    h_i <- P_i h_i - Q_i wh_i' w, and then w <- w - (eta/N) sum_i p_i M_i (ww_i w + wh_i h_i).
+    With P_i = (I - eta_h hh_i)^D and Q_i = (I - P_i) hh_i^-1:
+
+        h_i <- P_i h_i - Q_i wh_i' w                                the head phase
+        w   <- w - (eta/N) sum_i p_i M_i (ww_i w + wh_i h_i)        the shared phase
+
     Its spectral radius is the rate at which a run with fixed weights converges.
     """
     n, d, k = problem.shape

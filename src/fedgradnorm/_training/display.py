@@ -21,15 +21,19 @@ MOST_CLIENTS = 20  # that are shown one by one
 
 @contextmanager
 def live_display(
-    start_round: int | None = None, title: str = "training", console: Console | None = None
+    start_round: int | None = None,
+    title: str = "training",
+    console: Console | None = None,
+    beside: Callable[[Progress], str] | None = None,
 ) -> Iterator[Callable[[Progress], None]]:
     """A display on stderr; call what it yields after each round.
 
     In a terminal it is drawn in place, at most eight times a second; elsewhere a plain line is
     printed every five seconds and at the end. ``start_round`` is where a resumed run goes on.
+    ``beside`` says what else there is to know after an event, such as how many runs are left.
     """
     console = console or Console(stderr=True)
-    view = _View(title, start_round)
+    view = _View(title, start_round, beside)
     if not console.is_terminal:
         yield _Lines(view, console)
         return
@@ -40,8 +44,13 @@ def live_display(
 class _View:
     """The latest event and what follows from it and the clock."""
 
-    def __init__(self, title: str, start_round: int | None) -> None:
-        self.title, self.start_round = title, start_round
+    def __init__(
+        self,
+        title: str,
+        start_round: int | None,
+        beside: Callable[[Progress], str] | None = None,
+    ) -> None:
+        self.title, self.start_round, self.beside = title, start_round, beside
         self.began = time.monotonic()
         self.event: Progress | None = None
         self.stage = ""
@@ -96,7 +105,8 @@ class _View:
         for name, loss, weight in self.shown():
             table.add_row(Text(name), f"{loss:.4g}", f"{weight:.3f}")
         ended = [Text(f"{self.title}: {event.ended}")] if event.ended else []
-        return Group(line, table, *ended)
+        beside = [Text(self.beside(event), style="dim")] if self.beside else []
+        return Group(line, table, *ended, *beside)
 
     def shown(self) -> list[tuple[str, float, float]]:
         """Clients with loss and weight; of very many the least, the median and the largest loss."""
@@ -119,6 +129,7 @@ class _View:
             f"{self.named}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
             f"{self.left()} left; {event.shown} (x weight): {clients}"
             + (f"; {event.ended}" if event.ended else "")
+            + (f"; {self.beside(event)}" if self.beside else "")
         )
 
 

@@ -10,7 +10,7 @@ from fedgradnorm._training.ranked import Keeper
 from fedgradnorm._training.trainer import Trainer
 
 SHARE = 0.05
-"""Of the time since the last checkpoint, what the next one may take to be due."""
+"""The part of the time since the last checkpoint that the next one may take to be due."""
 LONGEST = 5.0
 """Seconds after which a checkpoint is due at the next epoch's end, whatever it takes."""
 

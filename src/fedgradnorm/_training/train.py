@@ -120,15 +120,15 @@ def train(
         heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
             have one head, the average of their heads after every round; or ``all`` have (FedAvg).
             Heads that are averaged must be of one shape.
-        head_start: the answer that a head which we make begins with: a ``random`` one, or that of
-            the client's training ``targets``: their mean, or the shares of the classes. Then first
-            losses are those of the trivial answer, and loss ratios of all tasks mean the same.
+        head_start: what a head first answers, where we make it: something ``random``, or the mean
+            (for classes: the shares) of the client's training ``targets``. First losses are then
+            those of the trivial answer, and loss ratios mean the same for all tasks.
         personalize: after everything else each client tunes a copy of its own on its training rows,
             such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
-            ``network``, or with a list of its layers. It keeps the step that its validation rows
-            like best, no step included; a client without such rows takes the last one. With
+            ``network``, or with a list of its layers. It keeps the step with the best validation
+            loss, step 0 included; a client without validation rows takes the last one. With
             ``"alone": True`` each client also trains alone (``share="none"``, the same settings)
-            and keeps what its validation rows like best: shared, tuned (``steps`` may be 0) or
+            and keeps what does best on its validation rows: shared, tuned (``steps`` may be 0) or
             alone.
         ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
             the shared one; evaluations and predictions are then the personal networks'.
@@ -161,13 +161,13 @@ def train(
             With ``own_best`` the shared network is that of ``best``, and each client whose own loss
             was lowest in another round has network and head of that round for itself.
         patience: end a run that keeps its best after so many evaluations without a better one; with
-            "own_best" each client looks so long, and the run ends when nobody looks any more.
+            "own_best" each client waits so long, and the run ends when no client waits.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
             so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
         start: go on from a finished run: its network, and the heads and running statistics of
-            clients that it knows. Optimisers and weights start anew; new clients get fresh heads.
+            clients that it knows. Optimisers and weights start again; new clients get fresh heads.
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.

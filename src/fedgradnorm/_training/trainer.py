@@ -212,7 +212,7 @@ class Trainer:
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
         log_division(self.network, self.federations[0].gauge)
-        warn_of_scale(list(self.clients.values()))
+        warn_of_scale(list(self.clients.values()), self.settings)
         scheduled = self.settings.server_schedule or self.settings.head_schedule
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")

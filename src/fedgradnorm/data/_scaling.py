@@ -52,7 +52,7 @@ class Scaling:
         """Learn from training data only; a constant column gets a standard deviation of 1.
 
         ``x`` may also be rows that are read batch by batch: then it takes one pass over them.
-        Targets that are NaN are labels that nobody gave, and count for nothing.
+        Targets that are NaN are missing labels, and count for nothing.
         """
         if isinstance(x, Streamed):
             of_x, of_y = _streamed_moments(x, y, inputs, targets)

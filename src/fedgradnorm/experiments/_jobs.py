@@ -73,7 +73,7 @@ def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> li
         raise KeyboardInterrupt(f"stopped with {done} of {len(trials)} runs done") from None
     except BrokenProcessPool:
         raise TrainingError(
-            "a process was killed, perhaps for want of memory; use fewer jobs and call again: "
+            "a process was killed, perhaps because memory ran out; use fewer jobs and call again: "
             "what is finished is kept"
         ) from None
     finally:

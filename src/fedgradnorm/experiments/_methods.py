@@ -22,7 +22,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "fedgradnorm-direct",
-            "weights go straight to where fedgradnorm's creep",
+            "weights go straight to where fedgradnorm's go slowly",
             "this package",
             GradNorm,
             fixed={"rule": "direct"},

@@ -1,7 +1,7 @@
 """What a comparison over seeds and tasks is summed up by; all of it from a few plain numbers.
 
-Gains are signed so that more is better: for a loss or error g = (b - v) / b, for an accuracy
-g = (v - b) / b, with v the method's value and b the baseline's; both in percent.
+Gains are in percent, and signed so that more is better. With v the method's value and b the
+baseline's, a loss or error has g = (b - v) / b, an accuracy g = (v - b) / b.
 """
 
 from __future__ import annotations

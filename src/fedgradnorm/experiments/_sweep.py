@@ -1,4 +1,4 @@
-"""A sweep: lists in the place of a config's values, and the points they span.
+"""A sweep: lists instead of a config's values, and the points they span.
 
 ``[sweep]`` mirrors the config: ``weighting.gamma = [0, 1, 2]`` is three points; two such lists are
 every pair of them.

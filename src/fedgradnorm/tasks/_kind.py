@@ -19,9 +19,9 @@ OWN = "own:"
 class Kind:
     """What differs between kinds of tasks; everything else asks the task, never its kind.
 
-    A kind of your own needs a ``name``, a ``loss`` (one number a row, or one for all) and whatever
-    differs from the answers here, which are those of numbers without bounds. Make a task of it with
-    :func:`of_kind`.
+    A kind of your own needs a ``name`` and a ``loss`` (one number a row, or one for all). The other
+    answers here are those of numbers without bounds: give those that differ. Make a task of it
+    with :func:`of_kind`.
     """
 
     name: ClassVar[str] = ""
@@ -46,7 +46,7 @@ class Kind:
     def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
         """Targets as the loss takes them, or a DataError that begins with ``where``.
 
-        NaN stays: nobody gave that label.
+        NaN stays: that label is missing.
         """
         return numbers(where, y, outputs)
 
@@ -55,7 +55,7 @@ class Kind:
         return output
 
     def probability(self, output: Tensor) -> Tensor:  # noqa: ARG002
-        """Of each class (softmax), or of a 1 (sigmoid)."""
+        """The probability of each class (softmax), or of a 1 (sigmoid)."""
         raise ConfigError(f"a {self.name} task has no probabilities; use kind='output'")
 
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002

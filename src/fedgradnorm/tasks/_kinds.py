@@ -56,7 +56,7 @@ class Classification(Kind):
         return output.argmax(dim=1)
 
     def probability(self, output: Tensor) -> Tensor:
-        """Of each class, [rows, classes]."""
+        """The probability of each class, [rows, classes]."""
         return output.softmax(dim=1)
 
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
@@ -99,7 +99,7 @@ class Binary(Classification):
         return (output[:, 0] > 0).to(torch.int64)
 
     def probability(self, output: Tensor) -> Tensor:
-        """Of a 1, [rows]."""
+        """The probability of a 1, [rows]."""
         return output[:, 0].sigmoid()
 
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
@@ -130,7 +130,7 @@ class Multilabel(Kind):
         return (output > 0).to(torch.int64)
 
     def probability(self, output: Tensor) -> Tensor:
-        """Of each label, [rows, labels]."""
+        """The probability of each label, [rows, labels]."""
         return output.sigmoid()
 
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
@@ -182,7 +182,7 @@ class Ordinal(Classification):
         return (thresholds(output) > 0).sum(dim=1)
 
     def probability(self, output: Tensor) -> Tensor:
-        """Of each class, [rows, classes]: P(above k - 1) - P(above k)."""
+        """The probability of each class, [rows, classes]: P(above k - 1) - P(above k)."""
         above = thresholds(output).sigmoid()
         ends = above.new_ones(len(above), 1), above.new_zeros(len(above), 1)
         return torch.cat([ends[0], above], dim=1) - torch.cat([above, ends[1]], dim=1)

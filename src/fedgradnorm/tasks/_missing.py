@@ -1,4 +1,4 @@
-"""Targets that are not there: NaN is a label that nobody gave.
+"""Targets that are not there: NaN is a missing label.
 
 Class numbers with gaps are therefore floating-point numbers; without gaps they are whole ones.
 """

@@ -47,7 +47,7 @@ class Task:
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
     ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
     that of a row's target, where every position has one. ``gaps`` says that some training targets
-    are NaN: nobody gave these labels, and the loss leaves them out. ``judged_by`` is the metric
+    are NaN: these labels are missing, and the loss leaves them out. ``judged_by`` is the metric
     that tables show, where one was asked for by name. ``labels`` are the names of the classes, in
     the order of their numbers, where they are listed.
     """

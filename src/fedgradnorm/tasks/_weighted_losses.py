@@ -1,7 +1,7 @@
 """Losses in which some classes count more, by weights that are learned on training targets.
 
 A row's loss is w[y] times its usual loss. The weights v that were asked for are scaled to a mean of
-1 over the n training rows, w_c = v_c n / sum_j v[y_j], so that the loss over all training rows is
+1 over the n training rows: w_c = v_c n / sum_j v[y_j]. The loss over all training rows is then
 
     F = sum_j v[y_j] l_j / sum_j v[y_j],
 

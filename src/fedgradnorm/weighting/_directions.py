@@ -63,11 +63,11 @@ class Direction(Weighting):
 class ConFIG(Direction):
     """The direction with one cosine to all updates: v = U^+ 1, U the unit updates.
 
-    Its length is the sum of the updates' projections on it, over N. All of that is about angles, so
+    Its length is the sum of the updates' projections on it, over N. All of that is about angles. So
     TorchJD's rule is given the N x N root of the updates' Gram matrix instead of the N x D updates:
-    the same vector, sooner, and in double precision. (On the updates themselves
-    its pseudo-inverse would cut every singular value below D eps of the largest, which for millions
-    of parameters in single precision is nearly all of them.)
+    the same vector, sooner, and in double precision. On the updates themselves its pseudo-inverse
+    would cut every singular value below D eps of the largest. With millions of parameters in single
+    precision that is nearly all of them.
     Source: Liu, Chu, Thuerey, "ConFIG: Towards conflict-free training of physics informed neural
     networks" (2024), arXiv 2408.11104, equation 2.
     """

@@ -207,8 +207,8 @@ class CAGrad(TorchJD):
 class IMTLG(TorchJD):
     """The combination with equal projections on all g_i: p = G^+ d / sum(G^+ d), d_i = |g_i|.
 
-    Weights may be negative. On the gradients of the shared network, of which the paper takes those
-    of its output as a stand-in; and in the form that also holds for dependent updates (TorchJD's).
+    Weights may be negative. It takes the gradients of the shared network; the paper takes those of
+    the network's output instead. The form is TorchJD's, which also holds for dependent updates.
     Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equations 1, 2.
     """
 

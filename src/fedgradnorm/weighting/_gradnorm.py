@@ -1,7 +1,7 @@
 """FedGradNorm's weights: every task is to learn at a similar pace.
 
-With p_i the weight, G_i the length of the client's gradient on the gauge (``gauge_norm``) and
-r_i its loss ratio over the mean loss ratio, all over the active clients of a round:
+p_i is a client's weight. G_i is the length of its gradient on the gauge (``gauge_norm``). r_i is
+its loss ratio over the mean loss ratio. Over the active clients of a round:
 
     target_i = mean_j(p_j G_j) * r_i^gamma           taken as a constant
     F_grad   = sum_i |p_i G_i - target_i|            the paper's loss of the weights
@@ -35,23 +35,23 @@ class GradNorm(Summed):
     """FedGradNorm's weights, by one of four rules.
 
     - ``absolute``: the paper. One optimiser step (``lr``, ``optimizer``) on F_grad, ``floor``,
-      then rescaling. With a constant step p chatters around its limit with amplitude ~ ``lr``.
+      then rescaling. With a constant step p oscillates around its limit by about ``lr``.
     - ``squared``: the same with 1/2 (p_i G_i - target_i)^2, whose step shrinks near the limit.
     - ``relative``: p_i <- s p_i + (1 - s) target_i / G_i with s = ``smoothing``.
-    - ``direct``: the point the paper's weights creep toward is q_i ~ r_i^gamma / G_i, so go there,
-      smoothed in log space: log p <- s log p + (1 - s) log q; a client's first round takes q
-      itself. No optimiser, no floor; insensitive to the scale of any client's loss.
+    - ``direct``: the paper's weights move slowly toward q_i ~ r_i^gamma / G_i. This rule goes there
+      at once, smoothed in log space: log p <- s log p + (1 - s) log q. A client's first round takes
+      q itself. It has no optimiser and no floor. The scale of a client's loss does not matter.
 
-    ``gamma`` is the strength of the pull toward one common pace. A client whose gauge norm has
-    vanished (under ``guard`` times the largest it ever showed, or lost in rounding beside all
-    together) is held: the rule would hand it ever more weight for nothing. ``held`` names them.
-    For its first ``warmup`` rounds a client's weight is left alone too, so it stays at 1.
+    ``gamma`` is the strength of the pull toward one common pace. A client is held when its gauge
+    norm has vanished: when it is under ``guard`` times its largest so far, or no more than rounding
+    beside the sum of all. The rule would give it more and more weight for nothing. ``held`` names
+    these clients. For its first ``warmup`` rounds a client's weight is left alone too: it stays 1.
 
     What the rule moves is a client's level; the levels of all clients sum to N. A round's weights
     are the active clients' levels, scaled to sum to their number. With everybody active the two are
-    the same. If the scaled weights were moved instead, a quiet client's would shrink in every round
-    without the loud one, and the loud one's grow in every round with it, until it is heard as if it
-    had never been weighed.
+    the same. Scaled weights cannot be moved on when clients are absent: those of clients with small
+    gradients would shrink in every round without the client with large ones, and its own weight
+    would grow in every round with it.
 
     Args:
         gamma: strength of the pull toward one common pace, 0 or more.
@@ -117,7 +117,7 @@ class GradNorm(Summed):
         return self.rule == "direct" and rounds > self.warmup
 
     def first(self, signals: Signals, loud: float = 0.0) -> Tensor:
-        """Of the rows that move: their number, and what their common target is made of."""
+        """The number of the rows that move, and what their common target is made of."""
         active, p = signals.active, self.rows["level"]
         norm = only(active, signals.gauge_norm)
         live = self._live = self._find_live(norm, active, loud)

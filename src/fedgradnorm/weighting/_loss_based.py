@@ -41,7 +41,7 @@ class ByLog(Proportional):
 
 
 class InverseFirstLoss(Proportional):
-    """p_i = 1 / F_i0: every task starts with the same loss, and then nothing moves any more.
+    """p_i = 1 / F_i0: every task starts with the same loss; then the weights stay.
 
     The server needs one number of a client, once: F_i0 = loss / loss_ratio.
     Source: the usual normalisation by the initial loss; a strong simple baseline.

@@ -115,8 +115,9 @@ def shortest(
 ) -> NDArray[np.float64]:
     """argmin x^T G x over {sum x = 1, low <= x_i <= high}, by exact steps along pairs of rows.
 
-    The pair that gains most (the most negative slope that can grow, the steepest that can shrink)
-    moves as far as the parabola or the box allows (Platt 1998, sequential minimal optimisation).
+    The pair that gains most moves: the most negative slope that can grow, the steepest that can
+    shrink. It goes as far as the parabola or the box allows (Platt 1998, sequential minimal
+    optimisation).
     """
     x = np.full(len(gram), start)
     slope = gram @ x

@@ -61,8 +61,9 @@ class NashMTL(GramWeighting):
 class Bargain:
     """The convex program of ``count`` clients, stated so that only its numbers change.
 
-    With the norm of G as its unit, minimise sum_i (G p)_i plus the slope of
-    sum_i log p_i + log (G p)_i at the last p times p, where log p_i + log (G p)_i >= 0.
+    The norm of G is the unit. With s the slope of sum_i log p_i + log (G p)_i at the last p:
+
+        minimise over p:  sum_i (G p)_i + s . p     where log p_i + log (G p)_i >= 0
     """
 
     def __init__(self, count: int) -> None:

@@ -6,7 +6,7 @@ With G the length of a client's gradient on the gauge (``gauge_norm``) and F / F
 
 where means are over all rounds in which the client took part, each counting the same.
 
-The direct rule takes the last rounds alone. A small client that knows its few rows by heart has
+The direct rule takes the last rounds alone. A small client that fits its few rows exactly has
 gradients and losses near zero there, and both jump from batch to batch. So its weight jumps too.
 Here one round moves a mean by a share of 1 / (rounds so far). The noise of batches averages out,
 and R^gamma / A cannot grow faster than the square root of the number of rounds. The scale of a

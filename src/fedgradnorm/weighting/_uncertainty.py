@@ -54,8 +54,8 @@ class IMTLL(Uncertainty):
 
         minimise over s:  sum_i exp(s_i) F_i - s_i,     p_i = exp(s_i)
 
-    Twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two the
-    same; both stand here because both stand in the literature's tables.
+    This is twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two
+    the same. Both are here because published tables have both.
     Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
 
     Args:

@@ -104,7 +104,7 @@ def test_a_client_whose_budget_is_spent_is_left_behind_and_still_gets_the_networ
     epsilon = result.history["epsilon"].dropna().tolist()
     assert len(epsilon) == 2
     assert 4.9 < epsilon[-1] <= 5.0
-    assert any("takes part no more" in r.message for r in caplog.records)
+    assert any("no longer takes part" in r.message for r in caplog.records)
     said = [r.message for r in caplog.records if "left out" in r.message]
     assert said
     assert not any("epsilon" in line for line in said)  # as the server may read it

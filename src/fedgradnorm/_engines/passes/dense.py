@@ -1,7 +1,7 @@
 """A plain stack of linear layers, forward and backward in closed form.
 
-What autograd would compute, in fewer and larger steps: bias and ReLU go into the product, the
-gradients are written where the server reads them, memory is kept from round to round, and on a GPU
+It computes what autograd would, in fewer and larger steps. Bias and ReLU go into the product.
+Gradients are written where the server reads them, and memory is kept from round to round. On a GPU
 the layers' own gradients are computed beside the chain that leads to the next layer.
 """
 

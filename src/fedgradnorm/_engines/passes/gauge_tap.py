@@ -1,7 +1,7 @@
 """Each client's gradient length on the gauge, without each client's gradient.
 
-A layer's gradient is a sum over the rows of the batch. With the layer's inputs A and the loss
-signal D at its outputs, client k's gradient of a linear layer is D_k^T A_k, whose squared length is
+A layer's gradient is a sum over the rows of the batch. Call the layer's inputs A and the loss
+signal at its outputs D. Client k's gradient of a linear layer is D_k^T A_k. Its squared length is
 sum((A_k A_k^T) * (D_k D_k^T)): two small products instead of a matrix as large as the layer.
 Other layers go through vmap over the client axis.
 """

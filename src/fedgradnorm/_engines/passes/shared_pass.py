@@ -1,7 +1,7 @@
 """One forward pass of the shared network for many clients, and its one backward pass.
 
-Between the two the server chooses how much each client's part of the signal counts, so a pass first
-tells each client's gradient length on the gauge and only then takes the weighted backward pass.
+Between the two the server chooses how much each client's part of the signal counts. So a pass first
+tells each client's gradient length on the gauge. The weighted backward pass comes after that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedgradnorm.models._input_rows import Inputs
 class SharedRows:
     """Rows of a joint batch that several tasks of one client share, so that each passes once.
 
-    A row of the joint batch is one that passes (``back``), as one of its tasks (``turn``). Of each
-    row that passes, ``first`` is where it stands first in the joint batch, and ``places`` are all
-    of its places, [rows that pass, tasks], the number of rows where there are fewer.
+    A row of the joint batch is one that passes (``back``), as one of its tasks (``turn``). For each
+    row that passes, ``first`` is its first place in the joint batch. ``places`` are all of them,
+    [rows that pass, tasks]; where there are fewer, the number of rows.
     """
 
     first: Tensor

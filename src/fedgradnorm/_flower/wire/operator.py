@@ -244,6 +244,6 @@ def _check_certificate(address: str, error: httpx.HTTPError) -> None:
     """Who the server says it is does not change by waiting: said at once."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         raise TrainingError(
-            f"{address}: the server's own certificate does not hold ({error}); if it is not valid "
-            "yet or any more, look at this machine's clock, else make the federation anew"
+            f"{address}: the server's own certificate does not hold ({error}); look at this "
+            "machine's clock; if it is right, make a new federation (fedgradnorm federation init)"
         ) from error

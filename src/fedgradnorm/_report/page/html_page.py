@@ -45,6 +45,7 @@ from fedgradnorm._stored.reader import StoredRun, collect
 from fedgradnorm._version import __version__
 
 ENDINGS = (".html", ".htm")
+MOST_NAMED = 8  # methods that a sentence names one by one
 _MANY = 3  # with more methods than this, training curves start switched off
 
 
@@ -189,10 +190,8 @@ def _common_gamma(groups: Sequence[Group]) -> tuple[float | None, str]:
     if not without:
         return gamma, ""
     have = "has" if len(without) == 1 else "have"
-    return (
-        gamma,
-        f"{words.listed(without)} {have} no target: measured by the others' gamma, {gamma:g}.",
-    )
+    who = words.listed(without) if len(without) <= MOST_NAMED else f"{len(without)} methods"
+    return gamma, f"{who} {have} no target: measured by the others' gamma, {gamma:g}."
 
 
 def _title(runs: Sequence[StoredRun]) -> str:

@@ -78,7 +78,7 @@ def _by_unit(values: Mapping[str, float]) -> str:
 def _strip(order: Sequence[ClientGain], look: Look) -> str:
     """A dot for every client, from losses on the left to gains on the right; the line is 0.
 
-    Of errors and of accuracies the largest gain reaches the edge, each by itself.
+    The largest gain reaches the edge, for errors and for accuracies each by itself.
     """
     top = {
         unit: max(

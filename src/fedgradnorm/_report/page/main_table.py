@@ -37,11 +37,12 @@ def comparison(
     tasks = list(dict.fromkeys(row.task for row in rows))
     held_out = _held_out_losses(records)
     scales = {task: _scale([row.value for row in rows if row.task == task]) for task in tasks}
+    known = any(math.isfinite(row.trivial.mean) for row in rows)  # older runs do not have it
     head = "".join(
         f'<th scope="col" aria-sort="none"{kind}><button type="button">{title}</button></th>'
         for title, kind in (
             ("Task", ""), ("Method", ""), ("Result", ' class="num"'),
-            ("Trivial answer", ' class="num"'), ("95% interval", ""),
+            *([("Trivial answer", ' class="num"')] if known else []), ("95% interval", ""),
             ("Held-out loss", ' class="num"'), ("Training loss", ' class="num"'),
             ("At start", ' class="num"'), ("Weight", ' class="num"'), ("Seeds", ' class="num"'),
         )
@@ -50,7 +51,7 @@ def comparison(
         _line(
             row, tasks.index(row.task), labels.index(row.method), looks[labels.index(row.method)],
             held_out, scales[row.task], None if points else ahead.get((row.task, row.method)),
-            within.get((row.task, row.method), tasks.index(row.task)),
+            within.get((row.task, row.method), tasks.index(row.task)), known,
         )
         for row in rows
     )  # fmt: skip
@@ -67,6 +68,7 @@ def _line(
     scale: tuple[float, float],
     clear: bool | None,
     within: int,
+    known: bool,
 ) -> str:
     mark = "" if clear is None else _CLEAR if clear else _LEVEL
     beside = held_out.get((row.task, row.method))
@@ -75,7 +77,7 @@ def _line(
         f'<th scope="row" data-value="{task}">{escape(row.task)}</th>',
         f'<td data-value="{method}">{key(look)}{escape(row.method)}</td>',
         _number(sign * row.value.mean, mark + escape(metric(row))),
-        _number(sign * row.trivial.mean, escape(trivial_answer(row))),
+        _number(sign * row.trivial.mean, escape(trivial_answer(row))) if known else "",
         f'<td data-value="{_plain(sign * row.value.mean)}">{_interval(row, scale, look)}</td>',
         _number(beside.mean, loss(beside)) if beside else "<td class='num'>-</td>",
         _number(row.last_loss.mean, loss(row.last_loss)),

@@ -1,4 +1,4 @@
-"""What private clients have spent so far, and who of them takes part no more."""
+"""What private clients have spent so far, and who of them no longer takes part."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Accounts:
             budget = self.budgets[name]
             if self.rounds[name] == budget.most:
                 log.info(
-                    "round %d: client %r has spent epsilon %.3g of %g in %d rounds; it takes part "
-                    "no more",
+                    "round %d: client %r has spent epsilon %.3g of %g in %d rounds; it no "
+                    "longer takes part",
                     round_number, name, self.epsilon(name), budget.epsilon, budget.most,
                 )  # fmt: skip
 

@@ -6,12 +6,12 @@ sigma C to each number of the sum and divides by the fixed q N:
 
     (u, v) = (sum_i m_i (g_i, c) min(1, C / (m_i |(g_i, c)|)) + sigma C z) / (q N).
 
-So one client more moves the sum by C at most, whatever it holds. Were the weights scaled to sum to
+So one client more moves the sum by C at most, whatever it holds. If weights were scaled to sum to
 N instead, one client would change everybody's, and could move the mean by 2 C. The step is along u,
 or with c > 0 along u c / v, a mean weighted by m; v is not let under its noise.
 
-m_i is 1, a weight that was given, or by FedGradNorm's direct rule log m_i <- s log m_i + (1 - s)
-log(r_i^gamma / G_i), from numbers that never leave client i.
+m_i is 1, or a weight that was given, or comes from FedGradNorm's direct rule:
+log m_i <- s log m_i + (1 - s) log(r_i^gamma / G_i). Its numbers never leave client i.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a client chooses from at a run's end: what was shared, what it tuned, what it did alone.
 
 The choice is by the client's own validation rows. So nobody ends with less than it can see to be
-best. Of equal ones what is shared comes first, then what was tuned.
+best. Among equals what is shared comes first, then what was tuned.
 """
 
 from __future__ import annotations

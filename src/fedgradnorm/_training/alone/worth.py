@@ -84,8 +84,8 @@ def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
         return
     rows = "" if any(c.validation for c in clients) else "validation rows (validation_share), "
     log.warning(
-        "worth: keep = 'last' ends both trainings at the last round, where small clients have "
-        "learned their rows by heart, alone most of all; set %skeep = 'best' and patience", rows,
+        "worth: keep = 'last' ends both trainings at the last round, where small clients overfit, "
+        "alone most of all; set %skeep = 'best' and patience", rows,
     )  # fmt: skip
 
 

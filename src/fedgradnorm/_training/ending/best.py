@@ -37,7 +37,7 @@ class Best:
 
     with first_i the loss of client i before training. It has no unit, so a loud client counts as
     much as a quiet one. A loss that grew without bound counts as -1, so one such client does not
-    decide for all. Of equal gains the earlier one is kept. ``state`` is the whole state of the
+    decide for all. Among equal gains the earlier one is kept. ``state`` is the whole state of the
     federation, so what is kept is what a run of so many rounds would have ended with.
     """
 

@@ -94,34 +94,40 @@ def client_from_files(
 
     A file may lie in a zip archive: ``"data.zip/folder/rows.csv"``.
 
-    Input columns are numbers, unless they are named in ``categories`` (a list, or a table with the
-    values of each), ``dates`` (a table with their parts: hour, weekday, day, month, elapsed) or
-    ``cyclic`` (a table of periods: ``{"hour": 24}``). ``missing`` says what an empty input becomes:
-    "error", "mean", "median" or "indicator" (the mean, and a number more that says so), for all or
-    by column. ``without`` names inputs that this client does not have. All of it is learned on
-    training rows and kept with the run, so ``predict`` takes raw rows.
+    Input columns are numbers. Three options make numbers of other columns: ``categories`` (a list,
+    or a table with the values of each), ``dates`` (a table with their parts: hour, weekday, day,
+    month, elapsed) and ``cyclic`` (a table of periods: ``{"hour": 24}``). ``missing`` says what an
+    empty input becomes, for all columns or by column: "error", "mean", "median", or "indicator"
+    (the mean, and one more number that is 1 there). ``without`` names inputs that this client does
+    not have. All of it is learned on training rows and kept with the run, so ``predict`` takes raw
+    rows.
 
-    ``task`` is "classification" (one column of labels), "binary" (the same, with two labels, or a
-    number that is ``above`` a limit or not), "multilabel" (a column of 0 and 1 for each label),
-    "ordinal" (labels with an order) or "regression". ``class_weights`` (of a classification),
-    ``pos_weight`` (of a binary or multilabel task) and ``metrics`` are those of the functions in
-    :mod:`fedgradnorm.tasks`.
+    ``task`` is one of
 
-    Labels may be text: sorted distinct training labels become classes 0, 1, ... unless ``labels``
+    - "classification": one column of labels;
+    - "binary": one column with two labels, or with a number that is ``above`` a limit or not;
+    - "multilabel": a column of 0 and 1 for each label;
+    - "ordinal": one column of labels with an order;
+    - "regression": columns of numbers.
+
+    ``class_weights`` (of a classification), ``pos_weight`` (of a binary or multilabel task) and
+    ``metrics`` are those of the functions in :mod:`fedgradnorm.tasks`.
+
+    Labels may be text. Sorted distinct training labels become classes 0, 1, ... unless ``labels``
     lists them; the result's ``label_names`` keeps them. In a binary task ``positive`` names the
-    label that is 1; a multilabel task's labels are its columns. ``on_bad="drop"`` leaves out rows
-    that cannot be read, sums them up in the log and lists them in ``dropped``; a test row whose
-    label has no training rows stays and counts as wrong. ``task_name`` is that of the task, for
-    clients that have one in common: see ``heads`` and ``key`` in :func:`fedgradnorm.train`.
+    label that is 1. A multilabel task's labels are its columns. ``on_bad="drop"`` leaves out rows
+    that cannot be read, counts them in the log and lists them in ``dropped``. A test row whose
+    label has no training rows stays and counts as wrong. Clients of one task have one
+    ``task_name``: see ``heads`` and ``key`` in :func:`fedgradnorm.train`.
 
     ``split`` divides the training file: ``{"column": "part"}``, ``{"time": "date", "test": 0.2}``
     or ``{"group": "patient", "test": 0.2}``; the two shares do it at random. ``rows`` draws so many
     of them. Everything else as in :func:`client_from_arrays`.
 
-    An empty cell, NA, NULL and the like among the targets is a label that nobody gave.
+    An empty cell, NA, NULL and the like among the targets is a missing label.
 
-    ``tasks`` in the place of ``task`` names several, each a table of its own ``task``, ``targets``
-    (``y_key`` in archives) and whatever else concerns one task alone, such as
+    ``tasks`` replaces ``task`` for a client with several. Each is a table with its own ``task``,
+    ``targets`` (``y_key`` in archives) and whatever else concerns one task alone, such as
     ``{"state": {"task": "binary", "targets": "state"}, "hours": {"task": "regression", ...}}``.
 
     Args:

@@ -28,10 +28,11 @@ MISSING = ("", "na", "n/a", "nan", "null", "none")
 class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
-    ``x`` is an array, or rows that are read batch by batch. ``y`` is a table of numbers, or a list
-    of label texts for a classification; what nobody labelled is NaN or an empty text. ``inputs``
-    names the columns of ``x`` where they have names, ``texts`` are the categories that the numbers
-    of a column of ``x`` stand for, and ``marks`` the cells of columns that decide the split.
+    ``x`` is an array, or rows that are read batch by batch.
+    ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
+    is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names. ``texts``
+    are the categories that the numbers of a column of ``x`` stand for. ``marks`` are the cells of
+    columns that decide the split.
     """
 
     x: Any

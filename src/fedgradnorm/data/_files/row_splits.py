@@ -30,8 +30,8 @@ HELD = SPLITS[1:]
 class SplitPlan:
     """``split = {column = ...}``, ``{time = ...}`` or ``{group = ...}``, checked.
 
-    ``held`` says of ``validation`` and ``test`` how large they are (a share of the rows), where
-    they begin in time (a text), or which values of the column are theirs (a list).
+    ``held`` says what ``validation`` and ``test`` are: a share of the rows, the time at which they
+    begin (a text), or the values of the column that are theirs (a list).
     """
 
     way: str

@@ -39,8 +39,8 @@ def pick(
     """Positions of each split's hours, ascending; ``shares`` are of validation and of test.
 
     The period is cut, not the hours without a gap, so that stations with other gaps are cut at the
-    same hours: no hour that one client trains on is another one's test. Of each part then as many
-    hours are drawn as are its share of ``rows``.
+    same hours: no hour that one client trains on is another one's test. Each part then gives
+    its share of ``rows``, drawn at random.
     """
     sizes = dict(zip(SPLITS, (1 - sum(shares), *shares), strict=True))
     hours = int((time[-1] - time[0]).astype(np.int64)) + 1

@@ -72,7 +72,7 @@ def parse_annotations(content: bytes, name: str, bad: BadRows[str]) -> Annotatio
 def parse_boxes(content: bytes, name: str, bad: BadRows[str]) -> dict[str, Box]:
     """Read the CSV of face boxes (path, x0, y0, x1, y1 and, optionally, score).
 
-    Of several boxes for one image the one with the highest score counts, and the first of equals.
+    If an image has several boxes, the one with the highest score counts, and the first of equals.
     """
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)

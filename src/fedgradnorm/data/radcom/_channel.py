@@ -1,8 +1,8 @@
 """The published channel: GNU Radio's dynamic channel model with RadComDynamic's values.
 
-In its order: sample-rate offset, carrier offset, fading over several paths, noise. Every row is a
-window at a random moment of one endless transmission, so each slow process starts at a draw from
-where it is in the long run, and then moves as published.
+The order is: sample-rate offset, carrier offset, fading over several paths, noise. Every row is a
+window at a random moment of one endless transmission. So each slow process starts at a draw from
+its long-run distribution, and then moves as published.
 """
 
 from __future__ import annotations

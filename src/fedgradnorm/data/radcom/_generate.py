@@ -46,7 +46,7 @@ def generate(
 
     The same (samples, seed, channel) give the same rows; other numbers of samples give others.
     Every row (signal and noise together) is scaled to mean power 1, as a receiver's gain control
-    would, so that its loudness says nothing about its SNR.
+    would, so that its power says nothing about its SNR.
 
     >>> data = generate(360, seed=1)
     >>> data.iq.shape, data.synthetic

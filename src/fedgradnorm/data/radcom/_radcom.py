@@ -1,8 +1,8 @@
 """RadComDynamic, read or generated, as federated clients with different tasks.
 
 The paper's three clients learn the modulation (6 classes), the signal type (8) and the anomaly
-(SNR below -4 dB); a fourth, for the demo, learns the SNR itself, whose loud loss drowns the others
-under equal weights. Without a file the signals are generated and labelled synthetic.
+(SNR below -4 dB). A fourth, for the demo, learns the SNR itself; its loss is far larger than the
+others'. Without a file the signals are generated and labelled synthetic.
 """
 
 from __future__ import annotations

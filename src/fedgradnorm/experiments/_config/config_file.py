@@ -107,7 +107,7 @@ class Config(Strict):
     compare: CompareTable = Field(default=CompareTable(), description="for ``fedgradnorm compare``")
     sweep: dict[str, Any] = Field(
         default={},
-        description="the config again, with a list in the place of a value; every combination",
+        description="the config again, with a list instead of a value; every combination is run",
     )
     point: dict[str, Any] = Field(
         default={}, description="written by a sweep: which point of it a run is"
@@ -120,7 +120,7 @@ class Config(Strict):
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The modules that ``network.name`` may name, as whoever read the config allowed."""
+        """The modules that ``network.name`` may name, as the reader of the config allowed."""
         return self._allow
 
     @property
@@ -174,7 +174,7 @@ def load_config(
 ) -> Config:
     """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
 
-    ``allow`` names the modules whose programs ``network.name`` may call; none unless they are said.
+    ``allow`` names the modules whose programs ``network.name`` may call; none by default.
     """
     path = Path(path)
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)

@@ -1,1 +1,1 @@
-"""Labels as people write them: lists of names, and texts in the place of class numbers."""
+"""Labels as people write them: lists of names, and texts instead of class numbers."""
