@@ -111,3 +111,12 @@ def test_a_private_federation_is_timed_beside_the_plain_one(tmp_path):
 @pytest.mark.slow
 def test_the_script_that_only_prints_still_does():
     assert "generate: 2000 rows" in start("radcom", "--samples", "2000")
+
+
+@pytest.mark.slow
+def test_data_larger_than_the_memory_trains_is_killed_and_goes_on(tmp_path):
+    found = run("larger_than_memory", tmp_path, "--only", "streamed")
+    whole, resumed = found["rows"]
+    assert whole["outcome"] == "finished"
+    assert resumed["outcome"] == "the same files"
+    assert whole["data_gb"] == pytest.approx(4 * found["given_gb"], rel=0.01)

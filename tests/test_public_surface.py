@@ -22,7 +22,8 @@ SURFACE = {
         Static Task TrainingError Weighting __version__ binary classification data experiments load
         models multilabel ordinal regression sequences tasks train weighting worth""",
     "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size beijing
-        client_from_arrays client_from_files faces landmine mtfl partition_client radcom school""",
+        client_from_arrays client_from_files faces landmine mtfl partition_client radcom school
+        stream""",
     "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
     "fedgradnorm.data.faces": "CLASSES SHARES TASKS Faces clients generate",
     "fedgradnorm.data.landmine": "FILE LABELS clients",

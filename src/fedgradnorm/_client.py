@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,21 +11,28 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._checked_splits import checked_split, fingerprint
 from fedgradnorm._columns import check_names, is_frame, names_of, picked
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._privacy.terms import Privacy, terms_of_client
-from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite, form_words
-from fedgradnorm.models._input_rows import Inputs, leaves, row_form
-from fedgradnorm.tasks._labels.text_labels import named_tables, names_for, numbered
+from fedgradnorm.models._given_inputs import as_inputs, form_words
+from fedgradnorm.models._input_rows import Inputs, row_form
+from fedgradnorm.models._streamed.given import as_feed
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
+from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch.utils.data import Dataset
+
+    from fedgradnorm.models._streamed.feed import Feed
 
     Array = NDArray[Any] | Tensor
-    Split = tuple[Any, Array]
+    Split = tuple[Any, Any]
+    Given = tuple[Any, Array] | Dataset[Any] | Feed
     Splits = tuple[Any, Mapping[str, Array]]
 
 
@@ -65,6 +72,8 @@ class Encoder(Protocol):
         """The encoding as texts and numbers, saved with the run."""
 
 
+log = logging.getLogger("fedgradnorm")
+
 SPLITS = ("train", "validation", "test")
 _NONE: Any = None  # what a client with several tasks has as its one task
 
@@ -84,6 +93,10 @@ class Client:
     one task learns from its labelled rows alone. ``x`` may also be a dict of arrays: the network is
     called with them as keyword arguments. Or ``x`` is :func:`fedgradnorm.sequences` of different
     lengths: the network gets them padded, and with a mask.
+
+    A split may be larger than the memory: a map-style ``torch.utils.data.Dataset`` of pairs, or a
+    pair whose ``x`` is an ``np.memmap``, an open HDF5 dataset or :func:`fedgradnorm.data.stream`.
+    Its rows are read batch by batch, and checked as they come.
 
     ``head`` is any module from the representation to the task's outputs; by default one linear
     layer. ``stem`` is a module of the client's own in front of the shared network, trained with the
@@ -132,9 +145,9 @@ class Client:
             self,
             name: str,
             task: Task,
-            train: Split,
-            test: Split | None = None,
-            validation: Split | None = None,
+            train: Given,
+            test: Given | None = None,
+            validation: Given | None = None,
             head: nn.Module | None = None,
             scaling: Scaler | None = None,
             labels: tuple[str, ...] | None = None,
@@ -183,7 +196,7 @@ class Client:
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":
-                object.__setattr__(self, split, _checked(self, split, pair))
+                object.__setattr__(self, split, checked_split(self, split, pair))
         _check_rows(self)
         if self.size < (self.task.classes or 0) and not self.task.shape:
             raise DataError(
@@ -209,19 +222,24 @@ class Client:
     @cached_property
     def size(self) -> int:
         """Number of labelled training rows."""
-        return int(labelled(torch.as_tensor(self.train[1])).sum())
+        y = self.train[1]
+        if isinstance(y, StreamedTargets):
+            return len(y)
+        return int(labelled(torch.as_tensor(y)).sum())
 
     @property
     def drawn(self) -> int:
         """Number of training rows that batches are drawn from: see :meth:`learns_from`."""
         return len(self.train[0]) if self.of else self.size
 
-    def learns_from(self) -> tuple[Inputs, Tensor]:
+    def learns_from(self) -> tuple[Inputs, Targets]:
         """The training rows that batches are drawn from.
 
         A client with one task has its labelled rows here. Several tasks read the same batches,
         so there each leaves out what it has no label for.
         """
+        if isinstance(self.train[1], StreamedTargets):  # each of its rows has a label
+            return self.train[0], self.train[1]
         x, y = self.train[0], torch.as_tensor(self.train[1])
         there = labelled(y)
         if self.of or bool(there.all()):
@@ -238,17 +256,10 @@ class Client:
         """A hash of all splits: kinds of numbers, shapes and values.
 
         Stored with every run, so that a resumed run goes on with the same data, and so that only
-        runs on the same data are compared.
+        runs on the same data are compared. Of rows that are read batch by batch it is their number
+        and the values of 256 of them, which are always the same ones.
         """
-        digest = hashlib.blake2b(digest_size=16)
-        for split in SPLITS:
-            for part in getattr(self, split) or ():
-                for name, leaf in leaves(part).items():
-                    tensor = leaf.contiguous()
-                    where = f"{split} {name} " if name else f"{split} "
-                    digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
-                    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint({split: getattr(self, split) or () for split in SPLITS})
 
 
 def _several(client: Client) -> tuple[Client, ...]:
@@ -259,7 +270,9 @@ def _several(client: Client) -> tuple[Client, ...]:
     for split, pair in splits.items():
         if pair is not None and isinstance(pair, (tuple, list)) and len(pair) == 2:
             where = f"client {client.name!r}, {split} data"
-            splits[split] = as_inputs(where, picked(pair[0], client.columns, where)), pair[1]
+            feed = as_feed(pair[0], where, pairs=False)
+            x = picked(pair[0], client.columns, where) if feed is None else Streamed(feed)
+            splits[split] = as_inputs(where, x), pair[1]
     given = {key: getattr(client, key) for key in ("head", "scaling", "labels")}
     assert client.tasks is not None
     splits, given["labels"] = named_tables(client.tasks, splits, given["labels"], client.name)
@@ -291,8 +304,14 @@ def _check_labels(client: Client) -> None:
 
 def _learned(client: Client) -> Task:
     """The task with what it learns on the training targets."""
+    y = client.learns_from()[1]
+    if isinstance(y, StreamedTargets):
+        if not client.task.class_weights():
+            return client.task
+        log.info("client %r: reading all %d items once, to weigh classes", client.name, len(y))
+        y = y.whole()
     try:
-        return client.task.learned(client.learns_from()[1])
+        return client.task.learned(y)
     except ConfigError as error:
         raise ConfigError(f"client {client.name!r}, task {client.task_name!r}: {error}") from error
 
@@ -301,6 +320,7 @@ def _named_labels(client: Client) -> tuple[str, ...] | None:
     """The names of the classes: those that the task lists, or the texts of the training targets."""
     pair = client.train
     y = pair[1] if isinstance(pair, (tuple, list)) and len(pair) == 2 else None
+    y = None if isinstance(y, StreamedTargets) else y
     return names_for(client.task, y, f"client {client.name!r}, train data")
 
 
@@ -325,26 +345,3 @@ def _check_rows(client: Client) -> None:
                 f"client {client.name!r}: a row of {split} x has shape "
                 f"{form_words(form)}, a training row {form_words(expected)}; they must be equal"
             )
-
-
-def _checked(client: Client, split: str, pair: Any) -> tuple[Inputs, Tensor]:
-    """The split as tensors, or a DataError that names the client, the split and the value."""
-    where = f"client {client.name!r}, {split} data"
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
-    x, y = picked(pair[0], client.columns, where), pair[1]
-    y = numbered(client.task, client.labels, y, where)
-    x, y = as_inputs(where, x), as_tensor(where, y, "y")
-    if y.ndim == 0 or len(x) != len(y):
-        rows = 0 if y.ndim == 0 else len(y)
-        raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
-    for name, leaf in leaves(x).items():
-        check_finite(where, leaf, f"x[{name!r}]" if name else "x")
-    check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
-    y = client.task.target(where, y)
-    if not labelled(y).any():
-        raise DataError(
-            f"{where}: none of its {len(y)} rows has a label; give it some, or leave "
-            f"{'the client' if split == 'train' else split} out"
-        )
-    return x, y

@@ -14,6 +14,7 @@ from fedgradnorm._checks import one_of, whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.models._input_rows import Inputs
+from fedgradnorm.models._streamed.rows import all_targets, some_targets
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._task import Task
 
@@ -75,7 +76,7 @@ def testable(clients: object, by: By) -> list[Client]:
 def _check_by_row(client: Client, by: By) -> None:
     """Rows are compared in pairs, so each needs a number of its own."""
     judged = metric_of(client.task, by)
-    if judged == "loss" and client.task.joins_rows(torch.as_tensor(client.train[1])):
+    if judged == "loss" and client.task.joins_rows(some_targets(client.train[1])):
         raise ConfigError(
             f"client {client.name!r}: its loss is one number for all rows, and the benefit "
             'compares row by row; give a loss with reduction="none", or judge classes by="score"'
@@ -114,7 +115,7 @@ def metric_of(task: Task, by: By) -> str:
 def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
     assert client.test is not None
-    x, y = client.test[0], torch.as_tensor(client.test[1])
+    x, y = client.test[0], all_targets(client.test[1])
     if not bool((there := labelled(y)).all()):
         x, y = x[there], client.task.whole(y[there])
     output, task = run.head_outputs(client.name, x), client.task.for_targets(y)

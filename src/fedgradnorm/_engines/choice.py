@@ -36,6 +36,7 @@ from fedgradnorm.models._input_rows import (
     in_chunks,
     row_form,
 )
+from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")
@@ -178,8 +179,8 @@ def unshared_obstacle(
 
 
 def _fields_obstacle(clients: Sequence[Client]) -> str | None:
-    if all(isinstance(client.train[0], Tensor) for client in clients):
-        return None
+    if all(isinstance(client.train[0], Tensor | Streamed) for client in clients):
+        return None  # rows that are read batch by batch have an obstacle of their own
     return "its networks are called with one tensor"
 
 
@@ -194,6 +195,8 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
         return f"client {first!r} has a first part of its own"
     if promising := next((client.name for client in clients if client.privacy is not None), None):
         return f"client {promising!r} has privacy, and clips the gradient of each of its rows"
+    if first := next((c.name for c in clients if isinstance(c.train[0], Streamed)), None):
+        return f"client {first!r} reads its rows batch by batch, and others cannot join them"
     shapes = {form_words(row_form(client.train[0])) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"

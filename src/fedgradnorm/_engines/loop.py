@@ -17,12 +17,11 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import (
     LocalSettings,
     Report,
-    Rows,
     head_phase,
     local_round,
 )
 from fedgradnorm._round.client_state import ClientState
-from fedgradnorm._round.evaluation import answers, represented
+from fedgradnorm._round.evaluation import answers, evaluate, represented
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_round import private_round
@@ -33,6 +32,8 @@ from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import own_stem
+from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
 
 
@@ -74,6 +75,7 @@ class LoopEngine(Engine):
             for name, head in heads.items()
         }
         self.private = self._private(network, batch_size)
+        self._ahead = ReadingAhead(self.batches, self.data)
 
     def _private(self, network: nn.Module, batch_size: int | None) -> dict[str, PrivateClient]:
         """The clients that clip and noise; they work on a scratch copy that is as it was given."""
@@ -90,7 +92,7 @@ class LoopEngine(Engine):
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """Everybody in ``active`` works in turn; a client that fails is rolled back and named."""
         reports: dict[str, Report] = {}
-        for name in active:
+        for name in self._ahead.in_turn(active, round_number):
             before = self.states[name].state_dict()
             report = self._run_client(name, shared, round_number)
             own_is_finite = all(p.isfinite().all() for p in self.states[name].parameters())
@@ -182,11 +184,14 @@ class LoopEngine(Engine):
             if self._enter(state):
                 seen = None
             x, y = self.data[name][split]
-            front = state.front(self.network.module)
-            if seen is None or seen[0] is not x:
-                seen = x, list(represented(front, x))
+            front, task = state.front(self.network.module), client.task
             try:
-                results[name] = client.task.measure(answers(state.head, seen[1]), y, client.scaling)
+                if isinstance(x, Streamed):
+                    results[name] = evaluate(task, front, state.head, x, y, client.scaling)
+                    continue
+                if seen is None or seen[0] is not x:
+                    seen = x, list(represented(front, x))
+                results[name] = task.measure(answers(state.head, seen[1]), y, client.scaling)
             except ConfigError as error:
                 raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return results
@@ -222,7 +227,7 @@ class LoopEngine(Engine):
         self.network.vector.copy_(shared if state.own is None else state.own)
         self._enter(state)
 
-    def _batch(self, name: str, first: int, step: int) -> Rows:
+    def _batch(self, name: str, first: int, step: int) -> tuple[Inputs, Tensor]:
         """A client's batch number ``first + step``, counted from the run's start."""
         x, y = self.data[name]["train"]
         if self.clients[name].task.gaps:  # here every task may have batches of its own
@@ -275,7 +280,7 @@ class Placed:
         self._dtype = next(network.parameters()).dtype
         self._kept: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
 
-    def splits(self, client: Client) -> dict[str, Rows]:
+    def splits(self, client: Client) -> dict[str, tuple[Inputs, Any]]:
         """The client's splits on the device, in the network's dtype."""
         splits = {
             "train": client.learns_from(),
@@ -283,7 +288,7 @@ class Placed:
             "test": client.test,
         }
         return {
-            split: (self._inputs(pair[0], client.stem), self._targets(torch.as_tensor(pair[1])))
+            split: (self._inputs(pair[0], client.stem), self._targets(pair[1]))
             for split, pair in splits.items()
             if pair is not None
         }
@@ -296,5 +301,10 @@ class Placed:
             found = self._kept[key] = x, as_input(x, self._network, self._device, stem)
         return found[1]
 
-    def _targets(self, y: Tensor) -> Tensor:
+    def _targets(self, y: Targets) -> Targets:
+        if isinstance(y, StreamedTargets):
+            return y.placed(self._moved)
+        return self._moved(torch.as_tensor(y))
+
+    def _moved(self, y: Tensor) -> Tensor:
         return y.to(self._device, self._dtype) if y.is_floating_point() else y.to(self._device)

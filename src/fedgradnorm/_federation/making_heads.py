@@ -137,8 +137,9 @@ def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:
     task = client.task
     rows = 3 if task.outputs == 2 else 2  # so that rows and outputs cannot be mistaken
     x, y = client.learns_from()
-    there = labelled(y)
-    x, y = x[there][:rows], y[there][:rows]
+    if isinstance(y, Tensor):
+        x, y = x[there := labelled(y)], y[there]
+    x, y = x[:rows], y[:rows]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         output = predict(network, head, as_input(x, network, "cpu", client.stem))
         try:

@@ -42,6 +42,7 @@ class Batches:
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
     MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
+    AT_ONCE = 1 << 20  # row numbers sorted together; more are sorted one permutation at a time
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
 
     def __init__(
@@ -105,7 +106,22 @@ class Batches:
         start, stop = first * batch, (first + steps) * batch
         passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
         bases = np.array([self.base[name] for name in names], dtype=np.uint64)
+        if len(names) * len(passes) * size > self.AT_ONCE:
+            parts = [self._one(base, passes, size, start, stop) for base in bases]
+            return np.stack(parts).reshape(len(names), steps, batch)
         rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(names), -1)
         offset = start - int(passes[0]) * size
         stretch: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
         return stretch.reshape(len(names), steps, batch)
+
+    @staticmethod
+    def _one(
+        base: np.uint64, passes: NDArray[np.uint64], size: int, start: int, stop: int
+    ) -> NDArray[np.int64]:
+        """The same stretch of one large client, pass by pass: memory for one permutation."""
+        parts = []
+        for turn, key in zip(passes.tolist(), _scrambled(base + passes), strict=True):
+            first = turn * size
+            drawn = permutations(key[None], size)[0]
+            parts.append(drawn[max(0, start - first) : min(size, stop - first)].copy())
+        return np.concatenate(parts)

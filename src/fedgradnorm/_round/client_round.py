@@ -18,15 +18,16 @@ from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call
+from fedgradnorm.models._streamed.rows import Targets
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]
 Update = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
 Schedule = Literal["alternating", "together"]
-Rows = tuple[Inputs, Tensor]
-"""Some rows of a client: inputs and targets."""
-Batch = Callable[[int], Rows]
+Rows = tuple[Inputs, Targets]
+"""A split of a client: inputs and targets."""
+Batch = Callable[[int], tuple[Inputs, Tensor]]
 """The rows of a step."""
 
 

@@ -8,19 +8,37 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
+from fedgradnorm.models._streamed.rows import Streamed, Targets, pieces
+from fedgradnorm.tasks._running_scores import RunningScores
+from fedgradnorm.tasks._split_metrics import Restoring
 from fedgradnorm.tasks._task import Task
 
 ROWS_AT_ONCE = 4096  # in a forward pass over a whole split
 NUMBERS_AT_ONCE = 2**19  # about, on a CPU, to stay in its cache
+NUMBERS_READ = 2**24  # about, of a split that is read for a GPU
 FEWEST_ROWS = 64  # but no fewer: products of fewer are slow
 
 
 @torch.no_grad()
 def evaluate(
-    task: Task, network: nn.Module, head: nn.Module, x: Inputs, y: Tensor
+    task: Task,
+    network: nn.Module,
+    head: nn.Module,
+    x: Inputs,
+    y: Targets,
+    scaling: Restoring | None = None,
 ) -> dict[str, float]:
-    """Loss and metrics over a whole split, with dropout off and running statistics in use."""
-    return task.measure(predict(network, head, x), y)
+    """Loss and metrics over a whole split, with dropout off and running statistics in use.
+
+    A split that is read batch by batch is measured so: no more than two pieces are in memory.
+    """
+    if not isinstance(x, Streamed):
+        assert isinstance(y, Tensor)
+        return task.measure(predict(network, head, x), y, scaling)
+    scores = RunningScores(task, scaling)
+    for part, targets in pieces(x, y, rows_at_once(x)):
+        scores.add(_evaluated(head, _evaluated(network, part)), targets)
+    return scores.result()
 
 
 def predict(network: nn.Module, head: nn.Module, x: Inputs) -> Tensor:
@@ -51,7 +69,16 @@ def _evaluated(module: nn.Module, x: Inputs) -> Tensor:
 
 def in_parts(x: Inputs) -> Iterable[Inputs]:
     """The rows of ``x``, as many at a time as a forward pass takes best."""
-    rows, numbers = ROWS_AT_ONCE, sum(leaf.numel() for leaf in leaves(x).values())
+    return in_chunks(x, rows_at_once(x)) if len(x) else [x]
+
+
+def rows_at_once(x: Inputs) -> int:
+    """How many rows a forward pass takes best."""
+    read = isinstance(x, Streamed)
+    numbers = sum(leaf.numel() for leaf in leaves(x).values())
+    each = numbers if read else numbers // max(1, len(x))
     if numbers and x.device.type != "cuda":
-        rows = min(rows, max(FEWEST_ROWS, NUMBERS_AT_ONCE // max(1, numbers // len(x))))
-    return in_chunks(x, rows) if len(x) else [x]
+        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_AT_ONCE // max(1, each)))
+    if read:  # a piece lies in the host's memory first
+        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_READ // max(1, each)))
+    return ROWS_AT_ONCE

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fedgradnorm._client import Scaler
 from fedgradnorm._columns import picked
 from fedgradnorm._errors import DataError
+from fedgradnorm._round.evaluation import rows_at_once
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, form_words
 from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
+from fedgradnorm.models._streamed.given import as_feed
+from fedgradnorm.models._streamed.rows import Streamed, pieces
 
 
 class Trained(Protocol):
@@ -65,6 +69,19 @@ def _encoded(where: str, x: Any, network: nn.Module, one: Trained) -> Inputs:
     single = scaled.to(next(network.parameters()).dtype)
     _check_finite(where, numbers, single, one.encoding.features)
     return as_input(one.encoding.arranged(scaled, codes), network, "cpu", one.stem)
+
+
+def in_pieces(client: str, x: Any) -> Iterator[Inputs] | None:
+    """Raw inputs that are read batch by batch, such as a Dataset; None if they are in memory."""
+    pairs = False
+    if isinstance(x, Dataset):
+        first = x[0]
+        pairs = isinstance(first, tuple | list) and len(first) == 2
+    feed = as_feed(x, f"client {client!r}", pairs=pairs)
+    if feed is None:
+        return None
+    rows = Streamed(feed)
+    return (part for part, _ in pieces(rows, torch.zeros(len(rows)), rows_at_once(rows)))
 
 
 def raw_inputs(x: Any, one: Trained, where: str) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fedgradnorm._benefit.benefit import Benefit
@@ -23,7 +24,12 @@ from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
-from fedgradnorm._runs.prediction_inputs import holds_tensors, network_inputs, refused
+from fedgradnorm._runs.prediction_inputs import (
+    holds_tensors,
+    in_pieces,
+    network_inputs,
+    refused,
+)
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs
@@ -189,9 +195,10 @@ class Run:
         out. Categories, dates and gaps become numbers as in training. A category that training did
         not know is all zeros, and the log says so. Tensors in, tensors out; arrays and DataFrames
         in, arrays out; names are always in an array. Named inputs are a dict, sequences a list of
-        arrays, as in training. A value that is not finite is a DataError. For a client with several
-        tasks name one of them (``"client/task"``), or the client: then the answers are in a table
-        by task.
+        arrays, as in training. Rows that are read batch by batch are answered so: a Dataset (of
+        inputs, or of pairs), a memory map, :func:`fedgradnorm.data.stream`. A value that is not
+        finite is a DataError. For a client with several tasks name one of them
+        (``"client/task"``), or the client: then the answers are in a table by task.
         """
         rows = self.rows_of(client)
         if rows != [client]:
@@ -200,6 +207,10 @@ class Run:
                 row.removeprefix(start): self.predict(row, x, kind=kind, outputs=outputs)
                 for row in rows
             }
+        parts = in_pieces(client, x)
+        if parts is not None:
+            each = [self.predict(client, part, kind=kind, outputs=outputs) for part in parts]
+            return np.concatenate([np.asarray(part) for part in each])
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.network_of(client)
         row = self.about.get("clients", {}).get(client, {}).get("inputs")

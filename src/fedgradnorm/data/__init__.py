@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedgradnorm.data._partition.by_label import Dirichlet, Pathological
     from fedgradnorm.data._partition.partitioner_base import Partitioner
     from fedgradnorm.data._partition.partitioners import Iid, Linear, Size, partition_client
+    from fedgradnorm.models._streamed.given import stream
 
 __all__ = [
     "Dirichlet",
@@ -31,6 +32,7 @@ __all__ = [
     "partition_client",
     "radcom",
     "school",
+    "stream",
 ]
 
 _SETS = ("beijing", "faces", "landmine", "mtfl", "radcom", "school")
@@ -47,5 +49,6 @@ __getattr__ = on_demand(
         "Linear": f"{__name__}._partition.partitioners.Linear",
         "Size": f"{__name__}._partition.partitioners.Size",
         "partition_client": f"{__name__}._partition.partitioners.partition_client",
+        "stream": "fedgradnorm.models._streamed.given.stream",
     },
 )

@@ -13,6 +13,7 @@ from fedgradnorm._client import SPLITS, Client, Encoder
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._scaling import Scaling
 from fedgradnorm.models._input_rows import Composite, Inputs
+from fedgradnorm.models._streamed.rows import Streamed, all_targets, changed, subset
 from fedgradnorm.tasks._task import Task
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedgradnorm._client import Split
 
-    Pair = tuple[Tensor, Tensor]
+    Pair = tuple[Any, Any]
 
 Standardize = bool | Literal["inputs", "targets"]
 
@@ -70,19 +71,17 @@ def client_from_arrays(
     client = _hold_out(client, {"validation": validation_share, "test": test_share}, seed)
     if not (inputs or targets):
         return Loaded(client)
-    plain = isinstance(client.train[0], torch.Tensor)
+    plain = isinstance(_sample(client.train[0]), torch.Tensor)
     if inputs and not plain:
         raise _not_standardised(name)
     try:
-        rows = client.train[0] if plain else torch.zeros(client.size, 1)
-        scaling = Scaling.fit(rows, client.train[1], inputs=inputs, targets=targets)
+        rows = client.train[0] if plain else torch.zeros(len(client.train[0]), 1)
+        y = client.train[1] if plain else all_targets(client.train[1])
+        scaling = Scaling.fit(rows, y, inputs=inputs, targets=targets)
     except DataError as error:
         raise DataError(f"client {name!r}, training data: {error}") from error
     scaled = {
-        split: (
-            scaling.scale_inputs(pair[0]) if plain else pair[0],
-            scaling.scale_targets(pair[1]),
-        )
+        split: scaled_pair(pair, scaling, inputs=plain)
         for split in SPLITS
         if (pair := getattr(client, split)) is not None
     }
@@ -128,12 +127,9 @@ def several_from_arrays(
             scalings[key] = replace(scalings.get(key, scaled), **both)
     made = {}
     for split, (x, table) in splits.items():
-        first = next(iter(scalings.values()), None)
-        plain = x if isinstance(x, Composite) else torch.as_tensor(x)
-        if first is not None and scaled is None and isinstance(plain, torch.Tensor):
-            plain = first.scale_inputs(plain)
+        first = None if scaled is not None else next(iter(scalings.values()), None)
         made[split] = (
-            single_inputs(plain),
+            _single_inputs(x, first),
             {key: _single(torch.as_tensor(y), scalings.get(key)) for key, y in table.items()},
         )
     return Client(
@@ -163,6 +159,18 @@ def single_inputs(x: Inputs) -> Inputs:
     return x.float() if x.is_floating_point() else x
 
 
+def _single_inputs(x: Any, scaling: Scaling | None) -> Any:
+    """Inputs as they are trained on, in single precision."""
+    if isinstance(x, Streamed):
+        y = torch.zeros(0)  # of the tasks, which are scaled by themselves
+        x = x if scaling is None else scaled_pair((x, y), replace(scaling, target_mean=None))[0]
+        return single_precision((x, y))[0]
+    plain = x if isinstance(x, Composite) else torch.as_tensor(x)
+    if scaling is not None and isinstance(plain, torch.Tensor):
+        plain = scaling.scale_inputs(plain)
+    return single_inputs(plain)
+
+
 def _single(y: Tensor, scaling: Scaling | None) -> Tensor:
     """Targets as they are trained on, in single precision."""
     if scaling is not None and scaling.target_mean is not None:
@@ -184,10 +192,41 @@ def _dealt(
     return found
 
 
+def _sample(x: Any) -> Any:
+    """The inputs, or a row of those that are read batch by batch."""
+    return x.first if isinstance(x, Streamed) else x
+
+
+def scaled_pair(pair: Split, scaling: Scaling, *, inputs: bool = True) -> Pair:
+    """A checked split, standardised; one that is read batch by batch will be so."""
+    x, y = pair
+    if isinstance(x, Streamed):
+        of_x = scaling.scale_inputs if inputs and scaling.input_mean is not None else None
+        of_y = scaling.scale_targets if scaling.target_mean is not None else None
+        return changed(x, y, of_x, of_y)
+    return scaling.scale_inputs(x) if inputs else x, scaling.scale_targets(y)
+
+
+def single_precision(pair: Split) -> Pair:
+    """A checked split with its fractions in float32."""
+
+    def single(values: Any) -> Any:
+        if not isinstance(values, torch.Tensor):
+            return values.to("cpu", torch.float32)
+        return values.float() if values.is_floating_point() else values
+
+    x, y = pair
+    if isinstance(x, Streamed):
+        return changed(x, y, lambda part: single(part).float(), single)
+    return single_inputs(x), single(y)
+
+
 def rows_of(pair: Split, rows: NDArray[Any]) -> Pair:
     """Some rows of a checked split."""
     index = torch.from_numpy(rows)
     x, y = pair
+    if isinstance(x, Streamed):
+        return subset(x, y, rows)
     return x[index], torch.as_tensor(y)[index]
 
 

@@ -133,7 +133,8 @@ def _load_array(path: Path, about: Mapping[str, Any]) -> NDArray[Any]:
     if _digest(path) != about["check"]:
         raise _Damaged(f"{path.name} does not match its checksum")
     empty = 0 in about["shape"]  # NumPy cannot map an array without elements
-    array: NDArray[Any] = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+    # An ordinary array over the map: a map as such would be a client's wish to read in pieces.
+    array = np.asarray(np.load(path, mmap_mode=None if empty else "r", allow_pickle=False))
     if list(array.shape) != about["shape"] or str(array.dtype) != about["dtype"]:
         raise _Damaged(f"{path.name} is {array.dtype}{array.shape}")
     return array

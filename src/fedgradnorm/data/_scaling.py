@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,19 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.models._streamed.moments import Moments
+from fedgradnorm.models._streamed.rows import Streamed, pieces
+from fedgradnorm.tasks._missing import positions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any] | Tensor
+    _Pair = tuple[Tensor | None, Tensor | None]
+
+log = logging.getLogger("fedgradnorm")
+
+NUMBERS_AT_ONCE = 1 << 20  # of rows that are read in pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +48,17 @@ class Scaling:
     target_std: Tensor | None = None
 
     @classmethod
-    def fit(cls, x: Array, y: Array, *, inputs: bool = True, targets: bool = False) -> Scaling:
+    def fit(cls, x: Any, y: Any, *, inputs: bool = True, targets: bool = False) -> Scaling:
         """Learn from training data only; a constant column gets a standard deviation of 1.
 
+        ``x`` may also be rows that are read batch by batch: then it takes one pass over them.
         Targets that are NaN are missing labels, and count for nothing.
         """
-        of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
-        of_y = _moments_of_labels(_rows(_tensor(y, "y"))) if targets else (None, None)
+        if isinstance(x, Streamed):
+            of_x, of_y = _streamed_moments(x, y, inputs, targets)
+        else:
+            of_x = _moments(_tensor(x, "x"), "x") if inputs else (None, None)
+            of_y = _moments_of_labels(_rows(_tensor(y, "y"))) if targets else (None, None)
         return cls(of_x[0], of_x[1], of_y[0], of_y[1])
 
     def scale_inputs(self, x: Array) -> Tensor:
@@ -102,6 +115,24 @@ def _moments_of_labels(y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(means).reshape(shape), torch.cat(deviations).reshape(shape)
 
 
+def _streamed_moments(x: Streamed, y: Any, inputs: bool, targets: bool) -> tuple[_Pair, _Pair]:
+    """The same of rows that are read batch by batch, in one pass over them."""
+    of_x, of_y, shape = Moments(), Moments(), [1] * (len(_rows(y[:1]).shape) - 2)
+    if not inputs and isinstance(y, Tensor):
+        return (None, None), _moments_of_labels(_rows(y)) if targets else (None, None)
+    log.info("%s: reading all %d rows once, to standardise", x.feed.where, len(x))
+    for part, labels in pieces(x, y, max(64, NUMBERS_AT_ONCE // max(1, x.numbers))):
+        assert isinstance(part, Tensor)
+        of_x.add(positions(part if part.ndim > 1 else part[:, None]))
+        if targets:
+            of_y.add(positions(_rows(labels)))
+    pixels = [1] * (len(x.form()) - 1)
+    return (
+        _checked(*of_x.shaped(pixels), "x") if inputs else (None, None),
+        _checked(*of_y.shaped(shape), "y") if targets else (None, None),
+    )
+
+
 def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per column or channel, shaped to broadcast over rows."""
     if values.ndim == 0 or len(values) == 0:
@@ -113,6 +144,10 @@ def _moments(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
     # Rounding can leave a constant column with a tiny spread: dividing by it would blow noise up.
     constant = wide.amax(dim=axes, keepdim=True)[0] == wide.amin(dim=axes, keepdim=True)[0]
     std = torch.where(constant | (std == 0), torch.ones_like(std), std)
+    return _checked(mean, std, name)
+
+
+def _checked(mean: Tensor, std: Tensor, name: str) -> tuple[Tensor, Tensor]:
     if not (torch.isfinite(mean).all() and torch.isfinite(std).all()):
         raise DataError(
             f"{name} holds values that are not finite or too large to standardise; "

@@ -12,6 +12,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
 from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.models._networks import linear_head
+from fedgradnorm.models._streamed.rows import Streamed
 
 
 def as_input(
@@ -22,6 +23,8 @@ def as_input(
     Whole numbers in named inputs and in sequences stay whole numbers. With a ``stem`` in front it
     is that which takes them.
     """
+    if isinstance(x, Streamed):
+        return x.placed(lambda part: as_input(part, network, device, stem))
     if not isinstance(x, Tensor):
         return x.to(device, next(network.parameters()).dtype)
     if not x.is_floating_point() and any(

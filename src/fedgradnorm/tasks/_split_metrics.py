@@ -31,9 +31,8 @@ def measured(
     Our own metrics are of single positions. One of others gets the rows as they are, with NaN for
     what is missing. Where targets were standardised, all of them see the raw units.
     """
-    if scaling is not None and task.has_real_targets:
-        output, target = (scaling.restore_targets(part) for part in (output, target))
-    flat = _flat(task, output, target)
+    output, target = in_units(task, output, target, scaling)
+    flat = flat_rows(task, output, target)
     values: dict[str, float] = {}
     for name, metric in task.metrics.items():
         ours = metric in OURS or isinstance(metric, NamedMetric)
@@ -46,7 +45,16 @@ def measured(
     return values
 
 
-def _flat(task: Task, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def in_units(
+    task: Task, output: Tensor, target: Tensor, scaling: Restoring | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs and targets in the units that targets had."""
+    if scaling is None or not task.has_real_targets:
+        return output, target
+    return scaling.restore_targets(output), scaling.restore_targets(target)
+
+
+def flat_rows(task: Task, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets of the positions that have labels, a row for each."""
     if not task.shape:
         return output, target

@@ -129,3 +129,30 @@ def test_heads_in_common_are_refused_with_several_tasks_on_both_sides(tmp_path) 
     )
     with pytest.raises(fgn.ConfigError, match=says):
         serve(load_config(tmp_path / "run.toml"), tmp_path, tmp_path / "out")
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int):
+        return X[row], 4 * X[row, 2:3]
+
+
+def test_rows_that_are_read_batch_by_batch(tmp_path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    labels = (X[:, 0] > 0).astype(int)
+
+    def given(streamed: bool) -> list[fgn.Client]:
+        x = np.load(tmp_path / "x.npy", mmap_mode="r") if streamed else X
+        numbers = Pairs() if streamed else (X, 4 * X[:, 2:3])
+        return [
+            fgn.Client("map", fgn.classification(2), (x, labels), validation=(x, labels)),
+            fgn.Client("items", fgn.regression(1), numbers),
+        ]
+
+    shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True)).run()
+    alone = fgn.train(
+        toys.network(), given(False), weighting=fgn.GradNorm(), engine="loop", **OPTIONS
+    )
+    assert torch.equal(shared, toys.parameters(alone.network))

@@ -221,7 +221,9 @@ class RosterEngine(Together, Engine):
         if client.size == len(client.train[0]):
             return client.train[0], torch.as_tensor(client.train[1])
         if name not in self._whole:
-            self._whole[name] = client.learns_from()
+            x, y = client.learns_from()
+            assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
+            self._whole[name] = x, y
         return self._whole[name]
 
     def _first_losses(self, loss: Tensor) -> list[Tensor]:

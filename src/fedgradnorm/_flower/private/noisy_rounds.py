@@ -105,9 +105,9 @@ class NoisyCoordinator(PrivateCoordinator):
         counts = (self.round, self.agreement.rounds, float(self.round))
         return Progress(*counts, {ALL: self.epsilon}, {ALL: 1.0}, shown="epsilon spent")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """Everything needed to go on from here."""
-        return {**super().state_dict(), "taken": self.taken}
+        return {**super().state_dict(rows), "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
 from fedgradnorm.models._input_rows import row_form
+from fedgradnorm.models._streamed.rows import some_targets
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 UNKNOWN = Estimate(math.nan, math.nan, 0)
@@ -174,4 +174,4 @@ def _best(rows: Sequence[TaskRow], one: TaskRow) -> TaskRow:
 
 
 def _targets(client: Client) -> str:
-    return client.task.shares(torch.as_tensor(client.train[1]), client.labels)
+    return client.task.shares(some_targets(client.train[1]), client.labels)

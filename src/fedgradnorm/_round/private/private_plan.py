@@ -15,6 +15,7 @@ from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.terms import Privacy
 from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs, Weighting
 
@@ -104,6 +105,11 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
         raise ConfigError(
             f"{where}, and it is one of the tasks of client {client.of!r}: their rows are the same "
             "ones, which no account here adds up; make a client of each task with rows of its own"
+        )
+    if isinstance(client.train[0], Streamed):
+        raise ConfigError(
+            f"{where}: its rows are read batch by batch, and private batches are drawn from rows "
+            "in memory; give it arrays, such as np.array(x)"
         )
     if client.stem is not None or not isinstance(client.train[0], Tensor):
         raise ConfigError(

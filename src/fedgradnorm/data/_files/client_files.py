@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from fedgradnorm._checks import flag
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.data._arrays import (
     Loaded,
     Standardize,
     client_from_arrays,
-    single_inputs,
+    single_precision,
     with_splits,
 )
 from fedgradnorm.data._bad_rows import OnBad
@@ -70,6 +71,7 @@ def client_from_files(
     color: Color = "grey",
     x_key: str = "x",
     y_key: str = "y",
+    stream: bool = False,
     split: Mapping[str, Any] | None = None,
     validation_share: float = 0.0,
     test_share: float = 0.0,
@@ -94,6 +96,10 @@ def client_from_files(
     - Images: ``images`` is their folder, ``train`` a table whose column ``inputs`` (by default
       ``"path"``) holds paths inside it; they become ``size`` x ``size``, in ``color``.
     - Archives (.npz): arrays ``x_key`` and ``y_key``.
+
+    - With ``stream=True``, for data larger than the memory: .parquet as above, .h5 files with the
+      datasets ``x_key`` and ``y_key``, and folders with the files ``x.npy`` and ``y.npy`` (of these
+      names). Inputs are numbers that stay on the disk, targets are read at once.
 
     A file may lie in a zip archive: ``"data.zip/folder/rows.csv"``.
 
@@ -172,7 +178,9 @@ def client_from_files(
         images: folder of the images that the table names.
         size: images become size x size pixels.
         color: "grey" or "rgb".
-        x_key, y_key: names of the arrays in an .npz archive.
+        x_key, y_key: names of the arrays in an .npz archive, or with stream of those in an HDF5
+            file or a folder.
+        stream: true leaves the inputs on the disk, and reads them batch by batch.
         split: how the training file is divided: by a "column", in "time" or by "group".
         rows: how many of the rows are drawn; all by default.
         validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
@@ -210,6 +218,7 @@ def client_from_files(
         color=color,
         x_key=x_key,
         y_key=y_key,
+        stream=flag(f"client {name!r}: stream", stream),
         on_bad=on_bad,
         columns=columns,
         marks=() if cut is None else cut.columns,
@@ -295,10 +304,7 @@ def _single_precision(client: Client) -> Client:
     return with_splits(
         client,
         {
-            split: (
-                single_inputs(pair[0]),
-                pair[1].float() if pair[1].is_floating_point() else pair[1],
-            )
+            split: single_precision(pair)
             for split in SPLITS
             if (pair := getattr(client, split)) is not None
         },

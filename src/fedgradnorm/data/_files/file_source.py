@@ -32,6 +32,7 @@ class FileSource:
     color: Color = "grey"
     x_key: str = "x"
     y_key: str = "y"
+    stream: bool = False
     on_bad: OnBad = "error"
     columns: ColumnPlan = field(default_factory=ColumnPlan)
     marks: tuple[str, ...] = ()
@@ -64,6 +65,10 @@ class FileSource:
         """The rows of one file, in the format its ending says, or of a DataFrame."""
         named = f"the DataFrame of {split}" if is_frame(path) else str(path)
         bad: BadRows[int] = BadRows(self.on_bad, named)
+        if self.stream:
+            from fedgradnorm.data._files.streamed_files import streamed_rows
+
+            return streamed_rows(self, path, bad)
         if not is_frame(path):
             if not is_there(path):
                 raise DataError(f"{path}: no such file; check the path")

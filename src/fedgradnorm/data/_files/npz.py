@@ -102,11 +102,23 @@ def rows_from_npz(path: Path, which: Arrays, labels: bool, bad: BadRows[int]) ->
         if which.shape:
             codes, texts = _label_codes(path, which, y)
             return FileRows(x, codes, rows, None, bad, label_texts=texts)
-        return FileRows(x, _labels(path, which.y_key, y, bad), rows, None, bad)
+        return FileRows(x, npz_targets(path, which.y_key, y, True, bad), rows, None, bad)
+    if not which.shape:
+        return FileRows(x, npz_targets(path, which.y_key, y, False, bad), rows, None, bad)
     target = _floats(path, which.y_key, y).astype(np.float64)
-    target = target if which.shape else target.reshape(len(y), -1)
     _report_bad(target, which.y_key, bad, gaps=True)
     return FileRows(x, target, rows, None, bad)
+
+
+def npz_targets(
+    path: Path, y_key: str, y: NDArray[Any], labels: bool, bad: BadRows[int]
+) -> NDArray[np.float64] | list[str]:
+    """Targets of an array: a text for each row, or a table of numbers."""
+    if labels:
+        return _labels(path, y_key, y, bad)
+    target: NDArray[np.float64] = _floats(path, y_key, y).reshape(len(y), -1).astype(np.float64)
+    _report_bad(target, y_key, bad, gaps=True)
+    return target
 
 
 def _is_column(array: NDArray[Any], name: str) -> bool:

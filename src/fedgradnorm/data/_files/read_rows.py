@@ -11,11 +11,11 @@ import numpy as np
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.models._streamed.rows import Streamed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedgradnorm.models._input_rows import Composite
 
 Value = TypeVar("Value")
 
@@ -30,6 +30,7 @@ MISSING = ("", "na", "n/a", "nan", "null", "none")
 class FileRows:
     """What a reader returns: one entry per data row, the bad ones still among them.
 
+    ``x`` is an array, or rows that are read batch by batch.
     ``y`` is a table of numbers, or a list of label texts for a classification; what nobody labelled
     is NaN or an empty text. ``inputs`` names the columns of ``x`` where they have names. ``texts``
     are the categories that the numbers of a column of ``x`` stand for. ``marks`` are the cells of
@@ -38,7 +39,7 @@ class FileRows:
     what the numbers in ``y`` stand for, where every position of a row has a label.
     """
 
-    x: NDArray[Any] | Composite
+    x: Any
     y: NDArray[np.float64] | list[str]
     rows: Sequence[int]
     lines: Sequence[int] | None
@@ -53,6 +54,8 @@ class FileRows:
         """The inputs of some rows, or all their steps, one after the other."""
         if self.steps is not None:
             return self.x[np.concatenate([self.steps[i] for i in index])]
+        if isinstance(self.x, Streamed):  # of which none is read here
+            return Streamed(self.x.feed.subset(index))
         return self.x[index]
 
     def report(self, index: int, why: str) -> None:
@@ -70,6 +73,8 @@ class FileRows:
     def good(self) -> NDArray[np.int64]:
         """Positions of the rows that can be used."""
         bad = self.bad.reasons
+        if not bad:
+            return np.arange(len(self.rows), dtype=np.int64)
         return np.array([i for i, row in enumerate(self.rows) if row not in bad], dtype=np.int64)
 
 

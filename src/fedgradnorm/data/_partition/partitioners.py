@@ -26,6 +26,7 @@ from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import random_generator, rows_of
 from fedgradnorm.data._partition.by_label import Dirichlet, Pathological
 from fedgradnorm.data._partition.partitioner_base import Partitioner, row_count, sorted_parts, whole
+from fedgradnorm.models._streamed.rows import all_targets
 
 if TYPE_CHECKING:
     from fedgradnorm.data._partition.partitioner_base import Labels, Rows
@@ -166,7 +167,7 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
             "clients of parts of its arrays"
         )
     train, task = client.learns_from(), client.task
-    labels = client.size if task.classes is None or task.shape else train[1]
+    labels = client.size if task.classes is None or task.shape else all_targets(train[1])
     try:
         parts = partitioner.split(labels, seed)
     except DataError as error:

@@ -1,0 +1,105 @@
+"""A client's splits: checked, in memory or read batch by batch, and told apart by their values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._columns import picked
+from fedgradnorm._errors import DataError
+from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_finite
+from fedgradnorm.models._input_rows import Inputs, leaves
+from fedgradnorm.models._streamed.given import streamed_split, target_rows
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, sample_rows
+from fedgradnorm.tasks._labels.text_labels import numbered
+from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._task import Task
+
+
+class Owner(Protocol):
+    """What must be known of the client that a split belongs to."""
+
+    @property
+    def name(self) -> str:
+        """Of the client."""
+
+    @property
+    def task(self) -> Task:
+        """What it learns."""
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of its classes."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The names of its inputs."""
+
+
+def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets]:
+    """The split as tensors, or a DataError that names the client, the split and the value.
+
+    Inputs that stay where they lie are checked when they are read.
+    """
+    where = f"client {client.name!r}, {split} data"
+    task, labels = client.task, client.labels
+    streamed = streamed_split(where, pair, lambda y: _target(task, labels, y, "its target"))
+    if streamed is not None:
+        x, y = streamed
+        if not isinstance(y, StreamedTargets):
+            y = _checked_targets(client, split, x, target_rows(y, where))
+        return x, y
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
+    found = as_inputs(where, picked(pair[0], client.columns, where))
+    targets = _checked_targets(client, split, found, pair[1])
+    for name, leaf in leaves(found).items():
+        check_finite(where, leaf, f"x[{name!r}]" if name else "x")
+    return found, targets
+
+
+def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor:
+    """Targets for these inputs, as a tensor that fits the task."""
+    where = f"client {client.name!r}, {split} data"
+    y = as_tensor(where, numbered(client.task, client.labels, given, where), "y")
+    if y.ndim == 0 or len(x) != len(y):
+        rows = 0 if y.ndim == 0 else len(y)
+        raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
+    y = _target(client.task, client.labels, y, where)
+    if not labelled(y).any():
+        raise DataError(
+            f"{where}: none of its {len(y)} rows has a label; give it some, or leave "
+            f"{'the client' if split == 'train' else split} out"
+        )
+    return y
+
+
+def _target(task: Task, labels: tuple[str, ...] | None, given: Any, where: str) -> Tensor:
+    """Targets as the task's loss takes them."""
+    y = as_tensor(where, numbered(task, labels, given, where), "y")
+    check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
+    return task.target(where, y)
+
+
+def fingerprint(splits: Mapping[str, Iterable[Any]]) -> str:
+    """A hash of splits: kinds of numbers, shapes and values.
+
+    Of a part that is read batch by batch it is its length and the values of some rows, chosen by
+    their number alone.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for split, parts in splits.items():
+        for part in parts:
+            here, known = split, part
+            if isinstance(part, (Streamed, StreamedTargets)):
+                here, known = f"{split} of {len(part)}", part[sample_rows(len(part))]
+            for name, leaf in leaves(known).items():
+                tensor = leaf.contiguous()
+                where = f"{here} {name} " if name else f"{here} "
+                digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,174 @@
+"""Files whose inputs are never all in memory: HDF5, folders of .npy files, Parquet.
+
+Targets are read at once, because they are small and classes are learned from all of them. Parquet
+cannot be read row by row: its numbers are written once, in pieces, to a memory-mapped array in the
+cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
+from fedgradnorm.data._files.named_columns import (
+    check_columns,
+    frame_table,
+    mark_cells,
+    table_targets,
+)
+from fedgradnorm.data._files.npz import npz_targets
+from fedgradnorm.data._files.read_rows import FileRows, missing_name
+from fedgradnorm.data._paths import is_file
+from fedgradnorm.models._streamed.feed import Feed
+from fedgradnorm.models._streamed.given import HDF5, mapped
+from fedgradnorm.models._streamed.row_sources import (
+    ArraySource,
+    Hdf5Source,
+    Source,
+    TableSource,
+    hdf5_dataset,
+    opened_hdf5,
+)
+from fedgradnorm.models._streamed.rows import Streamed
+
+if TYPE_CHECKING:
+    from fedgradnorm.data._files.file_source import FileSource
+
+log = logging.getLogger(__name__)
+
+PARQUET = (".parquet", ".pq")
+NUMBERS = 1 << 19  # of a Parquet file in memory at a time, about
+COLUMNS = 32  # read at a time: the reader has buffers for each
+_SMALL = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")
+
+
+def streamed_rows(source: FileSource, path: Any, bad: BadRows[int]) -> FileRows:
+    """The rows of a file, of whose inputs none is read yet."""
+    if not source.columns.plain or source.images is not None or source.on_bad != "error":
+        raise ConfigError(
+            f"{bad.source}: stream reads plain numbers, and bad rows are found while it trains; "
+            "leave out images, categories, dates, cyclic, missing, without and on_bad"
+        )
+    suffix = path.suffix.lower() if isinstance(path, Path) else ""
+    if suffix in PARQUET:
+        return _parquet_rows(source, path, bad)
+    if source.inputs or source.targets or source.marks:
+        raise ConfigError(
+            f"{bad.source}: arrays have no columns; leave out inputs, targets and split, and use "
+            "x_key and y_key"
+        )
+    if suffix in HDF5:
+        y = hdf5_dataset(opened_hdf5(path), source.y_key, path)[()]
+        return _array_rows(Hdf5Source(path, source.x_key), y, source, path, bad)
+    if isinstance(path, Path) and path.is_dir():
+        x, y = (mapped(path / f"{key}.npy") for key in (source.x_key, source.y_key))
+        name = str(path / f"{source.x_key}.npy")
+        return _array_rows(ArraySource(x, name), np.array(y), source, path, bad)
+    raise DataError(
+        f"{bad.source}: stream reads .h5 and .parquet files and folders of .npy files; save it as "
+        "one of them, or leave stream out"
+    )
+
+
+def _array_rows(x: Source, y: Any, source: FileSource, path: Path, bad: BadRows[int]) -> FileRows:
+    if y.ndim == 0 or len(x) != len(y):
+        raise DataError(
+            f"{path}: {source.x_key!r} has {len(x)} rows, {source.y_key!r} has shape {y.shape}; "
+            "they need one row per sample each"
+        )
+    targets = npz_targets(path, source.y_key, y, source.labels, bad)
+    return FileRows(Streamed(Feed(x, str(path))), targets, range(1, len(x) + 1), None, bad)
+
+
+def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows:
+    from pyarrow import parquet
+
+    check_columns(source.inputs, source.targets, source.labels, source.columns.without)
+    if not is_file(path):
+        raise DataError(f"{path}: no such file; check the path")
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            size = file.metadata.num_rows
+        known = list(schema.names)
+        beside = {*source.targets, *source.aside, *source.marks}
+        names = list(source.inputs or [name for name in known if name not in beside])
+        for name in (*names, *source.targets, *source.marks):
+            if name not in known:
+                raise missing_name(str(path), "column", name, known)
+        wanted = list(dict.fromkeys([*source.targets, *source.marks]))
+        # Without threads, which would read many row groups at a time.
+        with parquet.ParquetFile(path) as file:
+            frame = file.read(columns=wanted, use_threads=False).to_pandas()
+        table = frame_table(str(path), frame, wanted)
+        x = _mapped_columns(path, names, schema, size)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file surfaces as almost any exception of the reader
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, MemoryError) or "bad_alloc" in reason:
+            raise DataError(
+                f"{path}: a row group of it does not fit in memory ({reason}); write it again with "
+                "smaller ones (row_group_size)"
+            ) from error
+        raise DataError(f"{path}: not a readable Parquet file ({reason}); save it again") from error
+    feed = Feed(TableSource(x, str(path), names), str(path))
+    y = table_targets(table, source.targets, source.labels, bad)
+    marks = mark_cells(table, source.marks, bad)
+    return FileRows(Streamed(feed), y, range(1, size + 1), None, bad, tuple(names), {}, marks)
+
+
+def _mapped_columns(path: Path, names: Sequence[str], schema: Any, size: int) -> Any:
+    """The columns as one array on the disk, written when the file is first used."""
+    kinds = {name: str(schema.field(name).type) for name in names}
+    for name, kind in kinds.items():
+        if not kind.startswith(("float", "double", "halffloat", "int", "uint", "bool")):
+            raise DataError(
+                f"{path}: column {name!r} holds {kind}, and stream reads numbers; leave it out of "
+                "inputs, or leave stream out"
+            )
+    single = all(kind in _SMALL for kind in kinds.values())
+    dtype = np.dtype(np.float32 if single else np.float64)
+    root = default_folder()
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".parquet-", dir=root) as place:
+
+        def build() -> Built:
+            log.info("%s: writing its %d rows to %s, once", path, size, root)
+            return {"x": _written(path, names, Path(place) / "x.npy", dtype, size)}, {}
+
+        key = {"file": fingerprint(path), "columns": list(names), "dtype": str(dtype)}
+        return cached("parquet", key, build).arrays["x"]
+
+
+def _write_columns(file: Any, names: Sequence[str], array: Any) -> None:
+    """Some columns of a Parquet file, in pieces."""
+    start, rows = 0, max(1, NUMBERS // len(names))
+    for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+        end = start + batch.num_rows
+        for k, name in enumerate(names):
+            column = batch.column(batch.schema.get_field_index(name))
+            array[start:end, k] = column.to_numpy(zero_copy_only=False).astype(array.dtype)
+        start = end
+
+
+def _written(path: Path, names: Sequence[str], place: Path, dtype: np.dtype[Any], size: int) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    shape = (size, len(names))
+    array = np.lib.format.open_memmap(place, mode="w+", dtype=dtype, shape=shape)
+    with parquet.ParquetFile(path) as file:
+        for first in range(0, len(names), COLUMNS):
+            _write_columns(file, names[first : first + COLUMNS], array[:, first : first + COLUMNS])
+    pyarrow.default_memory_pool().release_unused()
+    array.flush()
+    return array

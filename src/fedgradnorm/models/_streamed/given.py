@@ -1,0 +1,128 @@
+"""What a user gives as a split, found to be rows that stay where they lie, or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgradnorm._checks import whole
+from fedgradnorm._errors import DataError
+from fedgradnorm.models._streamed.feed import Change, Feed
+from fedgradnorm.models._streamed.row_sources import DatasetSource, Hdf5Source, Source, as_source
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
+
+HDF5 = (".h5", ".hdf5", ".he5")
+
+
+def stream(rows: Any, *, key: str = "x", workers: int = 1) -> Feed:
+    """Rows that are read batch by batch while a client trains, and never all at once.
+
+    ``rows`` is a map-style ``torch.utils.data.Dataset``, an open HDF5 dataset, an ``np.memmap``, a
+    dict of such by the names of a network's arguments, or a file: ``.npy``, or ``.h5`` with the
+    dataset ``key``. Give the result as a client's split if it is a Dataset of pairs ``(x, y)``,
+    else as the ``x`` of one. A Dataset, an HDF5 dataset or a memory map is also taken as it is;
+    this function is for files and for ``workers``.
+
+    ``workers`` threads read ahead. By default it is one for all clients, so code of a Dataset is
+    never run twice at a time. 0 reads in the thread that trains.
+
+    >>> import tempfile
+    >>> from fedgradnorm import Client, classification
+    >>> file = Path(tempfile.mkdtemp()) / "x.npy"
+    >>> np.save(file, np.zeros((1000, 8), dtype=np.float32))
+    >>> Client("a", classification(2), train=(stream(file), np.arange(1000) % 2)).size
+    1000
+    """
+    workers = whole("workers", workers, 0)
+    source = _file(Path(rows), key) if isinstance(rows, (str, Path)) else as_source(rows)
+    if source is None:
+        raise DataError(
+            "stream takes a map-style Dataset, an HDF5 dataset, an np.memmap, a dict of such, or a "
+            f".npy or .h5 file, not {type(rows).__name__}; arrays in memory need no stream"
+        )
+    return Feed(source, "", workers=workers)
+
+
+def mapped(path: Path) -> Any:
+    """The array of a .npy file as a memory map; a DataError unless it is one."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; check the path")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{path}: not a readable .npy file of numbers ({reason}); save it with numpy.save"
+        ) from error
+
+
+def _file(path: Path, key: str) -> Source:
+    path = path.expanduser()
+    if path.suffix.lower() in HDF5:
+        return Hdf5Source(path, key)
+    if path.suffix.lower() != ".npy":
+        raise DataError(
+            f"{path}: rows are read from .npy and .h5 files; use client_from_files(..., "
+            "stream=True) for a table"
+        )
+    found = as_source(mapped(path))
+    assert found is not None
+    return found
+
+
+def as_feed(x: Any, where: str, *, pairs: bool) -> Feed | None:
+    """The feed that a split, or with ``pairs=False`` its inputs, come from; None in memory."""
+    if isinstance(x, Streamed):
+        return x.feed.but(where=where)
+    feed = x if isinstance(x, Feed) else None
+    source = feed.source if feed is not None else as_source(x)
+    if source is None:
+        return None
+    if isinstance(source, DatasetSource):
+        try:
+            source = DatasetSource(source.dataset, pairs=pairs)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    elif pairs:
+        raise DataError(
+            f"{where}: {source.name} holds inputs alone; give a pair (x, y), of which only x is "
+            "read batch by batch"
+        )
+    found = Feed(source, where) if feed is None else feed.but(source=source, where=where)
+    if not len(found):
+        raise DataError(f"{where}: {source.name} is empty; a client needs at least one row")
+    return found
+
+
+def streamed_split(where: str, split: Any, target: Change) -> tuple[Streamed, Any] | None:
+    """A split that is read batch by batch: inputs and targets; None if it is in memory.
+
+    Targets of their own are as they were given; those of a Dataset go through ``target``.
+    """
+    if isinstance(split, (Feed, torch.utils.data.Dataset)):
+        feed = as_feed(split, where, pairs=True)
+        assert feed is not None
+        feed = feed.but(change_y=(target,))
+        return Streamed(feed), StreamedTargets(feed)
+    if not isinstance(split, (tuple, list)) or len(split) != 2:
+        return None
+    x, y = split
+    feed = as_feed(x, where, pairs=False)
+    if feed is None:
+        return None
+    return Streamed(feed), StreamedTargets(feed) if isinstance(y, StreamedTargets) else y
+
+
+def target_rows(y: Any, where: str) -> Any:
+    """Targets that are given beside inputs, in memory: one number a row, or a few."""
+    source = as_source(y)
+    if source is None:
+        return y
+    if source.pairs or isinstance(source, DatasetSource):
+        raise DataError(
+            f"{where}: y is a Dataset; give one Dataset of pairs (x, y), or y as an array"
+        )
+    return source.read(np.arange(len(source), dtype=np.int64))[0]
