@@ -42,7 +42,7 @@ def test_built_once_then_mapped(tmp_path):
     assert not second.fresh
     same(first)
     same(second)
-    assert isinstance(second.arrays["x"], np.memmap)
+    assert isinstance(second.arrays["x"].base, np.memmap)
     assert not second.arrays["x"].flags.writeable
     assert leftovers(tmp_path) == []
 

@@ -208,7 +208,7 @@ class Registry:
 
         Rows that only were asked for are as they began, and left out.
         """
-        parts = []
+        parts = list[dict[str, Any]]()
         for kind in self.kinds:
             shelf, position = kind.shelf, self.position
             known = shelf.table(FIRST_LOSS).isnan().logical_not().nonzero()[:, 0].tolist()
@@ -219,8 +219,7 @@ class Registry:
                 there = torch.tensor(rows, device=self._device)
                 tables = {key: shelf.table(key)[there].cpu() for key in kept}
                 parts.append({"names": [shelf.names[k] for k in rows], "tables": tables})
-        parts.sort(key=lambda part: self.position[part["names"][0]])
-        return {"parts": parts}
+        return {"parts": sorted(parts, key=lambda part: self.position[part["names"][0]])}
 
     def settle(self) -> None:
         """What changed so far is kept elsewhere."""

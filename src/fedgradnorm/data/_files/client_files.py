@@ -26,7 +26,7 @@ from fedgradnorm.data._files.encoded_rows import encoded
 from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
 from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
 from fedgradnorm.data._files.file_source import FileSource, data_path, named_inputs, names
-from fedgradnorm.data._files.image_folder import Color
+from fedgradnorm.data._files.formats.image_folder import Color
 from fedgradnorm.data._files.row_splits import SplitPlan
 from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.data._stems import with_stem

@@ -12,10 +12,10 @@ from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
-from fedgradnorm.data._files.image_folder import Color, rows_from_images
+from fedgradnorm.data._files.formats.image_folder import Color, rows_from_images
+from fedgradnorm.data._files.formats.npz import Arrays, rows_from_npz
 from fedgradnorm.data._files.in_archive import is_place, is_there
 from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
-from fedgradnorm.data._files.npz import Arrays, rows_from_npz
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._paths import ENV, user_path
 
@@ -66,7 +66,7 @@ class FileSource:
         named = f"the DataFrame of {split}" if is_frame(path) else str(path)
         bad: BadRows[int] = BadRows(self.on_bad, named)
         if self.stream:
-            from fedgradnorm.data._files.streamed_files import streamed_rows
+            from fedgradnorm.data._files.formats.streamed_files import streamed_rows
 
             return streamed_rows(self, path, bad)
         if not is_frame(path):

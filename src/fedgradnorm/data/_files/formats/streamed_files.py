@@ -18,13 +18,13 @@ import numpy as np
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
+from fedgradnorm.data._files.formats.npz import npz_targets
 from fedgradnorm.data._files.named_columns import (
     check_columns,
     frame_table,
     mark_cells,
     table_targets,
 )
-from fedgradnorm.data._files.npz import npz_targets
 from fedgradnorm.data._files.read_rows import FileRows, missing_name
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.models._streamed.feed import Feed
