@@ -62,6 +62,14 @@ def test_limits_counts_what_network_2_needs(tmp_path):
 
 
 @pytest.mark.slow
+def test_registered_clients_are_measured_and_drawn(tmp_path):
+    found = run("registered", tmp_path)
+    assert [row["registered"] for row in found["rows"]] == [100, 600]
+    assert [row["engine"] for row in found["rows"]] == ["joint", "roster"]
+    assert (tmp_path / "registered.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
 def test_scale_measures_and_draws(tmp_path):
     found = run("scale", tmp_path)
     assert [row["clients"] for row in found["rows"]] == [1, 3]
@@ -120,3 +128,12 @@ def test_data_larger_than_the_memory_trains_is_killed_and_goes_on(tmp_path):
     assert whole["outcome"] == "finished"
     assert resumed["outcome"] == "the same files"
     assert whole["data_gb"] == pytest.approx(4 * found["given_gb"], rel=0.01)
+
+
+def test_the_page_has_the_numbers_of_registered_clients(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    registered = importlib.import_module("registered")
+    rows = json.loads((FOLDER / "results" / "registered.json").read_text())["rows"]
+    page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert registered.page_table(rows) in page
+    assert registered.million(rows) in page

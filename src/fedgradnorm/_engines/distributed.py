@@ -81,8 +81,7 @@ class DistributedEngine(Engine):
         self.local = make_local(own, {c.name: heads[c.name] for c in own}) if own else None
         sizes = [float(client.size) for client in clients]
         self._size = torch.tensor(sizes, dtype=torch.float64, device=device)
-        self._heads = {name: copy.deepcopy(head).to(device) for name, head in heads.items()}
-        self._heads.update(self.local.heads() if self.local is not None else {})
+        self._first = heads  # of which other ranks' are made only when all are asked for
 
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """This rank's part of ``active`` works; a row of numbers per client goes round."""
@@ -146,10 +145,17 @@ class DistributedEngine(Engine):
         """Each client's head, those of other ranks as they are now."""
         mine = {} if self.local is None else self.local.heads()
         states = {name: _on_host(dict(head.state_dict())) for name, head in mine.items()}
-        for name, state in self._merged(states).items():
-            if name not in mine:
-                self._heads[name].load_state_dict(state)
-        return dict(self._heads)
+        return {name: self._head(name, mine, state) for name, state in self._merged(states).items()}
+
+    def _head(
+        self, name: str, mine: Mapping[str, nn.Module], state: Mapping[str, Any]
+    ) -> nn.Module:
+        """This rank's own head, or a copy of another's."""
+        if name in mine:
+            return mine[name]
+        head = copy.deepcopy(self._first[name]).to(self.device)
+        head.load_state_dict(state)
+        return head
 
     def state_dict(self) -> dict[str, Any]:
         """All clients' private state, by name, on every rank."""

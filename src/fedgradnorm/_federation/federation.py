@@ -95,6 +95,7 @@ class Federation:
             order=settings.order,
             rates=settings.server_rates(),
         )
+        self._scalars = sum(need in weighting.needs for need in SCALARS)
         if self.shared_heads:
             self.server.afterwards = self._average_heads
         if settings.compile and self.burst > 1:
@@ -212,7 +213,7 @@ class Federation:
         once: it is counted with the first of them.
         """
         shared = self.server.shared
-        scalars = sum(need in self.server.weighting.needs for need in SCALARS)
+        scalars = self._scalars
         down = shared.numel() if name in self._receivers else 0
         numbers = shared.numel() + down + 2 * self._head_numbers.get(name, 0)
         return numbers * shared.element_size() + 8 * scalars

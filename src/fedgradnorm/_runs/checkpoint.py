@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -51,8 +50,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> 
     """Tensors by name, a text beside them and a checksum of both, as one safetensors file."""
     from safetensors.torch import save
 
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_atomically(path, _sealed(save(plain), note))
+    write_atomically(path, _sealed(save(_apart(tensors)), note))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, none of them in memory of another; copied where they were."""
+    found, seen = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != plain.nbytes
+        found[name] = plain.clone() if shared else plain
+        seen.add(found[name].untyped_storage().data_ptr())
+    return found
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
@@ -81,15 +91,15 @@ def _sealed(data: bytes, note: str) -> bytes:
     safetensors would write two entries in an order that changes from process to process.
     """
     header, body = _split(data)
-    metadata = {"note": note, CHECKSUM: _checksum(header, note, io.BytesIO(body))}
+    metadata = {"note": note, CHECKSUM: _checksum(header, note, [body])}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
     return b"".join((len(text).to_bytes(8, "little"), text, body))
 
 
-def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
     end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), data[end:]
+    return json.loads(data[8:end]), memoryview(data)[end:]
 
 
 def _verify(path: Path, metadata: Mapping[str, str]) -> None:
@@ -99,7 +109,8 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
     with opened(path) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header.pop("__metadata__", None)
-        found = _checksum(header, metadata.get("note", ""), file)
+        chunks = iter(lambda: file.read(1 << 20), b"")
+        found = _checksum(header, metadata.get("note", ""), chunks)
     if found != metadata[CHECKSUM]:
         raise RunFolderError(
             f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
@@ -107,11 +118,11 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _checksum(header: Mapping[str, Any], note: str, body: BinaryIO) -> str:
+def _checksum(header: Mapping[str, Any], note: str, body: Iterable[bytes | memoryview]) -> str:
     """A hash of the tensors (names, shapes, kinds, every byte) and of the note."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([header, note], sort_keys=True).encode())
-    while chunk := body.read(1 << 20):
+    for chunk in body:
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -116,7 +116,7 @@ def several_from_arrays(
         inputs, targets = _sides(f"{name}/{key}", task, standardize is not False)
         if standardize in ("inputs", "targets"):
             inputs, targets = standardize == "inputs", standardize == "targets" and targets
-        if inputs and not isinstance(_sample(splits["train"][0]), torch.Tensor):
+        if inputs and isinstance(_sample(splits["train"][0]), Composite):
             raise _not_standardised(name)
         if inputs or targets:
             x, table = splits["train"]

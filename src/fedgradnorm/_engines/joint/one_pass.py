@@ -37,5 +37,6 @@ def in_order(
 ) -> tuple[Tensor, Tensor]:
     """Losses and gauge norms in the order of the clients, 0 where nothing was measured."""
     found = torch.stack([torch.cat(list(losses)), torch.cat(list(squared))]).double()
-    loss, total = found.new_zeros(2, clients).index_copy_(1, positions, found).unbind()
-    return loss, total.sqrt()
+    found[1].sqrt_()
+    loss, norm = found.new_zeros(2, clients).index_copy_(1, positions, found).unbind()
+    return loss, norm

@@ -38,18 +38,23 @@ class Gathered:
         for group, names in groups:
             first, targets = start, list[Tensor]()
             drawn_rows = torch.from_numpy(np.stack([drawn[name] for name in names]))
-            places = torch.empty_like(drawn_rows)  # [clients, steps, batch]
+            whole = list[tuple[int, int]]()  # clients that are not picked from, and their place
+            reads = drawn_rows[0].numel()
             for k, (name, rows) in enumerate(zip(names, drawn_rows.flatten(1), strict=True)):
                 x, y = train[name]
-                if len(rows) < len(x):
-                    x, y = x[rows], y[rows]
-                    torch.arange(start, start + len(rows), out=places[k].view(-1))
+                size = y.shape[0]
+                if reads < size:
+                    x, y, size = _picked(x, rows), y.index_select(0, rows), reads
                 else:
-                    torch.add(rows, start, out=places[k].view(-1))
+                    whole.append((k, start))
                 inputs.append(x)
                 targets.append(y)
-                self.begin[name], self.sizes[name] = start, len(x)
-                start += len(x)
+                self.begin[name], self.sizes[name] = start, size
+                start += size
+            begins = torch.tensor([self.begin[name] for name in names])
+            places = torch.arange(reads).view(1, *drawn_rows.shape[1:]) + begins[:, None, None]
+            for k, begin in whole:
+                places[k] = drawn_rows[k] + begin
             numbers.append(places.transpose(0, 1).flatten(1))
             y = torch.cat(targets)
             y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
@@ -61,3 +66,7 @@ class Gathered:
         """The targets of some of the rows."""
         first, targets = self._targets[id(group)]
         return targets[rows - first]
+
+
+def _picked(x: Inputs, rows: Tensor) -> Inputs:
+    return x.index_select(0, rows) if isinstance(x, Tensor) else x[rows]

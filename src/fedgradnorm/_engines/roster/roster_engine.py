@@ -123,7 +123,7 @@ class RosterEngine(Together, Engine):
         self._network = working_copy(network, device, bf16=bf16)
         self._rates, self._round = how.head_rates(), 0
         self._seated = list[Seated]()
-        self._whole: dict[str, Rows] = {}
+        self._labelled: dict[str, Rows] = {}  # views, but of who has gaps
         self.optimizers = self
 
     @property
@@ -217,14 +217,14 @@ class RosterEngine(Together, Engine):
         if split != "train":
             x, y = getattr(self.clients[name], split)
             return x, torch.as_tensor(y)
-        client = self.clients[name]
-        if client.size == len(client.train[0]):
-            return client.train[0], torch.as_tensor(client.train[1])
-        if name not in self._whole:
-            x, y = client.learns_from()
+        if name not in self._labelled:
+            client = self.clients[name]
+            x, y = client.train
+            if client.size < len(y):
+                x, y = client.learns_from()
             assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
-            self._whole[name] = x, y
-        return self._whole[name]
+            self._labelled[name] = x, y
+        return self._labelled[name]
 
     def _first_losses(self, loss: Tensor) -> list[Tensor]:
         """F_0 of the round's clients, kind by kind; one that is not known yet is this round's."""
