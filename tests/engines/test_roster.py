@@ -45,11 +45,13 @@ def small_network() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU()).to(DOUBLE)
 
 
-def trainer(engine: str, weighting: Weighting | None = None, **settings: object) -> Trainer:
+def trainer(
+    engine: str, weighting: Weighting | None = None, device: str = "cpu", **settings: object
+) -> Trainer:
     given = {"rounds": 9, "batch_size": 6, "participation": 0.4, "lr": 0.05, **settings}
     clients = many_clients()
     made = Settings(engine=engine, **given)  # type: ignore[arg-type]
-    return Trainer(small_network(), clients, weighting or GradNorm(), made, torch.device("cpu"))
+    return Trainer(small_network(), clients, weighting or GradNorm(), made, torch.device(device))
 
 
 def trained(engine: str, rounds: int = 9, **settings: object) -> Trainer:
@@ -170,3 +172,14 @@ def test_auto_takes_the_roster_where_many_are_registered_and_few_take_part() -> 
     assert settings.few_take_part(1000)
     assert not settings.few_take_part(100)
     assert not Settings(participation=0.9).few_take_part(1000)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("settings", [{}, {"head_steps": 3}, {"head_optimizer": "sgd"}])
+def test_on_a_gpu_the_roster_gives_the_loops_numbers(settings: dict[str, object]) -> None:
+    one, other = trained("roster", device="cuda", **settings), trained("loop", **settings)
+    shared = (t.federations[0].server.shared.data.cpu() for t in (one, other))
+    torch.testing.assert_close(*shared, rtol=0, atol=1e-10)
+    for a, b in zip(one.history.rows, other.history.rows, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-10)
+        assert a["weight"] == pytest.approx(b["weight"], abs=1e-10)

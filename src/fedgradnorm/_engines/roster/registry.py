@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -247,3 +247,19 @@ class Registry:
                     for key, table in part["tables"].items()
                 }
                 kind.shelf.fill(there, tables)
+
+
+class RegisteredHeads(Mapping[str, nn.Module]):
+    """The heads of all clients, each made when it is asked for."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._registry.head(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._registry.clients)
+
+    def __len__(self) -> int:
+        return len(self._registry.clients)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.plan import Part, Plan
@@ -27,22 +26,20 @@ from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.roster.gathered import Gathered, Rows
-from fedgradnorm._engines.roster.registry import SCALE, Alike, FirstHeads, Registry
+from fedgradnorm._engines.roster.gathered import Gathered
+from fedgradnorm._engines.roster.measuring import Measuring
+from fedgradnorm._engines.roster.registry import Alike, FirstHeads, RegisteredHeads, Registry
 from fedgradnorm._engines.roster.seats import moments_obstacle
 from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS
+from fedgradnorm._engines.roster.some_reports import spread
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.client_round import LocalSettings, log_classes
-from fedgradnorm._round.evaluation import represented
+from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import working_copy
-from fedgradnorm.models._input_rows import Inputs, concatenated
 
 AT_ONCE = 1000  # clients whose heads are modules at one time, where the loop has to run them
-ROWS_AT_ONCE = 4096  # of many clients in one pass of an evaluation
 
 
 def roster_obstacle(
@@ -70,22 +67,6 @@ class Seated:
     names: list[str]
     rows: Tensor  # on the kind's shelf
     positions: Tensor  # in the engine's order of clients
-
-
-@dataclass(frozen=True)
-class SomeReports(Reports):
-    """Reports of a few clients among many."""
-
-    some: Reports
-    positions: Tensor
-
-    def aggregate(self, coefficients: Tensor) -> Tensor:
-        """sum_i c_i update_i over those who are there."""
-        return self.some.aggregate(coefficients[self.positions])
-
-    def gradients(self) -> Tensor:
-        """Refused: a row for each registered client would be mostly zeros."""
-        raise ConfigError("engine 'roster' keeps no gradients; use engine='loop'")
 
 
 class RosterEngine(Together, Engine):
@@ -120,10 +101,10 @@ class RosterEngine(Together, Engine):
         plain = isinstance(first, Tensor) and first.ndim == 2 and not bf16
         if plain and DensePass.fits(network, gauge):
             self._pass = DensePass(self.front, gauge, self.streams)
-        self._network = working_copy(network, device, bf16=bf16)
+        scratch = working_copy(network, device, bf16=bf16)
+        self._measuring = Measuring(self.registry, scratch, device, how.first_loss)
         self._rates, self._round = how.head_rates(), 0
         self._seated = list[Seated]()
-        self._labelled: dict[str, Rows] = {}  # views, but of who has gaps
         self.optimizers = self
 
     @property
@@ -209,22 +190,8 @@ class RosterEngine(Together, Engine):
         batches = batches_of(clients, self._batch_size, self._seed, self.how.steps)
         drawn = batches.many(active, round_number * self.how.steps, self.how.steps)
         groups = [(own.kind.seats.group, own.names) for own in self._seated]
-        train = {name: self._rows(name, "train") for name in active}
-        return Gathered(groups, train, drawn, self._network.module, self.device)
-
-    def _rows(self, name: str, split: str) -> Rows:
-        """A client's rows where they lie; of training rows those that have labels."""
-        if split != "train":
-            x, y = getattr(self.clients[name], split)
-            return x, torch.as_tensor(y)
-        if name not in self._labelled:
-            client = self.clients[name]
-            x, y = client.train
-            if client.size < len(y):
-                x, y = client.learns_from()
-            assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
-            self._labelled[name] = x, y
-        return self._labelled[name]
+        train = {name: self._measuring.rows(name, "train") for name in active}
+        return Gathered(groups, train, drawn, self.front.module, self.device)
 
     def _first_losses(self, loss: Tensor) -> list[Tensor]:
         """F_0 of the round's clients, kind by kind; one that is not known yet is this round's."""
@@ -242,68 +209,15 @@ class RosterEngine(Together, Engine):
             first = own.kind.shelf.table(FIRST_LOSS)
             new = [k for k, value in enumerate(first[own.rows].tolist()) if value != value]
             if new:
-                self._network.vector.copy_(shared)
                 names, rows = [own.names[k] for k in new], own.rows[new]
-                first[rows] = self._losses_of(own.kind, names, rows)
-
-    def _losses_of(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
-        """The losses of clients of one kind over all of their training rows."""
-        if self.how.first_loss == "log_classes":
-            tasks = [self.clients[name].task for name in names]
-            return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
-        found = rows.new_empty(len(rows), dtype=torch.float64)
-        for some in _by_size(names, [len(self._rows(name, "train")[0]) for name in names]):
-            found[some] = self._losses_of_one_size(kind, [names[k] for k in some], rows[some])
-        return found
-
-    def _losses_of_one_size(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
-        """One product for all heads, where a row's loss asks for nothing of its client."""
-        pairs = [self._rows(name, "train") for name in names]
-        x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self.device)
-        z = torch.cat(list(represented(self._network.module, x))).view(
-            len(names), len(pairs[0][0]), -1
-        )
-        weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
-        output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
-        task = kind.like.task
-        if task.is_plain and kind.seats.group.weights is None:
-            y = torch.cat([y for _, y in pairs]).to(self.device)
-            y = y.to(output.dtype) if y.is_floating_point() else y
-            each = task.row_losses(output.flatten(0, 1), y).view(len(names), -1)
-            return (each.mean(dim=1) * kind.shelf.table(SCALE)[rows]).double()
-        own = [self.clients[name].task for name in names]
-        losses = [
-            t.measure(o, self._target(y))["loss"]
-            for t, o, (_, y) in zip(own, output, pairs, strict=True)
-        ]
-        return torch.tensor(losses, dtype=torch.float64, device=self.device)
-
-    def _target(self, y: Tensor) -> Tensor:
-        like = self._network.vector
-        return y.to(like) if y.is_floating_point() else y.to(self.device)
+                first[rows] = self._measuring.first_losses(shared, own.kind, names, rows)
 
     def _in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """A round by the loop, which finds out whose numbers are not finite."""
         loop = self._loop(active)
         some = loop.run_clients(shared, round_number, active)
         self._take_over(loop)
-        positions = torch.tensor(
-            [self.registry.position[name] for name in active], device=self.device
-        )
-
-        def spread(values: Tensor) -> Tensor:
-            return values.new_zeros(len(self.clients)).index_copy_(0, positions, values)
-
-        return SomeReports(
-            active=spread(some.active),
-            size=self._sizes,
-            loss=spread(some.loss),
-            loss_ratio=spread(some.loss_ratio),
-            gauge_norm=spread(some.gauge_norm),
-            failed=some.failed,
-            some=some,
-            positions=positions,
-        )
+        return spread(some, self._positions(active), self._sizes, some.failed)
 
     def _loop(self, names: Sequence[str]) -> LoopEngine:
         """The reference engine for some of the clients, with copies of their state."""
@@ -333,54 +247,11 @@ class RosterEngine(Together, Engine):
             yield loop
             self._take_over(loop)
 
-    @torch.no_grad()
     def evaluate(
         self, shared: Tensor, split: str, names: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split; rows of many pass together."""
-        self._network.vector.copy_(shared)
-        wanted = [
-            name
-            for name, client in self.clients.items()
-            if getattr(client, split) is not None and (names is None or name in names)
-        ]
-        results: dict[str, dict[str, float]] = {}
-        for some in self._portions(wanted, split):
-            results |= self._evaluate(some, split)
-        return results
-
-    def _portions(self, names: Sequence[str], split: str) -> Iterator[list[str]]:
-        """Clients whose rows fit into one pass."""
-        some, rows = list[str](), 0
-        for name in names:
-            some.append(name)
-            rows += len(getattr(self.clients[name], split)[0])
-            if rows >= ROWS_AT_ONCE:
-                yield some
-                some, rows = [], 0
-        if some:
-            yield some
-
-    def _evaluate(self, names: Sequence[str], split: str) -> dict[str, dict[str, float]]:
-        """One pass; rows that several clients hold pass once."""
-        data = {name: self._rows(name, split) for name in names}
-        held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
-        x = as_input(concatenated(list(held.values())), self._network.module, self.device)
-        parts = torch.cat(list(represented(self._network.module, x))).split(
-            [len(rows) for rows in held.values()]
-        )
-        features = dict(zip(held, parts, strict=True))
-        results = {}
-        for kind, own, rows in self.registry.grouped(names):
-            weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
-            for k, name in enumerate(own):
-                (source, y), client = data[name], self.clients[name]
-                output = F.linear(features[id(source)], weight[k], bias[k])
-                try:
-                    results[name] = client.task.measure(output, self._target(y), client.scaling)
-                except ConfigError as error:
-                    raise ConfigError(f"client {name!r}, {split} data: {error}") from error
-        return {name: results[name] for name in names}
+        return self._measuring.evaluate(shared, split, names)
 
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
         """By the loop."""
@@ -408,27 +279,3 @@ class RosterEngine(Together, Engine):
         for name in self.clients:
             if name in state:
                 self.registry.load(name, state[name])
-
-
-class RegisteredHeads(Mapping[str, nn.Module]):
-    """The heads of all clients, each made when it is asked for."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def __getitem__(self, name: str) -> nn.Module:
-        return self._registry.head(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.clients)
-
-    def __len__(self) -> int:
-        return len(self._registry.clients)
-
-
-def _by_size(names: Sequence[str], sizes: Sequence[int]) -> list[list[int]]:
-    """Numbers of clients that have as many rows."""
-    found: dict[int, list[int]] = {}
-    for k in range(len(names)):
-        found.setdefault(sizes[k], []).append(k)
-    return list(found.values())

@@ -1,0 +1,143 @@
+"""Losses and metrics of clients whose heads are rows: rows of many clients pass together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedgradnorm._engines.roster.gathered import Rows
+from fedgradnorm._engines.roster.registry import SCALE, Alike, Registry
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.client_round import FirstLoss, log_classes
+from fedgradnorm._round.evaluation import represented
+from fedgradnorm.models._fitting import as_input
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._input_rows import Inputs, concatenated
+
+ROWS_AT_ONCE = 4096  # of many clients in one pass of an evaluation
+
+
+class Measuring:
+    """Evaluates registered clients on a scratch copy of the network."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        network: FlatNetwork,
+        device: torch.device,
+        first_loss: FirstLoss,
+    ) -> None:
+        self._registry, self._clients = registry, registry.clients
+        self._network, self._device, self._first_loss = network, device, first_loss
+        self._labelled: dict[str, Rows] = {}  # views, but of who has gaps
+
+    def rows(self, name: str, split: str) -> Rows:
+        """A client's rows where they lie; of training rows those that have labels."""
+        if split != "train":
+            x, y = getattr(self._clients[name], split)
+            return x, torch.as_tensor(y)
+        if name not in self._labelled:
+            client = self._clients[name]
+            x, y = client.train
+            if client.size < len(y):
+                x, y = client.learns_from()
+            assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
+            self._labelled[name] = x, y
+        return self._labelled[name]
+
+    def first_losses(self, shared: Tensor, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+        """F_0 of clients of one kind: over all of their training rows, or log C."""
+        self._network.vector.copy_(shared)
+        if self._first_loss == "log_classes":
+            tasks = [self._clients[name].task for name in names]
+            return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
+        found = rows.new_empty(len(rows), dtype=torch.float64)
+        for some in _by_size(names, [len(self.rows(name, "train")[0]) for name in names]):
+            found[some] = self._losses_of_one_size(kind, [names[k] for k in some], rows[some])
+        return found
+
+    def _losses_of_one_size(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+        """One product for all heads, where a row's loss asks for nothing of its client."""
+        pairs = [self.rows(name, "train") for name in names]
+        x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self._device)
+        z = torch.cat(list(represented(self._network.module, x))).view(
+            len(names), len(pairs[0][0]), -1
+        )
+        weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
+        output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
+        task = kind.like.task
+        if task.is_plain and kind.seats.group.weights is None:
+            y = torch.cat([y for _, y in pairs]).to(self._device)
+            y = y.to(output.dtype) if y.is_floating_point() else y
+            each = task.row_losses(output.flatten(0, 1), y).view(len(names), -1)
+            return (each.mean(dim=1) * kind.shelf.table(SCALE)[rows]).double()
+        own = [self._clients[name].task for name in names]
+        losses = [
+            t.measure(o, self._target(y))["loss"]
+            for t, o, (_, y) in zip(own, output, pairs, strict=True)
+        ]
+        return torch.tensor(losses, dtype=torch.float64, device=self._device)
+
+    def _target(self, y: Tensor) -> Tensor:
+        like = self._network.vector
+        return y.to(like) if y.is_floating_point() else y.to(self._device)
+
+    @torch.no_grad()
+    def evaluate(
+        self, shared: Tensor, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of every client that has this split; rows of many pass together."""
+        self._network.vector.copy_(shared)
+        wanted = [
+            name
+            for name, client in self._clients.items()
+            if getattr(client, split) is not None and (names is None or name in names)
+        ]
+        results: dict[str, dict[str, float]] = {}
+        for some in self._portions(wanted, split):
+            results |= self._evaluate(some, split)
+        return results
+
+    def _portions(self, names: Sequence[str], split: str) -> Iterator[list[str]]:
+        """Clients whose rows fit into one pass."""
+        some, rows = list[str](), 0
+        for name in names:
+            some.append(name)
+            rows += len(getattr(self._clients[name], split)[0])
+            if rows >= ROWS_AT_ONCE:
+                yield some
+                some, rows = [], 0
+        if some:
+            yield some
+
+    def _evaluate(self, names: Sequence[str], split: str) -> dict[str, dict[str, float]]:
+        """One pass; rows that several clients hold pass once."""
+        data = {name: self.rows(name, split) for name in names}
+        held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
+        x = as_input(concatenated(list(held.values())), self._network.module, self._device)
+        parts = torch.cat(list(represented(self._network.module, x))).split(
+            [len(rows) for rows in held.values()]
+        )
+        features = dict(zip(held, parts, strict=True))
+        results = {}
+        for kind, own, rows in self._registry.grouped(names):
+            weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
+            for k, name in enumerate(own):
+                (source, y), client = data[name], self._clients[name]
+                output = F.linear(features[id(source)], weight[k], bias[k])
+                try:
+                    results[name] = client.task.measure(output, self._target(y), client.scaling)
+                except ConfigError as error:
+                    raise ConfigError(f"client {name!r}, {split} data: {error}") from error
+        return {name: results[name] for name in names}
+
+
+def _by_size(names: Sequence[str], sizes: Sequence[int]) -> list[list[int]]:
+    """Numbers of clients that have as many rows."""
+    found: dict[int, list[int]] = {}
+    for k in range(len(names)):
+        found.setdefault(sizes[k], []).append(k)
+    return list(found.values())
