@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines import StackedEngine
-from fedgradnorm._federation.federation import make_head
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator

@@ -9,7 +9,8 @@ import torch
 from plain import PlainLoop
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.federation import Federation, make_head
+from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._federation.sharing import federations
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.settings import Precision, Settings

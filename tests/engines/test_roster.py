@@ -74,11 +74,13 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
     for a, b in zip(one.recording.measured(9, 1.0), other.recording.measured(9, 1.0), strict=True):
         assert a.keys() == b.keys()
         for key, value in a.items():
-            assert value == b[key] or value == pytest.approx(b[key], abs=tolerance)
+            assert value == b[key] or value == pytest.approx(b[key], rel=tolerance, abs=tolerance)
     for row, twin in zip(one.history.rows, other.history.rows, strict=True):
         assert row.keys() == twin.keys()
         for key, value in row.items():
-            assert value == twin[key] or value == pytest.approx(twin[key], abs=tolerance)
+            assert value == twin[key] or value == pytest.approx(
+                twin[key], rel=tolerance, abs=tolerance
+            )
 
 
 @pytest.mark.parametrize(
