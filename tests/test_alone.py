@@ -145,7 +145,7 @@ def test_who_diverges_is_named_and_the_others_go_on(
     assert_same_training(*found)
     assert said[0] == said[1]
     assert any("'bad'" in line for line in said[0])
-    assert found[0].taken["corner"] == ROUNDS > found[0].taken["bad"]
+    assert found[0].recording.taken["corner"] == ROUNDS > found[0].recording.taken["bad"]
 
 
 def test_ditto_with_a_client_that_diverges() -> None:

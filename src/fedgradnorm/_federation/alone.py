@@ -161,16 +161,26 @@ def alone(
     settings: Settings,
     device: torch.device,
 ) -> Federations:
-    """A federation for each client, side by side unless an engine is asked for or one is needed."""
-    plain = not (settings.compile and device.type == "cuda")  # only an engine of one compiles
+    """A federation for each client, side by side unless an engine is asked for or one is needed.
+
+    On a GPU they take turns where rounds can be captured as graphs: that is faster there.
+    """
     run, bases = None, dict[str, Basis]()
-    if settings.engine == "auto" and len(clients) > 1 and plain:
+    if settings.engine == "auto" and len(clients) > 1 and not _as_graphs(settings, device):
         run, bases = _one_pass(network, clients, settings, device)
     found = [
         Federation(network, [c], copy.deepcopy(weighting), settings, device, bases.get(c.name))
         for c in clients
     ]
     return Federations(found) if run is None else SideBySide(found, run)
+
+
+def _as_graphs(settings: Settings, device: torch.device) -> bool:
+    """Whether each client's rounds are captured as GPU graphs, many at a time."""
+    steady = not (settings.server_schedule or settings.head_schedule)
+    everybody = settings.participation == 1.0
+    captured = steady and everybody and settings.local().shared_steps == 1
+    return device.type == "cuda" and (captured or settings.compile)
 
 
 def _one_pass(
