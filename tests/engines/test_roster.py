@@ -15,7 +15,8 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.making_heads import HeadsOnDemand, make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting import GradNorm, Needs, Weighting
+from weighting.laws import WEIGHTINGS
 
 DOUBLE = torch.float64
 
@@ -105,6 +106,21 @@ def test_the_roster_trains_as_the_loop_does(settings: dict[str, object]) -> None
     assert isinstance(one.federations[0].engine, RosterEngine)
     for each in (one, other):
         each.federations[0].finish(each.round)
+    assert_same(one, other)
+
+
+GRADIENTS = Needs.GRAM | Needs.GRADIENT
+OWN_NAMES = ("static", "by-task")
+"""Weightings made for the clients of the laws."""
+
+
+@pytest.mark.parametrize("name", [n for n in WEIGHTINGS if not n.startswith(OWN_NAMES)])
+def test_every_weighting_that_can_be_told_by_the_roster_gives_the_same(name: str) -> None:
+    if WEIGHTINGS[name]().needs & GRADIENTS:
+        with pytest.raises(ConfigError, match="gradient"):
+            trainer("roster", WEIGHTINGS[name]())
+        return
+    one, other = (trained(e, 5, weighting=WEIGHTINGS[name]()) for e in ("roster", "loop"))
     assert_same(one, other)
 
 
