@@ -174,7 +174,6 @@ def test_states_go_from_one_engine_to_the_other_in_the_middle() -> None:
     [
         ({"shared_steps": 2}, "shared_steps = 2"),
         ({"personalize": {"steps": 1}}, "personalize"),
-        ({"record_conflict": 1}, "record_conflict"),
         ({"head_optimizer": "nadam"}, "nadam"),
     ],
 )

@@ -106,7 +106,13 @@ class Federation:
         """A copy, a gauge and an engine of its own."""
         settings, network = self.settings, copy.deepcopy(network)
         seed, start = settings.seed, settings.head_start
-        heads: Mapping[str, nn.Module] = HeadsOnDemand(network, self.clients, seed, start)
+        few = settings.few_take_part(len({client.owner for client in self.clients}))
+        few = few and not settings.record_conflict  # which needs every client's gradient
+        made = HeadsOnDemand(network, self.clients, seed, start)
+        heads: Mapping[str, nn.Module] = made if few or settings.engine == "roster" else dict(made)
+        assert heads[
+            self.names[0]
+        ]  # made before the gauge is looked for: who does not fit is named
         if self.shared_heads:
             heads = self.shared_heads.begin(dict(heads))
         gauge = gauge_of(network, self.clients, settings)
@@ -119,7 +125,7 @@ class Federation:
             weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT,
             device,
             heads=heads,
-            few=settings.few_take_part(len({client.owner for client in self.clients})),
+            few=few,
             unlike_roster=_roster_obstacle(settings, bool(self.shared_heads)),
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -274,7 +280,6 @@ def _roster_obstacle(settings: Settings, shared_heads: bool) -> str | None:
         "ditto gives every client a network": bool(settings.ditto),
         "personalize gives every client a network": settings.personalize is not None,
         f"keep = {settings.keep!r} keeps a second state": settings.keeps_best,
-        "record_conflict needs every client's gradient": bool(settings.record_conflict),
     }
     return next((reason for reason, given in wanted.items() if given), None)
 

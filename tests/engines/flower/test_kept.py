@@ -211,7 +211,7 @@ def test_what_is_kept_is_for_its_owner_and_a_damaged_one_is_looked_for_anew(tmp_
     together.restart("a")
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         together.run()
-    assert "the best is looked for anew" in caplog.text
+    assert "the best is looked for again" in caplog.text
     rows = [r for r in together.results()["a"].table.rows if r["split"] == "validation"]
     assert [row["round"] for row in rows] == [3, 4, 6, 8]
 

@@ -35,9 +35,9 @@ COPIES = 2  # in memory at a time: the array as it is in the file, and its rows 
 class Arrays:
     """Which arrays of an archive are what.
 
-    ``named`` are the arrays of inputs that have names, ``ids`` those of whole numbers that a
-    network looks up, ``lengths`` say of an array how many steps each row has, by its name among
-    the inputs (none where there is one without), and ``shape`` is that of a target.
+    ``named`` are the arrays of inputs that have names. ``ids`` are those of whole numbers that a
+    network looks up. ``lengths`` says how many steps each row of an input has, by the input's
+    name, or as one array where the input has none. ``shape`` is that of a target.
     """
 
     x_key: str
