@@ -27,8 +27,8 @@ from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.roster.gathered import Gathered
-from fedgradnorm._engines.roster.measuring import Measuring
 from fedgradnorm._engines.roster.registry import Alike, FirstHeads, RegisteredHeads, Registry
+from fedgradnorm._engines.roster.row_measures import Measuring
 from fedgradnorm._engines.roster.seats import moments_obstacle
 from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS
 from fedgradnorm._engines.roster.some_reports import spread
