@@ -102,13 +102,12 @@ def point(registered: int, rounds: int) -> record.Row:
             progress=note,
         )
         sizes = {f.name: f.stat().st_size / 1e6 for f in folder.iterdir() if f.is_file()}
-        log = (folder / "log.txt").read_text()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     heads = sum(p.numel() for p in run.clients["c0"].head.parameters()) * registered
     each = [after - earlier for earlier, after in itertools.pairwise(times)]
     return {
         "registered": registered,
-        "engine": "roster" if "quantiles" in log and registered >= 200 else "joint",
+        "engine": "roster" if "heads.safetensors" in sizes else "joint",
         "first_ms": 1e3 * statistics.median(each[:MEASURED]),
         "round_ms": 1e3 * statistics.median(each[-MEASURED:]),
         "ready": times[0] - began,
