@@ -161,9 +161,11 @@ class Federation:
         if not active and self.sums is None:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
-        here = torch.tensor([self._place[name] for name in active], device=weights.device)
         found = columns(self.server, reports, weights)
-        table = {key: column.to(here.device)[here].tolist() for key, column in found.items()}
+        if reports.rows is None:
+            here = torch.tensor([self._place[name] for name in active], device=weights.device)
+            found = {key: column.to(here.device)[here] for key, column in found.items()}
+        table = {key: column.tolist() for key, column in found.items()}
         due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
         conflict = pairs(reports, self.names) if due else []
         return Outcome(list(active), list(reports.failed), table, conflict)

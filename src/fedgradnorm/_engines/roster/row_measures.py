@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgradnorm._engines.roster.gathered import Rows
+from fedgradnorm._engines.roster.gathered import Reader, Rows
 from fedgradnorm._engines.roster.registry import SCALE, Alike, Registry
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, log_classes
@@ -26,27 +26,20 @@ class Measuring:
     def __init__(
         self,
         registry: Registry,
+        reader: Reader,
         network: FlatNetwork,
         device: torch.device,
         first_loss: FirstLoss,
     ) -> None:
-        self._registry, self._clients = registry, registry.clients
+        self._registry, self._clients, self._reader = registry, registry.clients, reader
         self._network, self._device, self._first_loss = network, device, first_loss
-        self._labelled: dict[str, Rows] = {}  # views, but of who has gaps
 
-    def rows(self, name: str, split: str) -> Rows:
-        """A client's rows where they lie; of training rows those that have labels."""
-        if split != "train":
-            x, y = getattr(self._clients[name], split)
-            return x, torch.as_tensor(y)
-        if name not in self._labelled:
-            client = self._clients[name]
-            x, y = client.train
-            if client.size < len(y):
-                x, y = client.learns_from()
-            assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
-            self._labelled[name] = x, y
-        return self._labelled[name]
+    def _rows(self, names: Sequence[str], split: str) -> list[Rows]:
+        """Clients' rows where they lie; of training rows those that have labels."""
+        if split == "train":
+            return self._reader.rows(self._registry.places(names))
+        held = [getattr(self._clients[name], split) for name in names]
+        return [(x, torch.as_tensor(y)) for x, y in held]
 
     def first_losses(self, shared: Tensor, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
         """F_0 of clients of one kind: over all of their training rows, or log C."""
@@ -54,14 +47,19 @@ class Measuring:
         if self._first_loss == "log_classes":
             tasks = [self._clients[name].task for name in names]
             return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
+        sizes = self._reader.sizes[self._registry.places(names)]
+        alike = [(sizes == size).nonzero()[0] for size in dict.fromkeys(sizes.tolist())]
+        if len(alike) == 1:
+            return self._losses_of_one_size(kind, names, rows)
         found = rows.new_empty(len(rows), dtype=torch.float64)
-        for some in _by_size(names, [len(self.rows(name, "train")[0]) for name in names]):
-            found[some] = self._losses_of_one_size(kind, [names[k] for k in some], rows[some])
+        for some in alike:
+            own = [names[k] for k in some.tolist()]
+            found[some] = self._losses_of_one_size(kind, own, rows[some])
         return found
 
     def _losses_of_one_size(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
         """One product for all heads, where a row's loss asks for nothing of its client."""
-        pairs = [self.rows(name, "train") for name in names]
+        pairs = self._rows(names, "train")
         x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self._device)
         z = torch.cat(list(represented(self._network.module, x))).view(
             len(names), len(pairs[0][0]), -1
@@ -115,7 +113,7 @@ class Measuring:
 
     def _evaluate(self, names: Sequence[str], split: str) -> dict[str, dict[str, float]]:
         """One pass; rows that several clients hold pass once."""
-        data = {name: self.rows(name, split) for name in names}
+        data = dict(zip(names, self._rows(names, split), strict=True))
         held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
         x = as_input(concatenated(list(held.values())), self._network.module, self._device)
         parts = torch.cat(list(represented(self._network.module, x))).split(
@@ -123,7 +121,7 @@ class Measuring:
         )
         features = dict(zip(held, parts, strict=True))
         results = {}
-        for kind, own, rows in self._registry.grouped(names):
+        for kind, own, _, rows in self._registry.grouped(names):
             weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
             for k, name in enumerate(own):
                 (source, y), client = data[name], self._clients[name]
@@ -133,11 +131,3 @@ class Measuring:
                 except ConfigError as error:
                     raise ConfigError(f"client {name!r}, {split} data: {error}") from error
         return {name: results[name] for name in names}
-
-
-def _by_size(names: Sequence[str], sizes: Sequence[int]) -> list[list[int]]:
-    """Numbers of clients that have as many rows."""
-    found: dict[int, list[int]] = {}
-    for k in range(len(names)):
-        found.setdefault(sizes[k], []).append(k)
-    return list(found.values())
