@@ -15,7 +15,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.alone import Federations
 from fedgradnorm._federation.federation import Outcome
 from fedgradnorm._round.participation import some_of
-from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.presence import rows_by_owner, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
@@ -54,16 +54,12 @@ class Recording:
         self._metrics = metrics
         infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
         self._groups = {} if self.kept is None else groups_of(infos)
-        batch = batches_of(clients, settings.batch_size, settings.seed).batch
-        steps = settings.local().steps
-        self._samples = {name: steps * size for name, size in batch.items()}
+        most, steps = settings.batch_size, settings.local().steps
+        self._samples = {c.name: steps * min(most or c.drawn, c.drawn) for c in clients}
         self._order = {name: place for place, name in enumerate(self.taken)}
         self._home = {name: federation for federation in federations for name in federation.names}
         self._owners = list(dict.fromkeys(client.owner for client in clients))
-        self._rows_of: dict[str, list[str]] = {}  # of those who have several tasks
-        for client in clients:
-            if client.of is not None:
-                self._rows_of.setdefault(client.of, []).append(client.name)
+        self._rows_of = rows_by_owner(clients)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -124,7 +120,7 @@ class Recording:
         if asked is None or (last and len(owners) <= ALL_AT_END):
             return None
         found = some_of(owners, asked, self.settings.seed, "evaluation", number)
-        return [name for owner in found for name in self._rows_of.get(owner, (owner,))]
+        return with_tasks(found, self._rows_of)
 
     def measured(
         self, number: int, epoch: float, before: str = "", last: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -49,10 +49,13 @@ class Reader:
         self._bases[place] = base_of(self._seed, client.owner)
         return found
 
-    def check(self, places: Numbers, a_step: int) -> None:
-        """A ConfigError if these clients, with so many rows in a step, read more than fits."""
-        held = int(self.sizes[places].sum())
-        check_rows_of_round(self._steps * a_step, held, self._steps)
+    def check(self, groups: Iterable[tuple[Numbers, int]]) -> None:
+        """A ConfigError if clients, by their places and batch, read more in a round than fits."""
+        read = held = 0
+        for places, batch in groups:
+            read += self._steps * batch * len(places)
+            held += int(self.sizes[places].sum())
+        check_rows_of_round(read, held, self._steps)
 
     def drawn(self, places: Numbers, batch: int, round_number: int) -> Numbers:
         """Row numbers [clients, steps, batch] of a round; :meth:`rows` has been asked for these."""

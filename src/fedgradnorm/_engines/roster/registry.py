@@ -63,8 +63,16 @@ class Seated(NamedTuple):
 
     kind: Alike
     names: list[str]
+    places: NDArray[np.int64]  # in the order of all clients
     turns: NDArray[np.int64]  # among those that were asked for
     rows: Tensor  # on the kind's shelf
+
+    def only(self, some: NDArray[np.int64]) -> Seated:
+        """Some of them, by number."""
+        if len(some) == len(self.names):
+            return self
+        names = [self.names[k] for k in some.tolist()]
+        return Seated(self.kind, names, self.places[some], self.turns[some], self.rows[some])
 
 
 class Registry:
@@ -104,7 +112,7 @@ class Registry:
             turns = (kinds == number).nonzero()[0]
             own = [names[k] for k in turns.tolist()]
             here = torch.from_numpy(rows[turns]).to(self._device)
-            found.append(Seated(self.kinds[number], own, turns, here))
+            found.append(Seated(self.kinds[number], own, places[turns], turns, here))
         return found
 
     def _enter(self, names: Sequence[str], places: NDArray[np.int64]) -> None:
@@ -167,7 +175,7 @@ class Registry:
 
     def state(self, name: str) -> dict[str, Any]:
         """What a client keeps to itself, as a :class:`ClientState` says it."""
-        ((kind, _, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         shelf, row = kind.shelf, int(rows)
         rounds, first = int(shelf.table(ROUNDS)[row]), float(shelf.table(FIRST_LOSS)[row])
         tables = {key: shelf.table(key) for key in kind.moments.fresh}
@@ -182,7 +190,7 @@ class Registry:
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned, or any engine's."""
-        ((kind, _, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         first, moments = state["first_loss"], state["optimizer"]["state"]
         values = {key: torch.as_tensor(state["head"][key]) for key in ("weight", "bias")}
         for i, parameter in enumerate(("weight", "bias")):
@@ -202,7 +210,7 @@ class Registry:
 
     def head(self, name: str) -> nn.Linear:
         """A client's head as a module of its own."""
-        ((kind, _, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         weight, bias = (kind.shelf.table(key)[int(rows)].clone() for key in ("weight", "bias"))
         return linear_of(weight, bias)
 
@@ -260,7 +268,7 @@ class Registry:
         """Take over what :meth:`changed` returned."""
         for part in rows["parts"]:
             place = {name: k for k, name in enumerate(part["names"])}
-            for kind, own, _, there in self.grouped(part["names"]):
+            for kind, own, _, _, there in self.grouped(part["names"]):
                 here = torch.tensor([place[name] for name in own])
                 for key, table in part["tables"].items():
                     wanted = kind.shelf.fresh[key]

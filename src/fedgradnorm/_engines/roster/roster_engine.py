@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -122,8 +121,7 @@ class RosterEngine(Together, Engine):
         """Everybody in ``active`` at once; what only one client can spoil is left to the loop."""
         self._round, self._seated = round_number, self._seat(active)
         self._find_first_losses(shared)
-        places = self.registry.places(active)
-        plan, self.data = self._plan(len(active)), self._gathered(round_number, places)
+        plan, self.data = self._plan(len(active)), self._gathered(round_number)
         losses, squared = one_pass(
             self, self._pass, self.front.module, shared, self.data.rows, plan
         )
@@ -136,7 +134,7 @@ class RosterEngine(Together, Engine):
             own.kind.shelf.write(own.rows, own.kind.seats.tables)
             own.kind.shelf.table(FIRST_LOSS)[own.rows] = first[part.positions]
             own.kind.shelf.table(ROUNDS)[own.rows] += 1
-        here = torch.from_numpy(places).to(self.device)
+        here = self._places(plan)
         return JointReports(
             active=plan.active,
             size=self._sizes[here],
@@ -152,8 +150,8 @@ class RosterEngine(Together, Engine):
     def _seat(self, active: Sequence[str]) -> list[Seated]:
         """Let the round's clients sit down."""
         found = self.registry.grouped(active)
-        for kind, names, _, rows in found:
-            kind.seat(names, rows)
+        for own in found:
+            own.kind.seat(own.names, own.rows)
         return found
 
     def _plan(self, clients: int) -> Plan:
@@ -171,13 +169,18 @@ class RosterEngine(Together, Engine):
         active = torch.ones(clients, dtype=torch.bool, device=self.device)
         return Plan(parts, None, owner, positions, active)
 
-    def _gathered(self, round_number: int, places: NDArray[np.int64]) -> Gathered:
+    def _places(self, plan: Plan) -> Tensor:
+        """Where the round's clients are in the order of all."""
+        places = torch.from_numpy(np.concatenate([own.places for own in self._seated]))
+        places = places.to(self.device)
+        return torch.empty_like(places).index_copy_(0, plan.positions, places)
+
+    def _gathered(self, round_number: int) -> Gathered:
         """The rows that the round reads."""
         reader, groups = self._reader, []
-        reader.check(places, sum(own.kind.batch * len(own.names) for own in self._seated))
-        for kind, names, turns, _ in self._seated:
-            there = places[turns]
-            rows, drawn = reader.rows(there), reader.drawn(there, kind.batch, round_number)
+        reader.check((own.places, own.kind.batch) for own in self._seated)
+        for kind, names, places, _, _ in self._seated:
+            rows, drawn = reader.rows(places), reader.drawn(places, kind.batch, round_number)
             groups.append((kind.seats.group, names, rows, drawn))
         return Gathered(groups, self.front.module, self.device)
 
@@ -193,10 +196,10 @@ class RosterEngine(Together, Engine):
             return
         for own in self._seated:
             first = own.kind.shelf.table(FIRST_LOSS)
-            new = [k for k, value in enumerate(first[own.rows].tolist()) if value != value]
-            if new:
-                names, rows = [own.names[k] for k in new], own.rows[new]
-                first[rows] = self._measuring.first_losses(shared, own.kind, names, rows)
+            unknown = first[own.rows].isnan()
+            if bool(unknown.any()):
+                new = own.only(unknown.nonzero()[:, 0].cpu().numpy())
+                first[new.rows] = self._measuring.first_losses(shared, new)
 
     def _in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """A round by the loop, which finds out whose numbers are not finite."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedgradnorm._engines.roster.gathered import Reader, Rows
-from fedgradnorm._engines.roster.registry import SCALE, Alike, Registry
+from fedgradnorm._engines.roster.registry import SCALE, Registry, Seated
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, log_classes
 from fedgradnorm._round.evaluation import represented
@@ -41,25 +41,23 @@ class Measuring:
         held = [getattr(self._clients[name], split) for name in names]
         return [(x, torch.as_tensor(y)) for x, y in held]
 
-    def first_losses(self, shared: Tensor, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+    def first_losses(self, shared: Tensor, some: Seated) -> Tensor:
         """F_0 of clients of one kind: over all of their training rows, or log C."""
         self._network.vector.copy_(shared)
         if self._first_loss == "log_classes":
-            tasks = [self._clients[name].task for name in names]
+            tasks = [self._clients[name].task for name in some.names]
             return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
-        sizes = self._reader.sizes[self._registry.places(names)]
-        alike = [(sizes == size).nonzero()[0] for size in dict.fromkeys(sizes.tolist())]
-        if len(alike) == 1:
-            return self._losses_of_one_size(kind, names, rows)
-        found = rows.new_empty(len(rows), dtype=torch.float64)
-        for some in alike:
-            own = [names[k] for k in some.tolist()]
-            found[some] = self._losses_of_one_size(kind, own, rows[some])
+        sizes = self._reader.sizes[some.places]
+        found = some.rows.new_empty(len(sizes), dtype=torch.float64)
+        for size in dict.fromkeys(sizes.tolist()):
+            alike = (sizes == size).nonzero()[0]
+            found[alike] = self._losses_of_one_size(some.only(alike))
         return found
 
-    def _losses_of_one_size(self, kind: Alike, names: list[str], rows: Tensor) -> Tensor:
+    def _losses_of_one_size(self, some: Seated) -> Tensor:
         """One product for all heads, where a row's loss asks for nothing of its client."""
-        pairs = self._rows(names, "train")
+        kind, names, rows = some.kind, some.names, some.rows
+        pairs = self._reader.rows(some.places)
         x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self._device)
         z = torch.cat(list(represented(self._network.module, x))).view(
             len(names), len(pairs[0][0]), -1
@@ -121,7 +119,7 @@ class Measuring:
         )
         features = dict(zip(held, parts, strict=True))
         results = {}
-        for kind, own, _, rows in self._registry.grouped(names):
+        for kind, own, _, _, rows in self._registry.grouped(names):
             weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
             for k, name in enumerate(own):
                 (source, y), client = data[name], self._clients[name]
