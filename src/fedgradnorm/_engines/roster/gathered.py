@@ -42,7 +42,7 @@ class Reader:
     def _found(self, place: int) -> Rows:
         client = self._clients[place]
         x, y = client.train
-        if client.size < len(y):
+        if client.size < y.shape[0]:
             x, y = client.learns_from()
         assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
         self._rows[place] = found = x, y
@@ -89,7 +89,7 @@ class Gathered:
         for group, names, rows, drawn in groups:
             steps, batch = drawn.shape[1:]
             reads = steps * batch
-            held = np.array([len(y) for _, y in rows])
+            held = np.array([y.shape[0] for _, y in rows])
             whole = held <= reads * (WHOLE if steps == 1 else 1)
             sizes = np.where(whole, held, reads)
             begins = start + np.cumsum(sizes) - sizes

@@ -53,6 +53,7 @@ class Alike:
             count = max(len(rows), self.seats.count + self.seats.count // 4)
             self.seats = Seats(self.like, self.batch, self.moments, count)
         self.seats.group.names[: len(names)] = names
+        self.seats.group.take_part(len(names))
         self.shelf.read(rows, self.seats.tables)
         classes = self.shelf.table(CLASSES)[rows] if CLASSES in self.shelf.fresh else None
         self.seats.group.retask(self.shelf.table(SCALE)[rows], classes)

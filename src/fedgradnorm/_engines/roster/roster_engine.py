@@ -108,12 +108,10 @@ class RosterEngine(Together, Engine):
         return "it forms no single updates"
 
     def clear(self) -> None:
-        """Forget the gradients of all heads in seats."""
-        for own in self._seated:
-            own.kind.seats.clear()
+        """Nothing: every head in a seat gets a new gradient before each step."""
 
     def step(self) -> None:
-        """Every head in a seat that has a gradient takes a step."""
+        """Every head in a seat takes a step."""
         for own in self._seated:
             own.kind.seats.step(self._rates, self._round, self.how.head_clip)
 
