@@ -152,7 +152,6 @@ class Registry:
 
     def _add(self, kind: Alike, names: list[str]) -> range:
         """Rows for clients that are new, with the heads that they begin with."""
-        rows = kind.shelf.add(names)
         weight, bias = self._heads.numbers(names)
         tasks = [self.clients[name].task for name in names]
         like = kind.moments.weight
@@ -163,8 +162,7 @@ class Registry:
         }
         if (table := class_weights(tasks, like)) is not None:
             start[CLASSES] = table
-        kind.shelf.fill(torch.arange(rows.start, rows.stop, device=self._device), start)
-        return rows
+        return kind.shelf.add(names, start)
 
     def known(self) -> list[str]:
         """Who took part so far."""

@@ -29,13 +29,13 @@ class Shelf:
         """All rows of one kind of numbers, as a view."""
         return self._tables[key][: len(self.names)]
 
-    def add(self, names: Sequence[str]) -> range:
-        """Rows for new clients, as ``fresh`` says."""
+    def add(self, names: Sequence[str], given: Mapping[str, Tensor]) -> range:
+        """Rows for new clients: as ``given``, a line for each, and for the rest as ``fresh``."""
         start, stop = len(self.names), len(self.names) + len(names)
         self._make_room(stop)
         self.names += names
         for key, value in self.fresh.items():
-            self._tables[key][start:stop] = value
+            self._tables[key][start:stop] = given.get(key, value)
         return range(start, stop)
 
     def _make_room(self, rows: int) -> None:
