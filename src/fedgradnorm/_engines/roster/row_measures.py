@@ -12,16 +12,16 @@ from fedgradnorm._engines.roster.gathered import Reader, Rows
 from fedgradnorm._engines.roster.registry import SCALE, Registry, Seated
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, log_classes
-from fedgradnorm._round.evaluation import represented
+from fedgradnorm._round.evaluation import in_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._input_rows import Inputs, concatenated
+from fedgradnorm.models._input_rows import Inputs, call, concatenated
 
 ROWS_AT_ONCE = 4096  # of many clients in one pass of an evaluation
 
 
 class Measuring:
-    """Evaluates registered clients on a scratch copy of the network."""
+    """Evaluates registered clients on a scratch copy of the network, which is for that alone."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Measuring:
     ) -> None:
         self._registry, self._clients, self._reader = registry, registry.clients, reader
         self._network, self._device, self._first_loss = network, device, first_loss
+        network.module.eval()
 
     def _rows(self, names: Sequence[str], split: str) -> list[Rows]:
         """Clients' rows where they lie; of training rows those that have labels."""
@@ -58,10 +59,7 @@ class Measuring:
         """One product for all heads, where a row's loss asks for nothing of its client."""
         kind, names, rows = some.kind, some.names, some.rows
         pairs = self._reader.rows(some.places)
-        x = as_input(concatenated([x for x, _ in pairs]), self._network.module, self._device)
-        z = torch.cat(list(represented(self._network.module, x))).view(
-            len(names), len(pairs[0][0]), -1
-        )
+        z = self._features([x for x, _ in pairs]).view(len(names), len(pairs[0][0]), -1)
         weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
         output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
         task = kind.like.task
@@ -76,6 +74,13 @@ class Measuring:
             for t, o, (_, y) in zip(own, output, pairs, strict=True)
         ]
         return torch.tensor(losses, dtype=torch.float64, device=self._device)
+
+    @torch.no_grad()
+    def _features(self, rows: Sequence[Inputs]) -> Tensor:
+        """What the network makes of all these rows."""
+        network = self._network.module
+        x = as_input(concatenated(rows), network, self._device)
+        return torch.cat([call(network, part) for part in in_parts(x)])
 
     def _target(self, y: Tensor) -> Tensor:
         like = self._network.vector
@@ -113,10 +118,7 @@ class Measuring:
         """One pass; rows that several clients hold pass once."""
         data = dict(zip(names, self._rows(names, split), strict=True))
         held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
-        x = as_input(concatenated(list(held.values())), self._network.module, self._device)
-        parts = torch.cat(list(represented(self._network.module, x))).split(
-            [len(rows) for rows in held.values()]
-        )
+        parts = self._features(list(held.values())).split([len(rows) for rows in held.values()])
         features = dict(zip(held, parts, strict=True))
         results = {}
         for kind, own, _, _, rows in self._registry.grouped(names):
