@@ -51,7 +51,8 @@ class Signals:
         """The same in their places among ``count`` rows; who is not there is not active."""
         if (here := self.rows) is None:
             return self
-        assert self.gram is None and self.gradients is None  # of which nobody holds a few
+        assert self.gram is None  # of which nobody holds a few, nor of gradients
+        assert self.gradients is None
         return Signals(*(_placed(getattr(self, key), here, count) for key in _EACH))
 
     def few(self) -> Signals:

@@ -109,12 +109,12 @@ class Gathered:
     @cached_property
     def begin(self) -> Mapping[str, int]:
         """Where each client's rows begin."""
-        return {n: k for names, at, _ in self._stretches for n, k in zip(names, at.tolist())}
+        return {n: k for names, at, _ in self._stretches for n, k in _pairs(names, at)}
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """How many rows there are of each client."""
-        return {n: k for names, _, of in self._stretches for n, k in zip(names, of.tolist())}
+        return {n: k for names, _, of in self._stretches for n, k in _pairs(names, of)}
 
     def targets(self, group: HeadGroup, rows: Tensor, chosen: Chosen) -> Tensor:  # noqa: ARG002
         """The targets of some of the rows."""
@@ -133,3 +133,7 @@ def _picked(rows: Sequence[Rows], drawn: Numbers, whole: NDArray[np.bool_]) -> l
 
 def _some(x: Inputs, rows: Tensor) -> Inputs:
     return x.index_select(0, rows) if isinstance(x, Tensor) else x[rows]
+
+
+def _pairs(names: Sequence[str], numbers: Numbers) -> Iterable[tuple[str, int]]:
+    return zip(names, numbers.tolist(), strict=True)
