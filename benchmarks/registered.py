@@ -8,6 +8,8 @@ numbers, the direct rule, batch 16, one process per point. A first round is one 
 all clients are new: their heads are drawn and their first losses measured. A later round comes when
 19 of 20 have taken part before. Both are medians of 60. All points are measured in turn, several
 times. Medians of these are kept, and beside them each repeat's ratios and the machine's load.
+Times are the processor's: with --threads 1 they are those of a quiet machine, also where others
+use it. What a clock on the wall says is kept beside them.
 Memory is what the process takes at most beyond what it had with library and data in place. Ready is
 from the first client that is made to the end of the first round.
 """
@@ -39,6 +41,11 @@ COLUMNS = {
     "table_mb": "metrics.csv, MB", "about_mb": "run.json, MB",
 }  # fmt: skip
 
+RATIOS = {
+    "first_ratio": "first_ms", "ratio": "round_ms",
+    "wall_first_ratio": "wall_first_ms", "wall_ratio": "wall_round_ms",
+}  # fmt: skip
+
 
 def resident() -> int:
     """Bytes of this process that are in memory now."""
@@ -66,29 +73,37 @@ class Seen:
     """What is noted of a run in the making: when each round ended, and its first rows on disk."""
 
     def __init__(self, folder: Path, rounds: int) -> None:
-        self.folder, self._half = folder, rounds // 2
-        self._began, self._times, self._rows = time.perf_counter(), list[float](), 0
+        self.folder, self._half, self._rows = folder, rounds // 2, 0
+        self._ends = [clocks()]
 
     def note(self, event: Any) -> None:
         """A round has ended."""
-        self._times.append(time.perf_counter())
+        self._ends.append(clocks())
         if event.round == self._half + 1:
             self._rows = sum(f.stat().st_size for f in (self.folder / "rows").glob("*"))
 
     def figures(self) -> record.Row:
         """Times of rounds and until the first of them ended, and sizes of files."""
-        each = [1e3 * (after - before) for before, after in itertools.pairwise(self._times)]
+        found: record.Row = {}
+        for clock, ends in zip(("", "wall_"), zip(*self._ends, strict=True), strict=True):
+            ready, *each = [after - before for before, after in itertools.pairwise(ends)]
+            found[f"{clock}ready"] = ready
+            found[f"{clock}first_ms"] = 1e3 * statistics.median(each[:MEASURED])
+            found[f"{clock}round_ms"] = 1e3 * statistics.median(each[-MEASURED:])
         sizes = {f.name: f.stat().st_size / 1e6 for f in self.folder.iterdir() if f.is_file()}
         return {
             "engine": "roster" if "heads.safetensors" in sizes else "joint",
-            "first_ms": statistics.median(each[:MEASURED]),
-            "round_ms": statistics.median(each[-MEASURED:]),
-            "ready": self._times[0] - self._began,
+            **found,
             "checkpoint_mb": sizes["checkpoint.safetensors"],
             "rows_mb": self._rows / 1e6,
             "table_mb": sizes["metrics.csv"],
             "about_mb": sizes["run.json"],
         }
+
+
+def clocks() -> tuple[float, float]:
+    """Seconds of the processor that this process has had, and seconds on the wall."""
+    return time.process_time(), time.perf_counter()
 
 
 def clients(train: Sequence[Any], test: Sequence[Any]) -> list[Any]:
@@ -144,7 +159,7 @@ def measured(given: argparse.Namespace) -> Iterator[list[record.Row]]:
             rounds = 8 if given.quick else 2 * MEASURED + 3 * registered // ACTIVE
             more = "--rounds", str(rounds)
             rows.append(points.apart(__file__, given, registered, *more))
-            for ratio, key in (("first_ratio", "first_ms"), ("ratio", "round_ms")):
+            for ratio, key in RATIOS.items():
                 rows[-1][ratio] = rows[-1][key] / rows[0][key]
             print(rows[-1], file=sys.stderr, flush=True)
         yield rows
@@ -158,7 +173,7 @@ def medians(repeats: Sequence[list[record.Row]]) -> list[record.Row]:
         for key, value in row.items():
             if isinstance(value, float):
                 row[key] = statistics.median(own[key] for own in rows)
-        ratios = [{key: own[key] for key in ("first_ratio", "ratio", "load")} for own in rows]
+        ratios = [{key: own[key] for key in (*RATIOS, "load")} for own in rows]
         found.append({**row, "repeats": ratios})
     return found
 
