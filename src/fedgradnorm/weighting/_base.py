@@ -62,7 +62,7 @@ class Signals:
         here = self.active.nonzero()[:, 0]
         if 2 * len(here) > len(self.active):
             return self
-        return Signals(*(getattr(self, key)[here] for key in _EACH), rows=here)
+        return replace(Signals(*(getattr(self, key)[here] for key in _EACH)), rows=here)
 
     def of(self, values: Tensor) -> Tensor:
         """Of ``values``, one a bound row, those of the rows that these signals are of."""
