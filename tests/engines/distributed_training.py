@@ -1,11 +1,14 @@
-"""Trainings for ranks to agree on: ``torchrun ... distributed_training.py OUT [CASE...]``.
+"""Trainings for ranks to agree on: ``torchrun ... distributed_training.py FOLDER [CASE...]``.
 
-Rank 0 writes what each case gave; ``results`` gives the same in this process.
+Rank 0 writes what each case gave to FOLDER/found.json; ``results`` gives the same in this process.
+Every rank writes down which threads are left when it ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -67,6 +70,8 @@ CASES: dict[str, dict[str, Any]] = {
         "weighting": partial(fgn.GradNorm, rule="direct"),
         "participation": 0.7,
     },
+    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1},
+    "registered, one unlike": {"registered": 203, "participation": 0.1, "unlike": "side7"},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
 }
 
@@ -78,10 +83,16 @@ def train(engine: str, **case: Any) -> fgn.Run:
     case = {"rounds": 8, "batch_size": 8, "lr": 0.02, "eval_every": 4, "seed": 3, **case}
     kinds = case.pop("kinds", (*toys.NAMES, "side"))
     sizes = (48, 30, 24, 20)
+    if registered := case.pop("registered", 0):
+        kinds, sizes = toys.NAMES * registered, (17, 9, 12, 9) * registered
+        kinds, sizes = kinds[:registered], sizes[:registered]
     clients = [
         toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 2 else kind, size, kind)
         for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
     ]
+    if unlike := case.pop("unlike", None):
+        i = [client.name for client in clients].index(unlike)
+        clients[i] = replace(clients[i], head=toys.seeded(lambda: torch.nn.Linear(5, 2)))
     for i, task in enumerate(case.pop("tasks", ())):
         clients[i] = replace(clients[i], task=replace(clients[i].task, name=task))
     for name, terms in case.pop("promised", {}).items():
@@ -111,8 +122,17 @@ def results(engine: str, names: list[str]) -> dict[str, Any]:
     return {name: result(train(engine, **CASES[name])) for name in names}
 
 
+def write_threads(folder: Path) -> None:
+    """Registered before the ranks meet, so it is called after they have parted."""
+    tasks = Path("/proc/self/task").glob("*/comm")
+    names = sorted(task.read_text().strip() for task in tasks)
+    (folder / f"threads-{os.environ['RANK']}.txt").write_text("\n".join(names))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    place = Path(sys.argv[1])
+    atexit.register(write_threads, place)
     found = results("auto", sys.argv[2:] or list(CASES))
     if is_leader():
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        (place / "found.json").write_text(json.dumps(found))

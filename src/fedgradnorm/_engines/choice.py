@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,15 +63,24 @@ def make_engine(
     if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
         return _make_local(name, network, clients, gauge, how, needs, device, **settings)
 
-    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> Engine:
-        given = {**settings, "heads": heads}
+    here, heads = world(), settings.pop("heads")
+
+    def agreed(mine: str | None) -> str | None:
+        """Rows of clients are gathered from all ranks, so all of them keep such, or none does."""
+        others = [f"on rank {k}, {reason}" for k, reason in enumerate(here.gather(mine)) if reason]
+        return mine or next(iter(others), None)
+
+    def make_local(own: Sequence[Client]) -> Engine | None:
         # Inner products across ranks are taken from the gradients themselves.
         each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
-        given.pop("few", None)
-        return _make_local("auto", network, own, gauge, how, each, device, **given)
+        if own:
+            given = {**settings, "heads": heads, "agreed": agreed}
+            return _make_local("auto", network, own, gauge, how, each, device, **given)
+        if settings.get("few"):
+            agreed(None)
+        return None
 
-    heads = settings["heads"]
-    return DistributedEngine(clients, heads, world=world(), device=device, make_local=make_local)
+    return DistributedEngine(clients, heads, world=here, device=device, make_local=make_local)
 
 
 def _make_local(
@@ -84,12 +93,13 @@ def _make_local(
     device: torch.device,
     few: bool = False,
     unlike_roster: str | None = None,
+    agreed: Callable[[str | None], str | None] = lambda reason: reason,
     **settings: Any,
 ) -> Engine:
     """An engine that runs all of these clients in this process.
 
     ``few`` says that few of them take part in a round, and ``unlike_roster`` why the roster engine
-    would not do for other reasons.
+    would not do for other reasons; ``agreed`` is told why not, and may have reasons of its own.
     """
     joint = joint_obstacle(network, clients, gauge, how, needs)
     obstacles = {
@@ -99,7 +109,7 @@ def _make_local(
     }
     if few or name == "roster":
         reason = joint or unlike_roster or roster_obstacle(clients, how, Needs.GRAM in needs)
-        obstacles = {"roster": reason, **obstacles}
+        obstacles = {"roster": agreed(reason), **obstacles}
     if name == "auto":
         name = next(key for key, obstacle in obstacles.items() if obstacle is None)
         reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
@@ -109,7 +119,7 @@ def _make_local(
     given = {"gauge": gauge, "how": how, "device": device, **settings}
     if name == "roster":
         return RosterEngine(network, clients, **given)
-    given["heads"] = dict(given["heads"])
+    given["heads"] = {client.name: given["heads"][client.name] for client in clients}
     if name == "joint":
         return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
     return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)

@@ -17,6 +17,7 @@ from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
 from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
+from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -109,10 +110,14 @@ class Federation:
         few = settings.few_take_part(len({client.owner for client in self.clients}))
         few = few and not settings.record_conflict  # which needs every client's gradient
         made = HeadsOnDemand(network, self.clients, seed, start)
-        heads: Mapping[str, nn.Module] = made if few or settings.engine == "roster" else dict(made)
-        assert heads[
-            self.names[0]
-        ]  # made before the gauge is looked for: who does not fit is named
+        heads: Mapping[str, nn.Module] = made
+        if few or settings.engine == "roster":
+            assert made[self.names[0]]
+        elif asked_for() > 1:
+            assert all(made.values())  # each rank keeps those of its own clients
+        else:
+            heads = dict(made)
+        # Made before the gauge is looked for: who does not fit is named.
         if self.shared_heads:
             heads = self.shared_heads.begin(dict(heads))
         gauge = gauge_of(network, self.clients, settings)
