@@ -19,7 +19,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._launched import is_leader
+from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
@@ -70,9 +70,16 @@ CASES: dict[str, dict[str, Any]] = {
         "weighting": partial(fgn.GradNorm, rule="direct"),
         "participation": 0.7,
     },
-    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1},
+    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1, "parts": True},
     "registered, one unlike": {"registered": 203, "participation": 0.1, "unlike": "side7"},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
+    "parts": {
+        "parts": True,
+        "personalize": {"steps": 9, "lr": 0.02, "what": "network"},
+        "keep": "own_best",
+        "eval_every": 2,
+        "head_start": "targets",
+    },
 }
 
 
@@ -103,6 +110,8 @@ def train(engine: str, **case: Any) -> fgn.Run:
             replace(client, validation=toys.rows(kind, 21))
             for client, kind in zip(clients, kinds, strict=True)
         ]
+    if case.pop("parts", False):  # each rank makes its own alone
+        clients = clients[rank() :: asked_for()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
@@ -115,6 +124,7 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
         "end": {key: run.about.get(key) for key in ("kept", "stopped_early", "personal")},
+        "clients": run.about["clients"],
     }
 
 

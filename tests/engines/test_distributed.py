@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 import toys
 from engines.distributed_killed import train, train_many
 from engines.distributed_training import CASES, results
 from experiments.small_config import small_config
+from fedgradnorm._cli import app
 from fedgradnorm._engines.distributed import DistributedEngine
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._training.ranked import meet
@@ -134,12 +136,11 @@ def test_the_command_line_under_torchrun_then_resumed_by_another_number(tmp_path
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [folder.name]
     whole = fgn.load(folder)
     fgn_alone = tmp_path / "alone"
-    subprocess.run(
-        [sys.executable, "-m", "fedgradnorm", "run", config, f"output.folder={fgn_alone}"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    done = CliRunner().invoke(app, ["run", str(config), f"output.folder={fgn_alone}"])
+    assert done.exit_code == 0, done.output
     single = fgn.load(fgn_alone / folder.name)
     assert gap(whole.table.rows, single.table.rows) < LOOSE
+    assert whole.about["clients"] == single.about["clients"]
     assert torch.allclose(toys.parameters(whole.network), toys.parameters(single.network))
 
 

@@ -108,9 +108,7 @@ def open_folder(
     return Follower(trainer, news["about"])
 
 
-def _tell_rows(
-    world: World, journal: Journal | None, pieces: Iterable[Mapping[str, Any]]
-) -> None:
+def _tell_rows(world: World, journal: Journal | None, pieces: Iterable[Mapping[str, Any]]) -> None:
     """Rank 0 reads the rows of clients piece by piece; each other rank takes its own of them."""
     if journal is None:
         return

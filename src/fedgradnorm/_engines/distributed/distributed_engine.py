@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._engines.distributed.elsewhere import Elsewhere
 from fedgradnorm._engines.distributed.ranks_journal import RanksJournal
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import World
@@ -77,7 +78,7 @@ class DistributedEngine(Engine):
         self.world, self.device = world, device
         self.names = [client.name for client in clients]
         _check_alike(world, clients)
-        self.shares = _shares(clients, world.size)
+        self.shares = _shares(clients, world)
         own = [clients[i] for i in self.shares[world.rank]]
         self.own = {client.name: k for k, client in enumerate(own)}
         self._position = {name: i for i, name in enumerate(self.names)}
@@ -215,10 +216,17 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _shares(clients: Sequence[Client], ranks: int) -> list[list[int]]:
-    """Each rank's clients, as rows; several tasks of one client are on one rank."""
-    places = {name: k for k, name in enumerate(dict.fromkeys(c.owner for c in clients))}
-    return [
-        [row for row, client in enumerate(clients) if places[client.owner] % ranks == rank]
-        for rank in range(ranks)
-    ]
+def _shares(clients: Sequence[Client], world: World) -> list[list[int]]:
+    """Each rank's clients, as rows: who has their data or, where all do, one after another.
+
+    Several tasks of one client are on one rank.
+    """
+    places = {
+        name: k % world.size for k, name in enumerate(dict.fromkeys(c.owner for c in clients))
+    }
+    if any(isinstance(client, Elsewhere) for client in clients):
+        places = {c.owner: c.rank if isinstance(c, Elsewhere) else world.rank for c in clients}
+    shares: list[list[int]] = [[] for _ in range(world.size)]
+    for row, client in enumerate(clients):
+        shares[places[client.owner]].append(row)
+    return shares
