@@ -126,12 +126,15 @@ def main() -> None:
         (given.out / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
         return
     here, target, rows = record.about(), given.out / "ranks.json", []
+    before = record.earlier(target, here, given)
     for name in POINTS:
-        rows.append(apart(name, given))
-        print(rows[-1], file=sys.stderr, flush=True)
+        if record.wanted(name, given):
+            rows.append(apart(name, given))
+            print(rows[-1], file=sys.stderr, flush=True)
     eight = shares(8, REGISTERED, ACTIVE)
     rows.append({"name": "8 ranks", "share": statistics.mean(eight),
                  "worst": float(np.quantile(eight, 0.95))})  # fmt: skip
+    rows = record.merge(before, rows, "name", [*POINTS, "8 ranks"])
     record.write(target, here, rows, COLUMNS)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import TensorDataset
 
 import fedgradnorm as fgn
 import toys
@@ -72,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1, "parts": True},
     "registered, one unlike": {"registered": 203, "participation": 0.1, "unlike": "side7"},
+    "streamed": {"streamed": "side", "participation": 0.7, "parts": True},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
     "parts": {
         "parts": True,
@@ -110,6 +112,9 @@ def train(engine: str, **case: Any) -> fgn.Run:
             replace(client, validation=toys.rows(kind, 21))
             for client, kind in zip(clients, kinds, strict=True)
         ]
+    if streamed := case.pop("streamed", None):
+        i = [client.name for client in clients].index(streamed)
+        clients[i] = replace(clients[i], train=TensorDataset(*clients[i].train))
     if case.pop("parts", False):  # each rank makes its own alone
         clients = clients[rank() :: asked_for()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))

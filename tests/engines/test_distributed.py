@@ -119,6 +119,7 @@ def test_more_ranks_than_clients(alone, tmp_path):
         "some evaluated",
         "registered",
         "registered, one unlike",
+        "streamed",
     ],
 )
 def test_one_rank_without_torchrun(name, alone):

@@ -27,6 +27,7 @@ from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
+from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -108,13 +109,15 @@ class Federation:
         settings, network = self.settings, copy.deepcopy(network)
         seed, start = settings.seed, settings.head_start
         few = settings.few_take_part(len({client.owner for client in self.clients}))
-        few = few and not settings.record_conflict  # which needs every client's gradient
+        streamed = any(isinstance(client.train[0], Streamed) for client in self.clients)
+        if settings.record_conflict:  # which needs every client's gradient
+            few = streamed = False
         made = HeadsOnDemand(network, self.clients, seed, start)
         heads: Mapping[str, nn.Module] = made
         if few or settings.engine == "roster":
             assert made[self.names[0]]
-        elif asked_for() > 1:
-            assert all(made.values())  # each rank keeps those of its own clients
+        elif streamed or asked_for() > 1:
+            assert all(made.values())  # each rank keeps those of its own clients, an engine rows
         else:
             heads = dict(made)
         # Made before the gauge is looked for: who does not fit is named.
@@ -131,6 +134,7 @@ class Federation:
             device,
             heads=heads,
             few=few,
+            streamed=streamed,
             unlike_roster=_roster_obstacle(settings, bool(self.shared_heads)),
             batch_size=settings.batch_size,
             seed=settings.seed,

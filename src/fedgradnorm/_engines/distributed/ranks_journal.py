@@ -91,7 +91,9 @@ class RanksJournal:
         """Heads of one shape, in the order of clients."""
         names = [name for part in parts for name in part[0]]
         order = sorted(range(len(names)), key=lambda k: self._position[names[k]])
-        weight, bias = (torch.cat([part[i] for part in parts])[order] for i in (1, 2))
+        weight, bias = (
+            torch.cat(tables)[order] for tables in zip(*(p[1:] for p in parts), strict=True)
+        )
         return [names[k] for k in order], weight, bias
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,22 +13,24 @@ from torch import Tensor, nn
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs, concatenated
+from fedgradnorm.models._streamed.rows import Streamed, Targets
 
-Rows = tuple[Inputs, Tensor]
+Rows = tuple[Inputs, Targets]
+Drawn = Mapping[str, NDArray[np.int64]]
 
 
 class Gathered:
     """Batches of some clients as one tensor; nothing else of their data is touched.
 
     ``drawn`` are row numbers [steps, batch] of each client, in groups of heads. A client whose
-    steps visit its data more than once is taken whole.
+    steps visit its data more than once is taken whole, unless its rows lie elsewhere.
     """
 
     def __init__(
         self,
         groups: Sequence[tuple[HeadGroup, Sequence[str]]],
         train: Mapping[str, Rows],
-        drawn: Mapping[str, NDArray[np.int64]],
+        drawn: Drawn,
         network: nn.Module,
         device: torch.device,
     ) -> None:
@@ -42,11 +45,12 @@ class Gathered:
             reads = drawn_rows[0].numel()
             for k, (name, rows) in enumerate(zip(names, drawn_rows.flatten(1), strict=True)):
                 x, y = train[name]
-                size = y.shape[0]
-                if reads < size:
-                    x, y, size = _picked(x, rows), y.index_select(0, rows), reads
+                size = len(x)
+                if reads < size or isinstance(x, Streamed):
+                    x, y, size = _picked(x, rows), _picked(y, rows), reads
                 else:
                     whole.append((k, start))
+                assert isinstance(y, Tensor)
                 inputs.append(x)
                 targets.append(y)
                 self.begin[name], self.sizes[name] = start, size
@@ -68,5 +72,28 @@ class Gathered:
         return targets[rows - first]
 
 
-def _picked(x: Inputs, rows: Tensor) -> Inputs:
-    return x.index_select(0, rows) if isinstance(x, Tensor) else x[rows]
+def _picked(values: Any, rows: Tensor) -> Any:
+    return values.index_select(0, rows) if isinstance(values, Tensor) else values[rows]
+
+
+class Ahead:
+    """Has the rows of clients read that read them as they are asked for, before they are."""
+
+    def __init__(self, train: Callable[[str], Rows], names: Iterable[str]) -> None:
+        found = ((name, train(name)[0]) for name in names)
+        self._feeds = {name: x.feed for name, x in found if isinstance(x, Streamed)}
+
+    def __bool__(self) -> bool:
+        return bool(self._feeds)
+
+    def expect(self, drawn: Drawn) -> None:
+        """Begin to read these rows; each client's are read at once."""
+        for name, rows in drawn.items():
+            if name in self._feeds:
+                self._feeds[name].expect([np.ascontiguousarray(rows).reshape(-1)])
+
+    def rest(self, names: Iterable[str]) -> None:
+        """Let go of what was read for these clients."""
+        for name in names:
+            if name in self._feeds:
+                self._feeds[name].rest()

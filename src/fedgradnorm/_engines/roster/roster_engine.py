@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -26,7 +28,7 @@ from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.roster.gathered import Gathered
+from fedgradnorm._engines.roster.gathered import Ahead, Gathered
 from fedgradnorm._engines.roster.registry import Alike, FirstHeads, RegisteredHeads, Registry
 from fedgradnorm._engines.roster.row_measures import Measuring
 from fedgradnorm._engines.roster.seats import moments_obstacle
@@ -38,7 +40,9 @@ from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._streamed.rows import Streamed
 
+WINDOWED = 200  # clients whose batches are drawn for many rounds at once, whoever takes part
 AT_ONCE = 1000  # clients whose heads are modules at one time, where the loop has to run them
 
 
@@ -98,11 +102,16 @@ class RosterEngine(Together, Engine):
         self.front.module.train()
         self._pass: Pass = AutogradPass(self.front, gauge)
         first = clients[0].train[0]
+        first = first.first if isinstance(first, Streamed) else first
         plain = isinstance(first, Tensor) and first.ndim == 2 and not bf16
         if plain and DensePass.fits(network, gauge):
             self._pass = DensePass(self.front, gauge, self.streams)
         scratch = working_copy(network, device, bf16=bf16)
         self._measuring = Measuring(self.registry, scratch, device, how.first_loss)
+        streamed = [c.name for c in clients if isinstance(c.train[0], Streamed)]
+        self._ahead = Ahead(lambda name: self._measuring.rows(name, "train"), streamed)
+        few = len(clients) <= WINDOWED
+        self._windows = batches_of(clients, batch_size, seed, how.steps) if few else None
         self._rates, self._round = how.head_rates(), 0
         self._seated = list[Seated]()
         self.optimizers = self
@@ -186,12 +195,26 @@ class RosterEngine(Together, Engine):
 
     def _gathered(self, round_number: int, active: Sequence[str]) -> Gathered:
         """The rows that the round reads."""
-        clients = [self.clients[name] for name in active]
-        batches = batches_of(clients, self._batch_size, self._seed, self.how.steps)
-        drawn = batches.many(active, round_number * self.how.steps, self.how.steps)
+        drawn = self._drawn(round_number, active)
         groups = [(own.kind.seats.group, own.names) for own in self._seated]
         train = {name: self._measuring.rows(name, "train") for name in active}
-        return Gathered(groups, train, drawn, self.front.module, self.device)
+        if not self._ahead:
+            return Gathered(groups, train, drawn, self.front.module, self.device)
+        self._ahead.expect(drawn)
+        found = Gathered(groups, train, drawn, self.front.module, self.device)
+        self._ahead.rest(active)
+        if len(active) == len(self.clients):  # so it is known who comes next
+            self._ahead.expect(self._drawn(round_number + 1, active))
+        return found
+
+    def _drawn(self, round_number: int, active: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of each client."""
+        if self._windows is not None:
+            rows = self._windows.of_round(round_number)
+            return {name: rows[name] for name in active}
+        clients = [self.clients[name] for name in active]
+        batches = batches_of(clients, self._batch_size, self._seed, self.how.steps)
+        return batches.many(active, round_number * self.how.steps, self.how.steps)
 
     def _first_losses(self, loss: Tensor) -> list[Tensor]:
         """F_0 of the round's clients, kind by kind; one that is not known yet is this round's."""
