@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from collections.abc import Sequence
@@ -15,12 +16,14 @@ import torch
 
 import fedgradnorm as fgn
 import toys
+from experiments.small_config import small_config
 from fedgradnorm._engines.distributed import Elsewhere, own_part, with_others
 from fedgradnorm._engines.distributed.distributed_engine import _shares
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments import _execute, load_config
 
 
 def met(parts: Sequence[list[fgn.Client]], reason: str | None = None) -> list[list[fgn.Client]]:
@@ -109,3 +112,18 @@ def test_a_rank_of_a_config_keeps_its_own():
     clients = five()
     assert [c.name for c in own_part(clients, 1, 3)] == ["side1", "side4"]
     assert own_part(clients, 1, 6) == clients
+
+
+@pytest.mark.parametrize(("rank", "own"), [(0, "class"), (1, "value")])
+def test_a_rank_lets_go_of_a_configs_clients_that_it_does_not_run(rank, own, tmp_path, monkeypatch):
+    def look(network: object, clients: list[fgn.Client], *_: object, **__: object) -> list[str]:
+        assert [client.name for client in clients] == [own]
+        gc.collect()
+        known = [found for found in gc.get_objects() if type(found) is fgn.Client]
+        return sorted({found.name for found in known} & {"class", "value"})
+
+    monkeypatch.setattr(_execute, "train_with", look)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    config = load_config(small_config(tmp_path))
+    assert _execute.execute(config, tmp_path / "run") == [own]
