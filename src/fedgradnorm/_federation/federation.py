@@ -17,6 +17,7 @@ from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
 from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
+from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -26,6 +27,7 @@ from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
+from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -107,12 +109,18 @@ class Federation:
         settings, network = self.settings, copy.deepcopy(network)
         seed, start = settings.seed, settings.head_start
         few = settings.few_take_part(len({client.owner for client in self.clients}))
-        few = few and not settings.record_conflict  # which needs every client's gradient
+        streamed = any(isinstance(client.train[0], Streamed) for client in self.clients)
+        if settings.record_conflict:  # which needs every client's gradient
+            few = streamed = False
         made = HeadsOnDemand(network, self.clients, seed, start)
-        heads: Mapping[str, nn.Module] = made if few or settings.engine == "roster" else dict(made)
-        assert heads[
-            self.names[0]
-        ]  # made before the gauge is looked for: who does not fit is named
+        heads: Mapping[str, nn.Module] = made
+        if few or settings.engine == "roster":
+            assert made[self.names[0]]
+        elif streamed or asked_for() > 1:
+            assert all(made.values())  # each rank keeps those of its own clients, an engine rows
+        else:
+            heads = dict(made)
+        # Made before the gauge is looked for: who does not fit is named.
         if self.shared_heads:
             heads = self.shared_heads.begin(dict(heads))
         gauge = gauge_of(network, self.clients, settings)
@@ -126,6 +134,7 @@ class Federation:
             device,
             heads=heads,
             few=few,
+            streamed=streamed,
             unlike_roster=_roster_obstacle(settings, bool(self.shared_heads)),
             batch_size=settings.batch_size,
             seed=settings.seed,

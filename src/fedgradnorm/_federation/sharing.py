@@ -20,7 +20,6 @@ from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import check_listed
 from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.models._streamed.rows import some_targets
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -116,7 +115,7 @@ def warn_of_scale(clients: Sequence[Client], settings: Settings) -> None:
     sizes = {}
     for client in clients:
         if client.task.has_real_targets:
-            size = float(some_targets(client.train[1]).double().square().nanmean().sqrt())
+            size = client.target_size
             if size > FAR or 0 < size < 1 / FAR:
                 sizes[client.name] = size
     if sizes:

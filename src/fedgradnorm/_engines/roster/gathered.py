@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
 from fedgradnorm._round.batches import base_of, check_rows_of_round, stretches
+from fedgradnorm._round.presence import batches_of
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs, concatenated
+from fedgradnorm.models._streamed.rows import Streamed, Targets
 
-Rows = tuple[Inputs, Tensor]
+Rows = tuple[Inputs, Targets]
 Numbers = NDArray[np.int64]
 
+WINDOWED = 200  # clients whose batches are drawn for many rounds at once, whoever takes part
+ELSEWHERE = 1 << 62  # in place of the number of rows that are not in memory
 WHOLE = 2  # times as many rows as are read: data up to this size is joined, not picked from
 
 
@@ -29,11 +34,15 @@ class Reader:
     in the order of all: a round then looks up a few numbers of each of its clients.
     """
 
-    def __init__(self, clients: Sequence[Client], seed: int, steps: int) -> None:
+    def __init__(
+        self, clients: Sequence[Client], batch_size: int | None, seed: int, steps: int
+    ) -> None:
         self._clients, self._seed, self._steps = list(clients), seed, steps
         self.sizes: Numbers = np.array([client.drawn for client in clients], dtype=np.int64)
         self._bases = np.zeros(len(clients), dtype=np.uint64)
         self._rows: list[Rows | None] = [None] * len(clients)
+        few = len(clients) <= WINDOWED
+        self._windows = batches_of(clients, batch_size, seed, steps) if few else None
 
     def rows(self, places: Numbers) -> list[Rows]:
         """Clients' labelled training rows, where they lie."""
@@ -42,9 +51,8 @@ class Reader:
     def _found(self, place: int) -> Rows:
         client = self._clients[place]
         x, y = client.train
-        if client.size < y.shape[0]:
+        if client.size < len(y):
             x, y = client.learns_from()
-        assert isinstance(y, Tensor)  # rows that are read in pieces are left to the loop
         self._rows[place] = found = x, y
         self._bases[place] = base_of(self._seed, client.owner)
         return found
@@ -59,6 +67,9 @@ class Reader:
 
     def drawn(self, places: Numbers, batch: int, round_number: int) -> Numbers:
         """Row numbers [clients, steps, batch] of a round; :meth:`rows` has been asked for these."""
+        if self._windows is not None:
+            rows = self._windows.of_round(round_number)
+            return np.stack([rows[self._clients[k].name] for k in places.tolist()])
         steps, sizes, bases = self._steps, self.sizes[places], self._bases[places]
         first, found = round_number * steps, np.empty((len(places), steps, batch), dtype=np.int64)
         for size in np.unique(sizes).tolist():
@@ -73,7 +84,7 @@ class Gathered:
     ``groups`` are heads, their clients' names and rows, and the row numbers [clients, steps, batch]
     that these read. A client whose steps visit its data more than once is taken whole. So is one
     that has few rows beside those, if the network passes none of them for it: joining many small
-    tensors is one call, picking from each is many.
+    tensors is one call, picking from each is many. Rows that lie elsewhere are always picked.
     """
 
     def __init__(
@@ -89,7 +100,7 @@ class Gathered:
         for group, names, rows, drawn in groups:
             steps, batch = drawn.shape[1:]
             reads = steps * batch
-            held = np.array([y.shape[0] for _, y in rows])
+            held = np.array([_size(x, y) for x, y in rows])
             whole = held <= reads * (WHOLE if steps == 1 else 1)
             sizes = np.where(whole, held, reads)
             begins = start + np.cumsum(sizes) - sizes
@@ -98,7 +109,7 @@ class Gathered:
             numbers.append(places.transpose(0, 1).flatten(1))
             own = list(rows) if whole.all() else _picked(rows, drawn, whole)
             inputs += [x for x, _ in own]
-            y = torch.cat([y for _, y in own])
+            y = torch.cat([y for _, y in own if isinstance(y, Tensor)])
             y = y.to(device, dtype) if y.is_floating_point() else y.to(device)
             self._targets[id(group)] = start, y
             self._stretches.append((names, begins, sizes))
@@ -126,14 +137,42 @@ def _picked(rows: Sequence[Rows], drawn: Numbers, whole: NDArray[np.bool_]) -> l
     """What is read of each client: all that it has, or the rows that are drawn."""
     picks = torch.from_numpy(drawn).flatten(1)
     return [
-        (x, y) if all_of_it else (_some(x, some), y.index_select(0, some))
+        (x, y) if all_of_it else (_some(x, some), _some(y, some))
         for (x, y), some, all_of_it in zip(rows, picks, whole.tolist(), strict=True)
     ]
 
 
-def _some(x: Inputs, rows: Tensor) -> Inputs:
-    return x.index_select(0, rows) if isinstance(x, Tensor) else x[rows]
+def _size(x: Inputs, y: Targets) -> int:
+    """How many rows there are in memory."""
+    return y.shape[0] if isinstance(y, Tensor) and not isinstance(x, Streamed) else ELSEWHERE
+
+
+def _some(values: Any, rows: Tensor) -> Any:
+    return values.index_select(0, rows) if isinstance(values, Tensor) else values[rows]
 
 
 def _pairs(names: Sequence[str], numbers: Numbers) -> Iterable[tuple[str, int]]:
     return zip(names, numbers.tolist(), strict=True)
+
+
+class Ahead:
+    """Has the rows of clients read that read them as they are asked for, before they are."""
+
+    def __init__(self, names: Iterable[str], train: Iterable[Rows]) -> None:
+        found = zip(names, (x for x, _ in train), strict=True)
+        self._feeds = {name: x.feed for name, x in found if isinstance(x, Streamed)}
+
+    def __bool__(self) -> bool:
+        return bool(self._feeds)
+
+    def expect(self, drawn: Mapping[str, Numbers]) -> None:
+        """Begin to read these rows; each client's are read at once."""
+        for name, rows in drawn.items():
+            if name in self._feeds:
+                self._feeds[name].expect([np.ascontiguousarray(rows).reshape(-1)])
+
+    def rest(self, names: Iterable[str]) -> None:
+        """Let go of what was read for these clients."""
+        for name in names:
+            if name in self._feeds:
+                self._feeds[name].rest()

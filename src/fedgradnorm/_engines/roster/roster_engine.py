@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -26,7 +27,7 @@ from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.roster.gathered import Gathered, Reader
+from fedgradnorm._engines.roster.gathered import Ahead, Gathered, Reader
 from fedgradnorm._engines.roster.registry import FirstHeads, RegisteredHeads, Registry, Seated
 from fedgradnorm._engines.roster.row_measures import Measuring
 from fedgradnorm._engines.roster.seats import moments_obstacle
@@ -37,6 +38,7 @@ from fedgradnorm._round.client_round import LocalSettings
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._streamed.rows import Streamed
 
 AT_ONCE = 1000  # clients whose heads are modules at one time, where the loop has to run them
 
@@ -82,17 +84,20 @@ class RosterEngine(Together, Engine):
         self._batch_size, self._seed = batch_size, seed
         self.registry = Registry(clients, heads, how.head_optimizer, batch_size, device)
         self.clients = self.registry.clients
-        self._reader = Reader(clients, seed, how.steps)
+        self._reader = Reader(clients, batch_size, seed, how.steps)
         self._sizes = torch.tensor([c.size for c in clients], dtype=torch.float64, device=device)
         self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
         self._pass: Pass = AutogradPass(self.front, gauge)
         first = clients[0].train[0]
+        first = first.first if isinstance(first, Streamed) else first
         plain = isinstance(first, Tensor) and first.ndim == 2 and not bf16
         if plain and DensePass.fits(network, gauge):
             self._pass = DensePass(self.front, gauge, self.streams)
         scratch = working_copy(network, device, bf16=bf16)
         self._measuring = Measuring(self.registry, self._reader, scratch, device, how.first_loss)
+        streamed = [c.name for c in clients if isinstance(c.train[0], Streamed)]
+        self._ahead = Ahead(streamed, self._reader.rows(self.registry.places(streamed)))
         self._rates, self._round = how.head_rates(), 0
         self._seated = list[Seated]()
         self.optimizers = self
@@ -177,10 +182,29 @@ class RosterEngine(Together, Engine):
         """The rows that the round reads."""
         reader, groups = self._reader, []
         reader.check((own.places, own.kind.batch) for own in self._seated)
+        if self._ahead:
+            self._ahead.expect(self._drawn(round_number))
         for kind, names, places, _, _ in self._seated:
             rows, drawn = reader.rows(places), reader.drawn(places, kind.batch, round_number)
             groups.append((kind.seats.group, names, rows, drawn))
-        return Gathered(groups, self.front.module, self.device)
+        found = Gathered(groups, self.front.module, self.device)
+        if self._ahead:
+            self._ahead.rest(name for own in self._seated for name in own.names)
+            if sum(len(own.names) for own in self._seated) == len(self.clients):
+                self._ahead.expect(self._drawn(round_number + 1))  # it is known who comes next
+        return found
+
+    def _drawn(self, round_number: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of each of the round's clients."""
+        return {
+            name: rows
+            for own in self._seated
+            for name, rows in zip(
+                own.names,
+                self._reader.drawn(own.places, own.kind.batch, round_number),
+                strict=True,
+            )
+        }
 
     def _first_losses(self, plan: Plan, loss: Tensor) -> Tensor:
         """F_0 of the round's clients; one that is not known yet is this round's."""
