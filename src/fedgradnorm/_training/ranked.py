@@ -10,7 +10,9 @@ from fedgradnorm._engines import ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import as_begun
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.folder import Place, RunFolder
 from fedgradnorm._runs.layout import CHECKPOINT
@@ -62,6 +64,20 @@ def meet(engine: str) -> World:
             "use engine='distributed' or 'auto', or leave torchrun out"
         )
     return World()
+
+
+def resumed_settings(settings: Settings, folder: Path, world: World) -> Settings:
+    """The settings that a run is resumed with, as rank 0 finds them in its folder."""
+    found: Settings | FedGradNormError = settings
+    if world.leads:
+        try:
+            found = as_begun(settings, folder)
+        except FedGradNormError as error:
+            found = error
+    found = world.leaders(found)
+    if isinstance(found, FedGradNormError):
+        raise found
+    return found
 
 
 def open_folder(

@@ -99,6 +99,12 @@ class Task:
         return not ours and not isinstance(self.loss_function, WeightedLoss)
 
     @property
+    def knows_trivial(self) -> bool:
+        """Whether :meth:`trivial` answers for this loss, of which a kind knows its usual one."""
+        usual = self.loss_function == self.form.loss or isinstance(self.loss_function, WeightedLoss)
+        return usual and type(self.form).trivial is not Kind.trivial
+
+    @property
     def loss_name(self) -> str:
         """What the loss is called, where it is the usual one of its kind; else "loss"."""
         return self.form.loss_name if self.loss_function == self.form.loss else "loss"
