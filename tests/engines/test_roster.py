@@ -133,6 +133,9 @@ def test_first_heads_are_those_of_any_engine() -> None:
             made = make_head(network, client, 7, at_targets=start != "random")
             assert torch.equal(made.weight, weight[0])
             assert torch.equal(made.bias, bias[0])
+        pair = [client.name for client in clients if client.task.outputs == 2]
+        _, biases = heads.numbers(pair)
+        assert torch.equal(biases, torch.cat([heads.numbers([name])[1] for name in pair]))
 
 
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:

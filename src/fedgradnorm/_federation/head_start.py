@@ -63,10 +63,10 @@ def trivial_answer(client: Client) -> Tensor:
 
 
 @torch.no_grad()
-def start_at_targets(bias: Tensor, client: Client) -> None:
-    """Let the bias of a head be the client's trivial answer.
+def start_at_targets(biases: Tensor, clients: Iterable[Client]) -> None:
+    """Let the biases of heads, a row each, be the clients' trivial answers.
 
     Outputs without one, such as a number that no row has, stay as they were drawn.
     """
-    answer = trivial_answer(client).to(bias).reshape(bias.shape)
-    bias.copy_(torch.where(answer.isfinite(), answer, bias))
+    answers = torch.stack([trivial_answer(client).reshape(-1) for client in clients]).to(biases)
+    biases.copy_(torch.where(answers.isfinite(), answers, biases))

@@ -64,7 +64,7 @@ def make_head(network: nn.Module, client: Client, seed: int, at_targets: bool = 
             head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)
         if at_targets:
             assert isinstance(head.bias, Tensor)
-            start_at_targets(head.bias, client)
+            start_at_targets(head.bias[None], [client])
     check_head(head, row, forms(task.outputs, task.shape), client.name, like)
     if task.has_own_loss:
         _try_loss(front, client, head)
@@ -123,9 +123,12 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
             own_weight.uniform_(-spread, spread, generator=chance)
             own_bias.uniform_(-bound, bound, generator=chance)
         weight, bias = weight.to(self._dtype), bias.to(self._dtype)
-        for own_bias, name in zip(bias, names, strict=True):
-            if not random_because(client := self._clients[name], self._settings):
-                start_at_targets(own_bias, client)
+        known = [self._clients[name] for name in names]
+        here = [row for row, one in enumerate(known) if not random_because(one, self._settings)]
+        if here:
+            biases = bias[here]
+            start_at_targets(biases, [known[row] for row in here])
+            bias[here] = biases
         return weight, bias
 
 

@@ -163,7 +163,7 @@ class Task:
             there = flat[~flat.isnan()] if flat.is_floating_point() else flat
             return there.to(torch.int64)
         rows = positions(target)
-        return rows[labelled(rows)]
+        return rows[labelled(rows)] if has_gaps(rows) else rows
 
     def class_weights(self) -> dict[str, Any]:
         """The weights of classes as they were ``given`` and are ``used``; empty without any."""
