@@ -35,7 +35,7 @@ from fedgradnorm._training.inputs import (
     warn_of_units,
 )
 from fedgradnorm._training.interrupt import held_back
-from fedgradnorm._training.ranked import Keeper, agreed, meet, open_folder, resumed_settings
+from fedgradnorm._training.ranked import Keeper, agreed, begun_settings, meet, open_folder
 from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Weighting
@@ -64,8 +64,8 @@ def train_with(
     if begin is not None:
         network, clients = begin.network, begin.clients
     world = meet(settings.engine)
-    if resume and place is not None:
-        settings = resumed_settings(settings, Path(place), world)
+    if place is not None:
+        settings = begun_settings(settings, Path(place), resume, world)
     device = usable_device(settings)
     network = world.same_network(network)
     trainer = Trainer(network, clients, weighting, settings, device)

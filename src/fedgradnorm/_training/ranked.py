@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,18 +67,18 @@ def meet(engine: str) -> World:
     return World()
 
 
-def resumed_settings(settings: Settings, folder: Path, world: World) -> Settings:
-    """The settings that a run is resumed with, as rank 0 finds them in its folder."""
-    found: Settings | FedGradNormError = settings
-    if world.leads:
+def begun_settings(settings: Settings, folder: Path, resume: bool, world: World) -> Settings:
+    """The settings that a run goes on with; rank 0 alone knows its folder."""
+    start: str | FedGradNormError = settings.head_start
+    if resume and world.leads:
         try:
-            found = as_begun(settings, folder)
+            start = as_begun(settings, folder).head_start
         except FedGradNormError as error:
-            found = error
-    found = world.leaders(found)
-    if isinstance(found, FedGradNormError):
-        raise found
-    return found
+            start = error
+    start = world.leaders(start)
+    if isinstance(start, FedGradNormError):
+        raise start
+    return replace(settings, head_start=start)
 
 
 def open_folder(
