@@ -41,6 +41,18 @@ def test_a_loss_ten_thousand_times_the_first_is_named_once(
     )
 
 
+def test_a_task_that_begins_solved_does_not_diverge(caplog: pytest.LogCaptureFixture) -> None:
+    network, head = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+    for layer in (network, head):
+        torch.nn.init.ones_(layer.weight)
+    x = torch.eye(2)
+    solved = fgn.Client("solved", fgn.regression(1), train=(x, x.sum(1)), head=head)
+    other = fgn.Client("other", fgn.regression(1), train=(x, -3 * x.sum(1)))
+    run = fgn.train(network, [solved, other], rounds=2, lr=0.1)
+    assert run.history.query("client == 'solved'").loss_ratio.max() > 1e4
+    assert warnings(caplog) == []
+
+
 def test_when_nobody_is_finite_the_error_says_divergence_client_and_rate() -> None:
     with pytest.raises(
         fgn.TrainingError, match=r"diverges: .* \(place\); lower lr \(now 1.5\)"

@@ -1,10 +1,15 @@
-"""A run says which commit of the project around it made it."""
+"""A run says which commit of the project around it made it, and on which device."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
+import fedgradnorm as fgn
+import toys
+from fedgradnorm._report.page.provenance import made_when
+from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.describe import git_commit
 
 NOBODY = ("-c", "user.name=n", "-c", "user.email=n@localhost")
@@ -35,3 +40,11 @@ def test_the_commit_is_the_one_git_names(tmp_path):
     assert git_commit(project) == head[:12]
     (project / ".git" / "HEAD").write_bytes(b"\xff\xfe")
     assert git_commit(project) == ""
+
+
+def test_a_run_says_which_device_auto_turned_out_to_be(tmp_path):
+    run = fgn.train(toys.network(), toys.clients(), rounds=1, folder=tmp_path / "run")
+    assert run.about["settings"]["device"] == "auto"
+    found = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    assert run.about["versions"]["device"] == found
+    assert f"on {found}" in made_when([read_run(tmp_path / "run")])

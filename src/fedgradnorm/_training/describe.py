@@ -47,9 +47,15 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
             "numpy": np.__version__,
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
+            "device": _device_name(trainer.device),
             **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
         },
     }
+
+
+def _device_name(device: torch.device) -> str:
+    """What ``auto`` turned out to be; a GPU by its own name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.divergence import Divergence
 from fedgradnorm._training.spells import Spell, Spells
 
+SOLVED = 1e-30
+"""A first loss below this is zero but for rounding."""
 NOT_FINITE = "its loss or gradient is not finite"
 
 
@@ -22,6 +25,12 @@ def failing(names: Iterable[str]) -> Spells:
     """Clients that are left out because they fail."""
     begins = "client {name!r} left out: {why} ({times} times so far); its head was put back"
     return Spells(names, begins, "takes part again", "left out")
+
+
+def _comparable(row: Mapping[str, Any]) -> bool:
+    """Whether a loss can be held against the first one: a task that began solved has none."""
+    ratio = row.get("loss_ratio")
+    return ratio is not None and row.get("loss", math.inf) >= ratio * SOLVED
 
 
 class Watch:
@@ -45,7 +54,7 @@ class Watch:
         held = {row["client"]: "" for row in rows if row["held"]}
         well = [row["client"] for row in rows if not row["held"]]
         self.holding.note(round_number, well, held)
-        ratios = {row["client"]: row["loss_ratio"] for row in rows if "loss_ratio" in row}
+        ratios = {row["client"]: row["loss_ratio"] for row in rows if _comparable(row)}
         self.divergence.note(round_number, ratios)
 
     def sum_up(self) -> None:

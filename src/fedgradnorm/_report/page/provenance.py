@@ -40,8 +40,9 @@ def made_when(runs: Sequence[StoredRun]) -> str:
 
 
 def _device(run: StoredRun) -> str:
+    """The device that a run was on; an older run tells only what it was asked for."""
     settings = run.part("settings") or run.part("training")
-    return str(run.about.get("device") or settings.get("device") or "-")
+    return str(run.part("versions").get("device") or settings.get("device") or "-")
 
 
 def _commit(run: StoredRun) -> str:
