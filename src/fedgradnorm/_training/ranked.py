@@ -11,7 +11,7 @@ from fedgradnorm._engines import ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import as_begun
 from fedgradnorm._runs.csv_table import Row
@@ -69,7 +69,7 @@ def meet(engine: str) -> World:
 
 def begun_settings(settings: Settings, folder: Path, resume: bool, world: World) -> Settings:
     """The settings that a run goes on with; rank 0 alone knows its folder."""
-    start: str | FedGradNormError = settings.head_start
+    start: HeadStart | FedGradNormError = settings.head_start
     if resume and world.leads:
         try:
             start = as_begun(settings, folder).head_start
