@@ -8,16 +8,13 @@ Network 2, batch 16, 64 rows a client, one head and one shared step.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import points
 import record
 
 CLIENTS = [1, 3, 10, 30, 100, 300, 1000]
@@ -40,25 +37,12 @@ def point(clients: int, repeats: int) -> record.Row:
     return {"clients": clients, "seconds": statistics.median(times), "peak_gb": peak_gb}
 
 
-def apart(clients: int, given: argparse.Namespace) -> record.Row:
-    """The same in a process of its own."""
-    words = [sys.executable, __file__, "--point", str(clients), "--repeats", str(given.repeats)]
-    words += ["--threads", str(given.threads)] if given.threads else []
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def draw(rows: Sequence[record.Row], path: Path) -> None:
     """Two panels over the number of clients: seconds of a round, and peak memory."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from fedgradnorm._report.colours import COLOURS
     from fedgradnorm._report.figures.curves import log_scale, save
 
-    drawing = Figure(figsize=(9.2, 3.7), layout="constrained")
-    FigureCanvasAgg(drawing)
-    left, right = drawing.subplots(1, 2)
+    drawing, left, right = points.panels()
     clients = [row["clients"] for row in rows]
     seconds, memory = ([row[key] for row in rows] for key in ("seconds", "peak_gb"))
     left.plot(clients, seconds, color=COLOURS[0], marker="o", linewidth=2, label="measured")
@@ -67,45 +51,27 @@ def draw(rows: Sequence[record.Row], path: Path) -> None:
               label="proportional to clients")  # fmt: skip
     left.legend(fontsize=9, frameon=False)
     right.plot(clients, memory, color=COLOURS[1], marker="o", linewidth=2)
-    dress(left, "Time of a round", "seconds")
-    dress(right, "Peak memory of the process", "GB")
+    points.dress(left, "Time of a round", "seconds")
+    points.dress(right, "Peak memory of the process", "GB")
     log_scale(left)
     right.set_ylim(bottom=0)
     save(drawing, path)
 
 
-def dress(axes: Any, title: str, unit: str) -> None:
-    axes.set_xscale("log")
-    axes.set_title(title, fontsize=12, weight="bold")
-    axes.set_xlabel("clients")
-    axes.set_ylabel(unit)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def main() -> None:
-    parser = record.options(__doc__)
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
-    parser.add_argument("--point", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    record.begin(given)
-    if given.point:
-        print(json.dumps(point(given.point, given.repeats)))
-        return
-    target, picture = given.out / "scale.json", given.out / "scale.png"
-    if given.draw:
-        draw(json.loads(target.read_text())["rows"], picture)
+    given = points.options(__doc__).parse_args()
+    target = given.out / "scale.json"
+    if points.begin(given, target, lambda: point(given.point, given.repeats), draw):
         return
     here, rows = record.about(), []
     before = record.earlier(target, here, given)
     for clients in CLIENTS[:2] if given.quick else CLIENTS:
         if not given.only or str(clients) in given.only:
-            rows.append(apart(clients, given))
+            rows.append(points.apart(__file__, given, clients, "--repeats", str(given.repeats)))
             print(rows[-1], file=sys.stderr, flush=True)
     rows = record.merge(before, rows, "clients", CLIENTS)
     record.write(target, here, rows, COLUMNS)
-    draw(rows, picture)
+    draw(rows, target.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def test_a_round_reads_the_next_steps_in_whatever_order_rounds_are_asked_for(
 def test_large_clients_are_drawn_one_by_one_to_the_same_rows(monkeypatch):
     sizes = {"a": 50, "b": 50, "c": 21}
     together = Batches(sizes, 8, seed=3, steps=2).many(["a", "b", "c"], 5, 40)
-    monkeypatch.setattr(Batches, "AT_ONCE", 1)
+    monkeypatch.setattr("fedgradnorm._round.batches.AT_ONCE", 1)
     apart = Batches(sizes, 8, seed=3, steps=2).many(["a", "b", "c"], 5, 40)
     for name, rows in together.items():
         assert (rows == apart[name]).all()

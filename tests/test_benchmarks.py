@@ -70,6 +70,16 @@ def test_registered_clients_are_measured_and_drawn(tmp_path):
 
 
 @pytest.mark.slow
+def test_ranks_and_rows_on_a_disk_are_measured(tmp_path):
+    (alone, eight) = run("ranks", tmp_path, "--only", "one process")["rows"]
+    assert alone["share"] == 1
+    assert 1 < eight["share"] < eight["worst"] < 2
+    (few,) = run("streamed", tmp_path)["rows"]
+    assert few["engine"] == "roster"
+    assert few["held_ms"] > 0
+
+
+@pytest.mark.slow
 def test_scale_measures_and_draws(tmp_path):
     found = run("scale", tmp_path)
     assert [row["clients"] for row in found["rows"]] == [1, 3]
@@ -137,3 +147,17 @@ def test_the_page_has_the_numbers_of_registered_clients(monkeypatch):
     page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     assert registered.page_table(rows) in page
     assert registered.million(rows) in page
+
+
+def test_the_page_has_the_numbers_of_ranks_and_of_rows_on_a_disk():
+    page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+    results = FOLDER / "results"
+    ranks = json.loads((results / "ranks.json").read_text())["rows"]
+    for row in ranks[:3]:
+        assert f" | {row['memory_gb']:.2f} | {row['round_ms']:.0f} |" in page
+    for count, row in {2: ranks[1], 8: ranks[3]}.items():
+        assert f"| {count} | {row['share']:.2f} | {row['worst']:.2f} |" in page
+    for row in json.loads((results / "streamed.json").read_text())["rows"]:
+        found = [f"{row[key]:.3g}" for key in ("clients", "loop_ms", "auto_ms", "held_ms")]
+        assert " | ".join(found[:3]) in page
+        assert f") | {found[3]} |" in page

@@ -79,7 +79,8 @@ def in_memory() -> list[fgn.Client]:
 def trained(given: list[fgn.Client], **options: Any) -> fgn.Run:
     chosen: dict[str, Any] = {"rounds": 12, "batch_size": 8, "seed": 3, "eval_every": 4}
     start = {"head_start": "targets"}  # "auto" reads no Dataset for it
-    return fgn.train(network(), given, **{**chosen, **start, "head_steps": 2, **options})
+    how = {**chosen, **start, "head_steps": 2, "engine": "loop", **options}
+    return fgn.train(network(), given, **how)
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +88,9 @@ def reference() -> fgn.Run:
     return trained(in_memory(), engine="loop")
 
 
-def assert_same(run: fgn.Run, other: fgn.Run) -> None:
+def assert_same(run: fgn.Run, other: fgn.Run, bits: bool = True) -> None:
     for one, two in zip(run.network.parameters(), other.network.parameters(), strict=True):
-        assert torch.equal(one, two)
+        assert torch.equal(one, two) if bits else torch.allclose(one, two, rtol=0, atol=1e-10)
     assert len(run.table.rows) == len(other.table.rows)
     for row, same in zip(run.table.rows, other.table.rows, strict=True):
         for key, value in row.items():
@@ -233,13 +234,83 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
         trained([private])
 
 
-def test_auto_leaves_such_clients_to_the_loop_and_says_so(caplog: Any) -> None:
-    given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: (X[at], VALUES[at]))
+@pytest.mark.parametrize(
+    ("options", "engine"),
+    [
+        ({}, "engine roster"),
+        ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "engine roster"),
+        ({"final_head_steps": 2, "first_loss": "first_round"}, "engine roster"),
+        ({"shared_steps": 2}, "engine loop (not roster: shared_steps = 2"),
+        ({"record_conflict": 5}, "engine loop (not joint: client 'a' reads its rows batch by"),
+    ],
+    ids=str,
+)
+def test_auto_takes_the_rows_of_all_in_one_pass_where_it_can(
+    options: dict[str, Any], engine: str, npy: Path, caplog: Any
+) -> None:
+    x = np.load(npy, mmap_mode="r")
+    given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: (x[at], VALUES[at]))
+    given.append(replace(in_memory()[1], name="c", validation=(X[:9], VALUES[:9])))
+    held = [*in_memory(), given[2]]
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        trained(given, rounds=1)
-    assert "engine loop (not joint: client 'a' reads its rows batch by batch" in caplog.text
-    with pytest.raises(fgn.ConfigError, match="batch by batch"):
-        trained(given, engine="joint")
+        run = trained(given, engine="auto", **options)
+    assert engine in caplog.text
+    assert_same(run, trained(held, **options), bits=False)
+    for one, two in zip(run.heads.values(), trained(held, **options).heads.values(), strict=True):
+        assert torch.allclose(one.weight, two.weight, rtol=0, atol=1e-10)
+
+
+def test_a_pass_of_more_than_fits_is_left_to_the_loop(caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedgradnorm._engines.choice.NUMBERS_READ", 2 * 2 * 8 * 6 - 1)
+    given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: Pairs(X[at], VALUES[at]))
+    with caplog.at_level(logging.INFO, "fedgradnorm"):
+        trained(given, rounds=1, engine="auto")
+    assert "engine loop (not roster: a round reads 192 numbers from where they lie" in caplog.text
+    for engine in ("joint", "stacked"):
+        with pytest.raises(fgn.ConfigError, match="batch by batch"):
+            trained(given, engine=engine)
+
+
+def test_many_registered_clients_may_lie_on_a_disk(npy: Path) -> None:
+    x = np.load(npy, mmap_mode="r")
+
+    def many(rows: Any) -> list[fgn.Client]:
+        parts = [slice(k % 90, k % 90 + 12 + k % 3) for k in range(200)]
+        task = fgn.regression(2)
+        return [
+            fgn.Client(f"c{k}", task, train=(rows[at], VALUES[at])) for k, at in enumerate(parts)
+        ]
+
+    options: dict[str, Any] = {"participation": 0.05, "rounds": 4}
+    assert_same(trained(many(x), engine="auto", **options), trained(many(X), **options), bits=False)
+
+
+def test_a_run_in_one_pass_is_resumed_and_loaded(tmp_path: Path) -> None:
+    def go(folder: str, **more: Any) -> fgn.Run:
+        given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: (X[at], VALUES[at]))
+        return trained(given, engine="auto", folder=tmp_path / folder, **more)
+
+    def stop(event: Any) -> None:
+        if event.round == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(fgn.Interrupted):
+        go("stopped", progress=stop)
+    go("stopped", resume=True)
+    go("whole")
+    stopped, whole = (fgn.load(tmp_path / name) for name in ("stopped", "whole"))
+    assert_same(stopped, whole)
+    assert np.array_equal(stopped.predict("a", X), whole.predict("a", X))
+
+
+def test_a_bad_row_is_named_in_a_pass_of_all() -> None:
+    bad = X.copy()
+    bad[7, 2] = np.nan
+    given = clients(lambda at: Pairs(bad[at], LABELS[at]), lambda at: (X[at], VALUES[at]))
+    with pytest.raises(
+        fgn.DataError, match=r"client 'a', train data, Pairs, item 7: x\[2\] is nan"
+    ):
+        trained(given, engine="auto", eval_every=0, first_loss="first_round", rounds=40)
 
 
 def test_a_resumed_run_wants_the_same_rows(npy: Path, tmp_path: Path, reference: fgn.Run) -> None:

@@ -18,7 +18,7 @@ from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Inputs, row_form
 from fedgradnorm.models._streamed.given import as_feed
-from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
+from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, some_targets
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
 from fedgradnorm.tasks._missing import labelled
 from fedgradnorm.tasks._several import task_rows
@@ -226,6 +226,11 @@ class Client:
         if isinstance(y, StreamedTargets):
             return len(y)
         return int(labelled(torch.as_tensor(y)).sum())
+
+    @cached_property
+    def target_size(self) -> float:
+        """How large its training targets are, where they are numbers: root of the mean square."""
+        return float(some_targets(self.train[1]).double().square().nanmean().sqrt())
 
     @property
     def drawn(self) -> int:

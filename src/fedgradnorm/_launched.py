@@ -10,6 +10,11 @@ def asked_for() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """Which of them this process is; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0")) if asked_for() > 1 else 0
+
+
 def is_leader() -> bool:
     """Whether this process may write and speak."""
-    return int(os.environ.get("RANK", "0")) == 0 or asked_for() == 1
+    return rank() == 0

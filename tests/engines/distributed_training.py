@@ -1,11 +1,14 @@
-"""Trainings for ranks to agree on: ``torchrun ... distributed_training.py OUT [CASE...]``.
+"""Trainings for ranks to agree on: ``torchrun ... distributed_training.py FOLDER [CASE...]``.
 
-Rank 0 writes what each case gave; ``results`` gives the same in this process.
+Rank 0 writes what each case gave to FOLDER/found.json; ``results`` gives the same in this process.
+Every rank writes down which threads are left when it ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import TensorDataset
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._launched import is_leader
+from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
@@ -67,7 +71,17 @@ CASES: dict[str, dict[str, Any]] = {
         "weighting": partial(fgn.GradNorm, rule="direct"),
         "participation": 0.7,
     },
+    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1, "parts": True},
+    "registered, one unlike": {"registered": 203, "participation": 0.1, "unlike": "side7"},
+    "streamed": {"streamed": "side", "participation": 0.7, "parts": True},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
+    "parts": {
+        "parts": True,
+        "personalize": {"steps": 9, "lr": 0.02, "what": "network"},
+        "keep": "own_best",
+        "eval_every": 2,
+        "head_start": "targets",
+    },
 }
 
 
@@ -78,10 +92,16 @@ def train(engine: str, **case: Any) -> fgn.Run:
     case = {"rounds": 8, "batch_size": 8, "lr": 0.02, "eval_every": 4, "seed": 3, **case}
     kinds = case.pop("kinds", (*toys.NAMES, "side"))
     sizes = (48, 30, 24, 20)
+    if registered := case.pop("registered", 0):
+        kinds, sizes = toys.NAMES * registered, (17, 9, 12, 9) * registered
+        kinds, sizes = kinds[:registered], sizes[:registered]
     clients = [
         toys.client(f"{kind}{i}" if i == 3 or kinds.count(kind) > 2 else kind, size, kind)
         for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
     ]
+    if unlike := case.pop("unlike", None):
+        i = [client.name for client in clients].index(unlike)
+        clients[i] = replace(clients[i], head=toys.seeded(lambda: torch.nn.Linear(5, 2)))
     for i, task in enumerate(case.pop("tasks", ())):
         clients[i] = replace(clients[i], task=replace(clients[i].task, name=task))
     for name, terms in case.pop("promised", {}).items():
@@ -92,6 +112,11 @@ def train(engine: str, **case: Any) -> fgn.Run:
             replace(client, validation=toys.rows(kind, 21))
             for client, kind in zip(clients, kinds, strict=True)
         ]
+    if streamed := case.pop("streamed", None):
+        i = [client.name for client in clients].index(streamed)
+        clients[i] = replace(clients[i], train=TensorDataset(*clients[i].train))
+    if case.pop("parts", False):  # each rank makes its own alone
+        clients = clients[rank() :: asked_for()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
@@ -104,6 +129,7 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
         "end": {key: run.about.get(key) for key in ("kept", "stopped_early", "personal")},
+        "clients": run.about["clients"],
     }
 
 
@@ -111,8 +137,17 @@ def results(engine: str, names: list[str]) -> dict[str, Any]:
     return {name: result(train(engine, **CASES[name])) for name in names}
 
 
+def write_threads(folder: Path) -> None:
+    """Registered before the ranks meet, so it is called after they have parted."""
+    tasks = Path("/proc/self/task").glob("*/comm")
+    names = sorted(task.read_text().strip() for task in tasks)
+    (folder / f"threads-{os.environ['RANK']}.txt").write_text("\n".join(names))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    place = Path(sys.argv[1])
+    atexit.register(write_threads, place)
     found = results("auto", sys.argv[2:] or list(CASES))
     if is_leader():
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        (place / "found.json").write_text(json.dumps(found))

@@ -146,6 +146,15 @@ def test_a_round_costs_nothing_for_who_is_not_there() -> None:
     assert held < set(engine.clients)
 
 
+def test_a_round_reports_of_those_alone_that_take_part() -> None:
+    federation = trainer("roster").federations[0]
+    reports, weights = federation.round(0, ["c3", "c4", "c9"])
+    assert reports.rows is not None
+    assert reports.rows.tolist() == [3, 4, 9]
+    assert len(reports.loss) == len(reports.active) == 3
+    assert len(weights) == 12
+
+
 def test_a_client_that_is_not_finite_is_found_and_left_as_it_was() -> None:
     def spoilt(engine: str) -> Trainer:
         found = trainer(engine, lr=0.05)

@@ -118,6 +118,11 @@ DEPENDS_ON_UNITS = {"absolute-sgd", "squared-sgd", "uncertainty", "imtl-l", "afl
 """Steps as long as the losses or gradients are: multiplying all losses shows."""
 
 
+def by_numbers(make: Callable[[], Weighting]) -> bool:
+    """Whether a method needs no more of a client than a few numbers."""
+    return not make().needs & (Needs.GRAM | Needs.GRADIENT)
+
+
 def draw(seed: int, rounds: int = 1, count: int = len(NAMES)) -> list[Signals]:
     """Signals of some rounds: everything positive, scales far apart, some clients absent."""
     generator = np.random.default_rng(seed)
@@ -151,8 +156,8 @@ def per_client(signals: Signals, change: Callable[[Tensor], Tensor]) -> Signals:
 
     assert signals.gram is not None
     assert signals.gradients is not None
-    matrices = ("gram", "gradients")
-    plain = [field.name for field in fields(signals) if field.name not in matrices]
+    others = ("gram", "gradients", "rows")
+    plain = [field.name for field in fields(signals) if field.name not in others]
     return Signals(
         **{key: change(getattr(signals, key)) for key in plain},
         gram=columns(columns(signals.gram).T).T,

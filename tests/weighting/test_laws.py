@@ -58,6 +58,17 @@ def test_permuting_clients_permutes_weights(make: Make, seed: int, order: list[i
         torch.testing.assert_close(left[order], right, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("make", [make for make in WEIGHTINGS.values() if laws.by_numbers(make)])
+def test_signals_of_those_alone_who_are_there_are_enough(make: Make) -> None:
+    among, alone = bound(make), bound(make)
+    for signals in draw(5, rounds=6):
+        whole = replace(signals, gram=None, gradients=None)
+        here = signals.active.nonzero()[:, 0]
+        columns = (whole.active, whole.size, whole.loss, whole.loss_ratio, whole.gauge_norm)
+        few = Signals(*(column[here] for column in columns), rows=here)
+        torch.testing.assert_close(alone.update(few), among.update(whole), rtol=1e-12, atol=0)
+
+
 @every_weighting
 @pytest.mark.parametrize("signal", ["loss", "loss_ratio", "gauge_norm"])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from fedgradnorm.weighting import Needs
 log = logging.getLogger("fedgradnorm")
 
 PROBE_ROWS = 4
+NUMBERS_READ = 1 << 26  # of rows that lie elsewhere, in one round of the roster engine
 
 
 def make_engine(
@@ -63,15 +64,25 @@ def make_engine(
     if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
         return _make_local(name, network, clients, gauge, how, needs, device, **settings)
 
-    def make_local(own: Sequence[Client], heads: Mapping[str, nn.Module]) -> Engine:
-        given = {**settings, "heads": heads}
+    here, heads = world(), settings.pop("heads")
+
+    def agreed(mine: str | None) -> str | None:
+        """Rows of clients are gathered from all ranks, so all of them keep such, or none does."""
+        others = [f"on rank {k}, {reason}" for k, reason in enumerate(here.gather(mine)) if reason]
+        return mine or next(iter(others), None)
+
+    def make_local(own: Sequence[Client]) -> Engine | None:
         # Inner products across ranks are taken from the gradients themselves.
         each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
-        given.pop("few", None)
-        return _make_local("auto", network, own, gauge, how, each, device, **given)
+        streamed = here.anyone(settings.get("streamed", False))
+        if own:
+            given = {**settings, "heads": heads, "agreed": agreed, "streamed": streamed}
+            return _make_local("auto", network, own, gauge, how, each, device, **given)
+        if settings.get("few") or streamed:
+            agreed(None)
+        return None
 
-    heads = settings["heads"]
-    return DistributedEngine(clients, heads, world=world(), device=device, make_local=make_local)
+    return DistributedEngine(clients, heads, world=here, device=device, make_local=make_local)
 
 
 def _make_local(
@@ -83,23 +94,28 @@ def _make_local(
     needs: Needs,
     device: torch.device,
     few: bool = False,
+    streamed: bool = False,
     unlike_roster: str | None = None,
+    agreed: Callable[[str | None], str | None] = lambda reason: reason,
     **settings: Any,
 ) -> Engine:
     """An engine that runs all of these clients in this process.
 
-    ``few`` says that few of them take part in a round, and ``unlike_roster`` why the roster engine
-    would not do for other reasons.
+    ``few`` says that few of them take part in a round, ``streamed`` that somebody's rows are read
+    as they are needed, and ``unlike_roster`` why the roster engine would not do for other reasons.
+    ``agreed`` is told why not, and may have reasons of its own.
     """
-    joint = joint_obstacle(network, clients, gauge, how, needs)
+    joint = _one_pass_obstacle(network, clients, gauge, how, needs)
     obstacles = {
-        "joint": joint,
+        "joint": joint or _streamed(clients),
         "stacked": stacked_obstacle(network, clients, how),
         "loop": None,
     }
-    if few or name == "roster":
+    if few or streamed or name == "roster":
         reason = joint or unlike_roster or roster_obstacle(clients, how, Needs.GRAM in needs)
-        obstacles = {"roster": reason, **obstacles}
+        if not few:
+            reason = reason or _gathered_obstacle(clients, how, settings["batch_size"])
+        obstacles = {"roster": agreed(reason), **obstacles}
     if name == "auto":
         name = next(key for key, obstacle in obstacles.items() if obstacle is None)
         reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
@@ -109,13 +125,13 @@ def _make_local(
     given = {"gauge": gauge, "how": how, "device": device, **settings}
     if name == "roster":
         return RosterEngine(network, clients, **given)
-    given["heads"] = dict(given["heads"])
+    given["heads"] = {client.name: given["heads"][client.name] for client in clients}
     if name == "joint":
         return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
     return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)
 
 
-def joint_obstacle(
+def _one_pass_obstacle(
     network: nn.Module,
     clients: Sequence[Client],
     gauge: Sequence[str],
@@ -138,7 +154,33 @@ def stacked_obstacle(
     network: nn.Module, clients: Sequence[Client], how: LocalSettings
 ) -> str | None:
     """Why stacked networks would not be the same training, or None if they are."""
-    return _step_obstacle(how) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
+    return (
+        _step_obstacle(how)
+        or _fields_obstacle(clients)
+        or _mixing_obstacle(network, clients)
+        or _streamed(clients)
+    )
+
+
+def _streamed(clients: Sequence[Client]) -> str | None:
+    """Who reads its rows as they are needed, so that they cannot be one tensor with others'."""
+    if first := next((c.name for c in clients if isinstance(c.train[0], Streamed)), None):
+        return f"client {first!r} reads its rows batch by batch, and others cannot join them"
+    return None
+
+
+def _gathered_obstacle(
+    clients: Sequence[Client], how: LocalSettings, batch_size: int | None
+) -> str | None:
+    """Whether a round of everybody's rows is too large to be read at once."""
+    numbers = sum(
+        how.steps * min(batch_size or c.drawn, c.drawn) * c.train[0].numbers
+        for c in clients
+        if isinstance(c.train[0], Streamed)
+    )
+    if numbers <= NUMBERS_READ:
+        return None
+    return f"a round reads {numbers:,} numbers from where they lie, which is more than it holds"
 
 
 def _step_obstacle(how: LocalSettings) -> str | None:
@@ -175,7 +217,12 @@ def unshared_obstacle(
     if next(network.buffers(), None) is not None:
         return "the network has buffers, which each client keeps for itself"
     steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
-    return _step_obstacle(steps) or _fields_obstacle(clients) or _mixing_obstacle(network, clients)
+    return (
+        _step_obstacle(steps)
+        or _fields_obstacle(clients)
+        or _mixing_obstacle(network, clients)
+        or _streamed(clients)
+    )
 
 
 def _fields_obstacle(clients: Sequence[Client]) -> str | None:
@@ -195,12 +242,10 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
         return f"client {first!r} has a first part of its own"
     if promising := next((client.name for client in clients if client.privacy is not None), None):
         return f"client {promising!r} has privacy, and clips the gradient of each of its rows"
-    if first := next((c.name for c in clients if isinstance(c.train[0], Streamed)), None):
-        return f"client {first!r} reads its rows batch by batch, and others cannot join them"
     shapes = {form_words(row_form(client.train[0])) for client in clients}
     if len(shapes) > 1:
         return f"clients have inputs of different shapes {sorted(shapes)}"
-    if any(has_sequences(client.train[0]) for client in clients):
+    if any(has_sequences(_some_rows(client)) for client in clients):
         return "sequences are padded to the longest of each batch"
     for client in clients:
         if client.head is not None and _random_or_mixing(client.head, None):
@@ -210,9 +255,15 @@ def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | Non
     return None
 
 
+def _some_rows(client: Client) -> Inputs:
+    """A client's training rows; the first one where they are read as they are needed."""
+    x: Inputs = client.train[0]
+    return x.first if isinstance(x, Streamed) else x
+
+
 def _probe(network: nn.Module, clients: Sequence[Client]) -> Inputs:
     """A few real rows, from the first clients."""
-    rows = [client.train[0][:PROBE_ROWS] for client in clients[:2]]
+    rows = [_some_rows(client)[:PROBE_ROWS] for client in clients[:2]]
     return as_input(concatenated(rows), network, "cpu")
 
 

@@ -69,6 +69,15 @@ class World:
             dist.all_gather_object(values, value)
         return values
 
+    def to_leader(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of ranks, on rank 0; nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size if self.leads else []
+        with _noticing_loss(self):
+            dist.gather_object(value, values if self.leads else None, dst=0)
+        return values
+
     def leaders(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""
         if self.size == 1:

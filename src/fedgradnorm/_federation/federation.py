@@ -17,6 +17,7 @@ from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
 from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
+from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -26,6 +27,7 @@ from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
 from fedgradnorm.models._gauge import find_gauge, parameters_of
+from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 
@@ -106,12 +108,18 @@ class Federation:
         """A copy, a gauge and an engine of its own."""
         settings, network = self.settings, copy.deepcopy(network)
         few = settings.few_take_part(len({client.owner for client in self.clients}))
-        few = few and not settings.record_conflict  # which needs every client's gradient
+        streamed = any(isinstance(client.train[0], Streamed) for client in self.clients)
+        if settings.record_conflict:  # which needs every client's gradient
+            few = streamed = False
         made = HeadsOnDemand(network, self.clients, settings, self.shared_heads.names)
-        heads: Mapping[str, nn.Module] = made if few or settings.engine == "roster" else dict(made)
-        assert heads[
-            self.names[0]
-        ]  # made before the gauge is looked for: who does not fit is named
+        heads: Mapping[str, nn.Module] = made
+        if few or settings.engine == "roster":
+            assert made[self.names[0]]
+        elif streamed or asked_for() > 1:
+            assert all(made.values())  # each rank keeps those of its own clients, an engine rows
+        else:
+            heads = dict(made)
+        # Made before the gauge is looked for: who does not fit is named.
         if self.shared_heads:
             heads = self.shared_heads.begin(dict(heads))
         gauge = gauge_of(network, self.clients, settings)
@@ -125,6 +133,7 @@ class Federation:
             device,
             heads=heads,
             few=few,
+            streamed=streamed,
             unlike_roster=_roster_obstacle(settings, bool(self.shared_heads)),
             batch_size=settings.batch_size,
             seed=settings.seed,
@@ -160,9 +169,11 @@ class Federation:
         if not active and self.sums is None:
             return Outcome([], [], {})
         reports, weights = self.round(round_number, active)
-        here = torch.tensor([self._place[name] for name in active], device=weights.device)
         found = columns(self.server, reports, weights)
-        table = {key: column.to(here.device)[here].tolist() for key, column in found.items()}
+        if reports.rows is None:
+            here = torch.tensor([self._place[name] for name in active], device=weights.device)
+            found = {key: column.to(here.device)[here] for key, column in found.items()}
+        table = {key: column.tolist() for key, column in found.items()}
         due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
         conflict = pairs(reports, self.names) if due else []
         return Outcome(list(active), list(reports.failed), table, conflict)

@@ -110,19 +110,17 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         """Weights and biases of clients' linear heads, which have one shape, a row each.
 
         They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
-        draws them, in the same order.
+        draws them. There the bound of weights is that of biases, 1 / sqrt(features), but for
+        rounding in float64. So one call draws both, the weights first.
         """
         chance, features = self._chance, self.features
         outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
-        gain = nn.init.calculate_gain("leaky_relu", math.sqrt(5))
-        spread = math.sqrt(3) * (gain / math.sqrt(features))
-        weight = torch.empty(len(names), outputs, features)
-        bias = torch.empty(len(names), outputs)
-        for own_weight, own_bias, name in zip(weight, bias, names, strict=True):
+        both = torch.empty(len(names), outputs * features + outputs)
+        for own, name in zip(both, names, strict=True):
             chance.manual_seed(_head_seed(name, self._settings.seed))
-            own_weight.uniform_(-spread, spread, generator=chance)
-            own_bias.uniform_(-bound, bound, generator=chance)
-        weight, bias = weight.to(self._dtype), bias.to(self._dtype)
+            own.uniform_(-bound, bound, generator=chance)
+        weight, bias = both.to(self._dtype).split([outputs * features, outputs], dim=1)
+        weight, bias = weight.reshape(len(names), outputs, features), bias.contiguous()
         known = [self._clients[name] for name in names]
         here = [row for row, one in enumerate(known) if not random_because(one, self._settings)]
         if here:

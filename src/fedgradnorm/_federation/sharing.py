@@ -21,7 +21,6 @@ from fedgradnorm._federation.head_start import random_because
 from fedgradnorm._round.participation import check_listed
 from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.models._streamed.rows import some_targets
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -119,7 +118,7 @@ def warn_of_scale(
     sizes, far = {}, False
     for client in clients:
         if client.task.has_real_targets:
-            size = float(some_targets(client.train[1]).double().square().nanmean().sqrt())
+            size = client.target_size
             if size > FAR or 0 < size < 1 / FAR:
                 sizes[client.name] = size
                 ours = client.head is None and client.privacy is None

@@ -27,9 +27,73 @@ def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
     """One permutation of 0 .. size-1 for each key, all drawn at once."""
-    steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
+    scrambled = _scrambled(keys[..., None] + _steps(size))
+    order: NDArray[np.int64] = np.argsort(scrambled, kind="stable")
     return order
+
+
+def _steps(size: int) -> NDArray[np.uint64]:
+    return np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
+AT_ONCE = 1 << 20  # row numbers sorted together; more are sorted one permutation at a time
+MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
+
+
+def base_of(seed: int, owner: str) -> int:
+    """What all batches of a client follow from."""
+    return number(seed, "batches", owner)
+
+
+def check_rows_of_round(per_round: int, held: int, steps: int) -> None:
+    """A ConfigError if a round reads more rows than fit, and more than its clients have."""
+    most = max(MOST, held)
+    if per_round > most:
+        raise ConfigError(
+            f"a round would read {per_round:,} rows in {steps:,} steps, and at most {most:,} "
+            "fit in memory; lower head_steps, shared_steps or batch_size"
+        )
+
+
+def stretches(
+    bases: NDArray[np.uint64], size: int, batch: int, first: int, steps: int
+) -> NDArray[np.int64]:
+    """Row numbers [clients, steps, batch] of clients of one size, from batch ``first`` on.
+
+    They are a stretch of each client's endless stream of passes.
+    """
+    start, stop = first * batch, (first + steps) * batch
+    passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
+    if len(bases) * len(passes) * size > AT_ONCE:
+        parts = [_stretch(base, passes, size, start, stop) for base in bases]
+        return np.stack(parts).reshape(len(bases), steps, batch)
+    rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(bases), -1)
+    offset = start - int(passes[0]) * size
+    found: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
+    return found.reshape(len(bases), steps, batch)
+
+
+def _stretch(
+    base: np.uint64, passes: NDArray[np.uint64], size: int, start: int, stop: int
+) -> NDArray[np.int64]:
+    """The same stretch of one large client, pass by pass: memory for one permutation."""
+    parts = []
+    for turn, key in zip(passes.tolist(), _scrambled(base + passes), strict=True):
+        first = turn * size
+        parts.append(part_of_permutation(key, size, max(0, start - first), stop - first))
+    return np.concatenate(parts)
+
+
+def part_of_permutation(key: np.uint64, size: int, begin: int, end: int) -> NDArray[np.int64]:
+    """Places ``begin`` to ``end`` of a key's permutation, without sorting the others.
+
+    The scrambled numbers all differ, so who has which place does not depend on how they are sorted.
+    """
+    end = min(size, end)
+    values = _scrambled(key + _steps(size))
+    there = np.argpartition(values, (begin, end - 1))[begin:end]
+    found: NDArray[np.int64] = there[np.argsort(values[there])]
+    return found
 
 
 class Batches:
@@ -41,8 +105,6 @@ class Batches:
     """
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
-    MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
-    AT_ONCE = 1 << 20  # row numbers sorted together; more are sorted one permutation at a time
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
 
     def __init__(
@@ -55,14 +117,9 @@ class Batches:
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self.base = {n: number(seed, "batches", (owners or {}).get(n, n)) for n in sizes}
+        self.base = {n: base_of(seed, (owners or {}).get(n, n)) for n in sizes}
         per_round = steps * sum(self.batch.values())
-        most = max(self.MOST, sum(sizes.values()))
-        if per_round > most:
-            raise ConfigError(
-                f"a round would read {per_round:,} rows in {steps:,} steps, and at most {most:,} "
-                "fit in memory; lower head_steps, shared_steps or batch_size"
-            )
+        check_rows_of_round(per_round, sum(sizes.values()), steps)
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
         self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
         self._first = -1
@@ -96,32 +153,7 @@ class Batches:
         found: dict[str, NDArray[np.int64]] = {}
         for size in sorted({self.sizes[name] for name in names}):
             alike = [name for name in names if self.sizes[name] == size]
-            drawn = self._drawn(alike, size, first, steps)
+            bases = np.array([self.base[name] for name in alike], dtype=np.uint64)
+            drawn = stretches(bases, size, self.batch[alike[0]], first, steps)
             found.update(zip(alike, drawn, strict=True))
         return found
-
-    def _drawn(self, names: list[str], size: int, first: int, steps: int) -> NDArray[np.int64]:
-        """The stretch [clients, steps, batch] of the endless streams of clients of one size."""
-        batch = self.batch[names[0]]
-        start, stop = first * batch, (first + steps) * batch
-        passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
-        bases = np.array([self.base[name] for name in names], dtype=np.uint64)
-        if len(names) * len(passes) * size > self.AT_ONCE:
-            parts = [self._one(base, passes, size, start, stop) for base in bases]
-            return np.stack(parts).reshape(len(names), steps, batch)
-        rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(names), -1)
-        offset = start - int(passes[0]) * size
-        stretch: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
-        return stretch.reshape(len(names), steps, batch)
-
-    @staticmethod
-    def _one(
-        base: np.uint64, passes: NDArray[np.uint64], size: int, start: int, stop: int
-    ) -> NDArray[np.int64]:
-        """The same stretch of one large client, pass by pass: memory for one permutation."""
-        parts = []
-        for turn, key in zip(passes.tolist(), _scrambled(base + passes), strict=True):
-            first = turn * size
-            drawn = permutations(key[None], size)[0]
-            parts.append(drawn[max(0, start - first) : min(size, stop - first)].copy())
-        return np.concatenate(parts)

@@ -42,7 +42,7 @@ def some_of(names: Sequence[str], asked: float, *counter: object) -> list[str]:
         return list(names)
     generator = np.random.default_rng(number(*counter))
     chosen = generator.choice(len(names), size=count, replace=False)
-    return [names[i] for i in sorted(chosen)]
+    return [names[i] for i in sorted(chosen.tolist())]
 
 
 def check_listed(participation: Participation, names: Sequence[str]) -> None:

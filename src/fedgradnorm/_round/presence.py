@@ -36,16 +36,30 @@ def batches_of(
     return Batches({c.name: c.drawn for c in clients}, batch_size, seed, steps, owners)
 
 
+def rows_by_owner(clients: Sequence[Client]) -> dict[str, list[str]]:
+    """The rows of clients that have several tasks, by who they are; of others there is none."""
+    found: dict[str, list[str]] = {}
+    for client in clients:
+        if client.of is not None:
+            found.setdefault(client.of, []).append(client.name)
+    return found
+
+
+def with_tasks(owners: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """The rows of clients: their own, or by :func:`rows_by_owner` those of their tasks."""
+    if not rows:
+        return list(owners)
+    return [name for owner in owners for name in rows.get(owner, (owner,))]
+
+
 class Presence:
     """Who takes part in a round: drawn client by client, without tasks that have no labels then."""
 
     def __init__(
         self, clients: Sequence[Client], batch_size: int | None, seed: int, steps: int
     ) -> None:
-        self._rows: dict[str, list[str]] = {}
-        for client in clients:
-            self._rows.setdefault(client.owner, []).append(client.name)
-        self._owners = list(self._rows)
+        self._owners = list(dict.fromkeys(client.owner for client in clients))
+        self._rows = rows_by_owner(clients)
         self._seed = seed
         self._labels: Mapping[str, NDArray[np.bool_]] = {
             client.name: there.numpy()
@@ -58,8 +72,7 @@ class Presence:
     def active(self, participation: Participation, round_number: int) -> list[str]:
         """Who takes part, in the order of the clients."""
         drawn = participants(participation, self._seed, self._owners, round_number)
-        names = [name for owner in drawn for name in self._rows[owner]]
-        return self.with_labels(names, round_number)
+        return self.with_labels(with_tasks(drawn, self._rows), round_number)
 
     def with_labels(self, names: Sequence[str], round_number: int) -> list[str]:
         """Those that have a label in every batch of a round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -17,6 +17,9 @@ class Reports(ABC):
 
     N full gradients may be too much to hold, so the server only asks for their weighted sum
     (:meth:`aggregate`), which an engine may answer with a single backward pass.
+
+    An engine of many clients may report of those alone that take part. ``rows`` then says where
+    each of them is in the engine's order, and axis 0 is as ``run_clients`` was asked for them.
     """
 
     active: Tensor
@@ -25,6 +28,7 @@ class Reports(ABC):
     loss_ratio: Tensor
     gauge_norm: Tensor
     failed: Sequence[str]
+    rows: Tensor | None = field(default=None, kw_only=True)
 
     def signals(self, needs: Needs) -> Signals:
         """What a weighting with these needs may see."""
@@ -36,6 +40,7 @@ class Reports(ABC):
             self.gauge_norm,
             gram=self.gram() if Needs.GRAM in needs else None,
             gradients=self.gradients() if Needs.GRADIENT in needs else None,
+            rows=self.rows,
         )
 
     @abstractmethod

@@ -98,7 +98,9 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
     weights, share = server.weigh(server.weighting, signals, server.order, server.aggregate)
     if server.bounds is not None:
         signals, share = _bounded(server, server.bounds, reports, signals, share)
-    direction = server.weighting.direction(signals)
+    direction = None
+    if type(server.weighting).direction is not Weighting.direction:
+        direction = server.weighting.direction(signals.among(len(weights)))
     if direction is None:
         direction = reports.aggregate(share)
     server.shared.grad = direction
@@ -112,8 +114,11 @@ COLUMNS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")
 
 
 def columns(server: ServerState, reports: Reports, weights: Tensor) -> dict[str, Tensor]:
-    """What is written down of a round, a number per client: see ``COLUMNS``."""
+    """What is written down of a round, a number per client of the reports: see ``COLUMNS``."""
     held = server.weighting.held
+    if reports.rows is not None:
+        weights = weights[reports.rows]
+        held = None if held is None else held[reports.rows]
     return {
         "loss": reports.loss,
         "loss_ratio": reports.loss_ratio,
@@ -140,10 +145,11 @@ def _bounded(
 def weigh(
     weighting: Weighting, signals: Signals, order: Order, aggregate: Aggregate
 ) -> tuple[Tensor, Tensor]:
-    """The weights after the round, and what each update is multiplied with."""
-    before = weighting.weight.clone() if order == "old" else None
+    """The weights of all after the round, and what each update is multiplied with."""
+    before = signals.of(weighting.weight).clone() if order == "old" else None
     weights = weighting.update(signals)
-    return weights, coefficients(weights if before is None else before, signals, aggregate)
+    now = signals.of(weights) if before is None else before
+    return weights, coefficients(now, signals, aggregate)
 
 
 def coefficients(weights: Tensor, signals: Signals, aggregate: Aggregate) -> Tensor:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedgradnorm._engines.distributed import Elsewhere
+from fedgradnorm._engines.ranks import world
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
@@ -33,7 +35,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "finished": False,
         "settings": asdict(trainer.settings),
         "weighting": describe_weighting(weighting),
-        "clients": _infos(trainer),
+        "clients": _of_all_ranks(trainer, _infos(trainer)),
         "rounds": trainer.rounds,
         "gauge": list(trainer.federations[0].gauge),
         "network": describe_network(network),
@@ -64,6 +66,8 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
     seen: dict[str, Any] = {}
     infos = {}
     for name, client in trainer.clients.items():
+        if isinstance(client, Elsewhere):
+            continue
         info = client_info(client, trivial=kept is None or few or name in kept)
         infos[name] = info | {
             key: seen.setdefault(repr(value), value)
@@ -71,6 +75,14 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
             if isinstance(value, (dict, list))
         }
     return infos
+
+
+def _of_all_ranks(trainer: Trainer, mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same of all clients, where others' data is on other ranks."""
+    if len(mine) == len(trainer.clients):
+        return mine
+    found = {name: info for part in world().gather(mine) for name, info in part.items()}
+    return {name: found[name] for name in trainer.clients}
 
 
 def git_commit(place: Path) -> str:

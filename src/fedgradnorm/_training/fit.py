@@ -14,6 +14,7 @@ from torch import nn
 
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
+from fedgradnorm._engines.distributed import with_others
 from fedgradnorm._engines.ranks import RankLost, World, stoppable
 from fedgradnorm._errors import Interrupted, TrainingError
 from fedgradnorm._federation.sharing import check_clients
@@ -66,6 +67,7 @@ def train_with(
     world = meet(settings.engine)
     if place is not None:
         settings = begun_settings(settings, Path(place), resume, world)
+    clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)
     trainer = Trainer(network, clients, weighting, settings, device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgradnorm._engines import ranks
+from fedgradnorm._engines import Journal, ranks
+from fedgradnorm._engines.distributed import RanksJournal
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
@@ -17,6 +18,7 @@ from fedgradnorm._runs.about import as_begun
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.folder import Place, RunFolder
 from fedgradnorm._runs.layout import CHECKPOINT
+from fedgradnorm._runs.many.segments import Segments
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import CHOOSE, writing
@@ -45,11 +47,16 @@ class Follower:
         self.trainer, self.about = trainer, about
 
     def save_checkpoint(self) -> None:
-        """Take part in gathering the state."""
-        self.trainer.state_dict()
+        """Take part in gathering the state, and give rank 0 the rows that it asks for."""
+        journal = self.trainer.journal
+        self.trainer.state_dict(rows=journal is None)
+        if isinstance(journal, RanksJournal):
+            journal.answer()
 
-    def finish(self, run: Run) -> None:
-        """Nothing: rank 0 writes."""
+    def finish(self, run: Run) -> None:  # noqa: ARG002
+        """Give rank 0 all rows, where it writes them; the rest is its own."""
+        if self.trainer.journal is not None:
+            self.save_checkpoint()
 
     def close(self) -> None:
         """Nothing: rank 0 holds the folder."""
@@ -93,26 +100,43 @@ def open_folder(
         with writing(Path(place), CHOOSE):
             return RunFolder(place, trainer, about, resume)
     keeper: RunFolder | None = None
-    news: dict[str, Any] = {}
+    news, held = dict[str, Any](), dict[str, Any]()
     if world.leads:
         try:
             with writing(Path(place), CHOOSE):
                 keeper = RunFolder(place, trainer, about, resume)
             news = {"about": keeper.about, "rows": _rows(trainer), "state": None}
             if resume and present(keeper.path / CHECKPOINT):
-                news["state"] = checkpoint.load(keeper.path / CHECKPOINT)["trainer"]
+                held = checkpoint.load(keeper.path / CHECKPOINT)
+                news["state"] = held["trainer"]
         except FedGradNormError as error:
             news = {"trouble": error}
     news = world.leaders(news)
     if "trouble" in news:
         raise news["trouble"]
     if keeper is not None:
+        _tell_rows(world, trainer.journal, Segments(keeper.path).pieces(held))
         return keeper
     for name, table in trainer.tables.items():
         table.rows = news["rows"][name]
     if news["state"] is not None:
         trainer.load_state_dict(news["state"])
+    _tell_rows(world, trainer.journal, ())
     return Follower(trainer, news["about"])
+
+
+def _tell_rows(world: World, journal: Journal | None, pieces: Iterable[Mapping[str, Any]]) -> None:
+    """Rank 0 reads the rows of clients piece by piece; each other rank takes its own of them."""
+    if journal is None:
+        return
+    if world.leads:
+        for piece in pieces:
+            world.leaders(piece)
+        world.leaders(None)
+        return
+    while (piece := world.leaders(None)) is not None:
+        journal.take(piece)
+        journal.settle()
 
 
 def _rows(trainer: Trainer) -> dict[str, list[Row]]:

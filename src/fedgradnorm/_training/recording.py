@@ -15,7 +15,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.alone import Federations
 from fedgradnorm._federation.federation import Outcome
 from fedgradnorm._round.participation import some_of
-from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.presence import rows_by_owner, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
@@ -54,16 +54,10 @@ class Recording:
         self._metrics = metrics
         infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
         self._groups = {} if self.kept is None else groups_of(infos)
-        batch = batches_of(clients, settings.batch_size, settings.seed).batch
-        steps = settings.local().steps
-        self._samples = {name: steps * size for name, size in batch.items()}
         self._order = {name: place for place, name in enumerate(self.taken)}
-        self._home = {name: federation for federation in federations for name in federation.names}
+        self._a_round = _costs(clients, federations, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
-        self._rows_of: dict[str, list[str]] = {}  # of those who have several tasks
-        for client in clients:
-            if client.of is not None:
-                self._rows_of.setdefault(client.of, []).append(client.name)
+        self._rows_of = rows_by_owner(clients)
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -113,10 +107,9 @@ class Recording:
 
     def _meters(self, name: str) -> Row:
         """Samples a client has seen, bytes exchanged and privacy spent so far."""
-        traffic = self._home[name].bytes_per_round(name) if self.settings.share == "all" else 0
-        taken = self.taken[name]
-        spent = self.accounts.columns(name)
-        return {"samples": taken * self._samples[name], "bytes": taken * traffic, **spent}
+        (samples, traffic), taken = self._a_round[name], self.taken[name]
+        found = {"samples": taken * samples, "bytes": taken * traffic}
+        return found | self.accounts.columns(name) if self.accounts else found
 
     def chosen(self, number: int, last: bool = False) -> list[str] | None:
         """Who is evaluated after round ``number``, drawn from the seed; None: all clients."""
@@ -124,7 +117,7 @@ class Recording:
         if asked is None or (last and len(owners) <= ALL_AT_END):
             return None
         found = some_of(owners, asked, self.settings.seed, "evaluation", number)
-        return [name for owner in found for name in self._rows_of.get(owner, (owner,))]
+        return with_tasks(found, self._rows_of)
 
     def measured(
         self, number: int, epoch: float, before: str = "", last: bool = False
@@ -172,3 +165,18 @@ class Recording:
 
     def _of_recorded(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.kept is None or row["client"] in self.kept]
+
+
+def _costs(
+    clients: Sequence[Client], federations: Federations, settings: Settings
+) -> dict[str, tuple[int, int]]:
+    """Samples that each client sees in a round, and bytes that it then exchanges."""
+    most, steps, exchanged = settings.batch_size, settings.local().steps, settings.share == "all"
+    home = {name: federation for federation in federations for name in federation.names}
+    found: dict[str, tuple[int, int]] = {}
+    same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
+    for client in clients:
+        traffic = home[client.name].bytes_per_round(client.name) if exchanged else 0
+        cost = steps * min(most or client.drawn, client.drawn), traffic
+        found[client.name] = same.setdefault(cost, cost)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgradnorm._errors import ConfigError
 
 MANY = 1000
-"""Rows from which on it is worth while to look how many of them are active."""
+"""Rows from which on it is worth while to work on the active ones alone."""
 
 
 class Needs(Flag):
@@ -34,6 +34,8 @@ class Signals:
 
     Rows that are not active hold arbitrary values. ``gram`` is update_i . update_j and
     ``gradients`` the updates themselves; both are None unless the weighting needs them.
+    Where few of many take part, a server may hold signals of these alone: ``rows`` then says which
+    of the bound rows they are. A ``weigh`` never sees such signals.
     """
 
     active: Tensor
@@ -43,6 +45,37 @@ class Signals:
     gauge_norm: Tensor
     gram: Tensor | None = None
     gradients: Tensor | None = None
+    rows: Tensor | None = None
+
+    def among(self, count: int) -> Signals:
+        """The same in their places among ``count`` rows; who is not there is not active."""
+        if (here := self.rows) is None:
+            return self
+        assert self.gram is None  # of which nobody holds a few, nor of gradients
+        assert self.gradients is None
+        return Signals(*(_placed(getattr(self, key), here, count) for key in _EACH))
+
+    def few(self) -> Signals:
+        """The active rows alone, where they are at most half; else all as they are."""
+        if self.rows is not None:
+            return self
+        here = self.active.nonzero()[:, 0]
+        if 2 * len(here) > len(self.active):
+            return self
+        return replace(Signals(*(getattr(self, key)[here] for key in _EACH)), rows=here)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Of ``values``, one a bound row, those of the rows that these signals are of."""
+        here = self.rows
+        return values if here is None else values.to(here.device).index_select(0, here)
+
+
+_EACH = ("active", "size", "loss", "loss_ratio", "gauge_norm")
+"""What signals have a number a row of."""
+
+
+def _placed(values: Tensor, here: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count).index_copy_(0, here, values)
 
 
 class Weighting(ABC):
@@ -107,6 +140,7 @@ class Weighting(ABC):
     def update(self, signals: Signals) -> Tensor:
         """Move the weights by one round; a weight per row."""
         self._move_to(signals.active.device)
+        signals = signals.among(len(self.weight))
         raw = self.weigh(signals)
         self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
         return self.weight
@@ -184,19 +218,21 @@ class Summed(Weighting):
 
     def update(self, signals: Signals) -> Tensor:
         """Move the weights by one round, where that is enough by the active rows alone."""
-        here = _few_active(signals.active) if self.apart else None
-        if here is None:
+        if self.apart and len(self.clients) >= MANY:
+            signals = signals.few()
+        else:
+            signals = signals.among(len(self.clients))
+        if (here := signals.rows) is None:
             return super().update(signals)
         self._move_to(signals.active.device)
         whole = self.rows
-        columns = ("active", "size", "loss", "loss_ratio", "gauge_norm")
         try:
-            self.rows = {key: row[here] for key, row in whole.items()}
-            super().update(Signals(*(getattr(signals, key)[here] for key in columns)))
+            self.rows = {key: row.index_select(0, here) for key, row in whole.items()}
+            super().update(replace(signals, rows=None))
             if "held" in whole:
                 whole["held"].zero_()
             for key, row in whole.items():
-                row[here] = self.rows[key]
+                row.index_copy_(0, here, self.rows[key])
         finally:
             self.rows = whole
         return self.weight
@@ -277,14 +313,6 @@ class Proportional(Summed):
 def _kept(row: Mapping[str, float], key: str, start: float) -> float:
     """A number of a client's; states from before there were levels hold only weights."""
     return row.get(key, row.get("weight", start) if key == "level" else start)
-
-
-def _few_active(active: Tensor) -> Tensor | None:
-    """The numbers of the active rows, where they are few among many; else None."""
-    if len(active) < MANY:
-        return None
-    here = active.nonzero()[:, 0]
-    return here if 2 * len(here) <= len(active) else None
 
 
 def only(active: Tensor, values: Tensor) -> Tensor:

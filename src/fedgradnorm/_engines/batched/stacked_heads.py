@@ -26,6 +26,23 @@ class StackedHeads(HeadGroup):
         self.bias = torch.stack([head.bias.detach() for head in heads])
         for k, head in enumerate(heads):
             head.weight.data, head.bias.data = self.weight[k], self.bias[k]
+        self._room: tuple[Tensor, Tensor] | None = None
+        self._first = 0
+
+    def take_part(self, first: int) -> None:
+        """Let the first members be those that have gradients, also in rounds to come.
+
+        Gradients then lie in one place, which :meth:`place_gradients` fills in two calls. They stay
+        until it fills it again.
+        """
+        if self._room is None:
+            self._room = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        weight, bias = self._room
+        for k in range(first, self._first):
+            self.heads[k].weight.grad = self.heads[k].bias.grad = None
+        for k in range(self._first, first):
+            self.heads[k].weight.grad, self.heads[k].bias.grad = weight[k], bias[k]
+        self._first = first
 
     def parameters(self, chosen: Chosen = None) -> list[Tensor]:
         """Stacked weights and biases."""
@@ -40,6 +57,10 @@ class StackedHeads(HeadGroup):
 
     def place_gradients(self, gradients: Sequence[Tensor], members: Sequence[int]) -> None:
         """A row to each head."""
+        if self._room is not None:
+            for room, gradient in zip(self._room, gradients, strict=True):
+                room[: len(gradient)].copy_(gradient)
+            return
         weight, bias = (aligned(gradient) for gradient in gradients)
         for row, member in enumerate(members):
             head = self.heads[member]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -16,6 +18,7 @@ from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS, Shelf
 from fedgradnorm.models._networks import linear_of
 
 SCALE, CLASSES = "scale", "classes"
+NEW = -1  # the kind of a client that was never asked for
 
 
 class FirstHeads(Protocol):
@@ -50,9 +53,27 @@ class Alike:
             count = max(len(rows), self.seats.count + self.seats.count // 4)
             self.seats = Seats(self.like, self.batch, self.moments, count)
         self.seats.group.names[: len(names)] = names
+        self.seats.group.take_part(len(names))
         self.shelf.read(rows, self.seats.tables)
         classes = self.shelf.table(CLASSES)[rows] if CLASSES in self.shelf.fresh else None
         self.seats.group.retask(self.shelf.table(SCALE)[rows], classes)
+
+
+class Seated(NamedTuple):
+    """Clients of one kind among some that were asked for, in the order in which they were."""
+
+    kind: Alike
+    names: list[str]
+    places: NDArray[np.int64]  # in the order of all clients
+    turns: NDArray[np.int64]  # among those that were asked for
+    rows: Tensor  # on the kind's shelf
+
+    def only(self, some: NDArray[np.int64]) -> Seated:
+        """Some of them, by number."""
+        if len(some) == len(self.names):
+            return self
+        names = [self.names[k] for k in some.tolist()]
+        return Seated(self.kind, names, self.places[some], self.turns[some], self.rows[some])
 
 
 class Registry:
@@ -70,38 +91,49 @@ class Registry:
         self.position = {name: i for i, name in enumerate(self.clients)}
         self._heads, self._optimizer, self._device = heads, optimizer, device
         self._batch_size = batch_size
-        self._kinds: dict[object, Alike] = {}
-        self._of: dict[str, Alike] = {}
+        self.kinds: list[Alike] = []  # of clients that were asked for so far
+        self._number: dict[object, int] = {}  # of a kind
+        self._kind_of = np.full(len(self.clients), NEW)
+        self._row_of = np.zeros(len(self.clients), dtype=np.int64)
 
-    @property
-    def kinds(self) -> list[Alike]:
-        """All kinds of clients that were asked for so far."""
-        return list(self._kinds.values())
+    def places(self, names: Iterable[str]) -> NDArray[np.int64]:
+        """Where clients are in the order of all."""
+        position = self.position
+        return np.array([position[name] for name in names], dtype=np.int64)
 
-    def grouped(self, names: Iterable[str]) -> list[tuple[Alike, list[str], Tensor]]:
+    def grouped(self, names: Sequence[str]) -> list[Seated]:
         """Clients by their kind, with their rows; those that are new get theirs."""
-        found: dict[int, tuple[Alike, list[str]]] = {}
-        new: dict[int, tuple[Alike, list[str]]] = {}
-        for name in names:
-            kind = self._of.get(name)
-            if kind is None:
-                kind = self._of[name] = self._kind(self.clients[name])
-                new.setdefault(id(kind), (kind, []))[1].append(name)
-            found.setdefault(id(kind), (kind, []))[1].append(name)
-        for kind, fresh in new.values():
-            self._add(kind, fresh)
-        return [
-            (kind, own, torch.tensor([kind.shelf.row[n] for n in own], device=self._device))
-            for kind, own in found.values()
-        ]
+        places = self.places(names)
+        kinds = self._kind_of[places]
+        if (new := (kinds == NEW).nonzero()[0]).size:
+            self._enter([names[k] for k in new.tolist()], places[new])
+            kinds = self._kind_of[places]
+        rows, found = self._row_of[places], list[Seated]()
+        for number in dict.fromkeys(kinds.tolist()):
+            turns = (kinds == number).nonzero()[0]
+            own = [names[k] for k in turns.tolist()]
+            here = torch.from_numpy(rows[turns]).to(self._device)
+            found.append(Seated(self.kinds[number], own, places[turns], turns, here))
+        return found
 
-    def _kind(self, client: Client) -> Alike:
+    def _enter(self, names: Sequence[str], places: NDArray[np.int64]) -> None:
+        """Kinds and rows for clients that are new."""
+        kinds = np.array([self._kind(self.clients[name]) for name in names])
+        self._kind_of[places] = kinds
+        for number in dict.fromkeys(kinds.tolist()):
+            turns = (kinds == number).nonzero()[0]
+            own = [names[k] for k in turns.tolist()]
+            self._row_of[places[turns]] = self._add(self.kinds[number], own)
+
+    def _kind(self, client: Client) -> int:
+        """The number of a client's kind."""
         batch = min(self._batch_size or client.drawn, client.drawn)
         features = self._heads.features
         key = head_key(client, (client.task.outputs, features), batch)
-        if key not in self._kinds:
-            self._kinds[key] = self._new_kind(client, batch)
-        return self._kinds[key]
+        if key not in self._number:
+            self._number[key] = len(self.kinds)
+            self.kinds.append(self._new_kind(client, batch))
+        return self._number[key]
 
     def _new_kind(self, client: Client, batch: int) -> Alike:
         weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client.name]))
@@ -118,9 +150,8 @@ class Registry:
             fresh[CLASSES] = table[0]
         return Alike(client, batch, moments, Shelf(fresh), Seats(client, batch, moments, 1))
 
-    def _add(self, kind: Alike, names: list[str]) -> None:
+    def _add(self, kind: Alike, names: list[str]) -> range:
         """Rows for clients that are new, with the heads that they begin with."""
-        rows = torch.tensor(kind.shelf.add(names), device=self._device)
         weight, bias = self._heads.numbers(names)
         tasks = [self.clients[name].task for name in names]
         like = kind.moments.weight
@@ -131,7 +162,7 @@ class Registry:
         }
         if (table := class_weights(tasks, like)) is not None:
             start[CLASSES] = table
-        kind.shelf.fill(rows, start)
+        return kind.shelf.add(names, start)
 
     def known(self) -> list[str]:
         """Who took part so far."""
@@ -143,7 +174,7 @@ class Registry:
 
     def state(self, name: str) -> dict[str, Any]:
         """What a client keeps to itself, as a :class:`ClientState` says it."""
-        ((kind, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         shelf, row = kind.shelf, int(rows)
         rounds, first = int(shelf.table(ROUNDS)[row]), float(shelf.table(FIRST_LOSS)[row])
         tables = {key: shelf.table(key) for key in kind.moments.fresh}
@@ -158,7 +189,7 @@ class Registry:
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned, or any engine's."""
-        ((kind, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         first, moments = state["first_loss"], state["optimizer"]["state"]
         values = {key: torch.as_tensor(state["head"][key]) for key in ("weight", "bias")}
         for i, parameter in enumerate(("weight", "bias")):
@@ -178,7 +209,7 @@ class Registry:
 
     def head(self, name: str) -> nn.Linear:
         """A client's head as a module of its own."""
-        ((kind, _, rows),) = self.grouped([name])
+        ((kind, _, _, _, rows),) = self.grouped([name])
         weight, bias = (kind.shelf.table(key)[int(rows)].clone() for key in ("weight", "bias"))
         return linear_of(weight, bias)
 
@@ -236,7 +267,7 @@ class Registry:
         """Take over what :meth:`changed` returned."""
         for part in rows["parts"]:
             place = {name: k for k, name in enumerate(part["names"])}
-            for kind, own, there in self.grouped(part["names"]):
+            for kind, own, _, _, there in self.grouped(part["names"]):
                 here = torch.tensor([place[name] for name in own])
                 for key, table in part["tables"].items():
                     wanted = kind.shelf.fresh[key]

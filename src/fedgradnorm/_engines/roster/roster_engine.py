@@ -9,10 +9,11 @@ has no row: its first head follows from the seed and its name.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -26,18 +27,18 @@ from fedgradnorm._engines.passes.dense import DensePass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.roster.gathered import Gathered
-from fedgradnorm._engines.roster.registry import Alike, FirstHeads, RegisteredHeads, Registry
+from fedgradnorm._engines.roster.gathered import Ahead, Gathered, Reader
+from fedgradnorm._engines.roster.registry import FirstHeads, RegisteredHeads, Registry, Seated
 from fedgradnorm._engines.roster.row_measures import Measuring
 from fedgradnorm._engines.roster.seats import moments_obstacle
 from fedgradnorm._engines.roster.shelf import FIRST_LOSS, ROUNDS
 from fedgradnorm._engines.roster.some_reports import spread
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import LocalSettings
-from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm.models._flat import working_copy
+from fedgradnorm.models._streamed.rows import Streamed
 
 AT_ONCE = 1000  # clients whose heads are modules at one time, where the loop has to run them
 
@@ -57,16 +58,6 @@ def roster_obstacle(
             return f"client {client.name!r} has a loss of its own, or targets with a shape"
     assert how.head_optimizer is not None
     return moments_obstacle(how.head_optimizer)
-
-
-@dataclass(frozen=True)
-class Seated:
-    """Clients of one kind in a round, in the order of their seats."""
-
-    kind: Alike
-    names: list[str]
-    rows: Tensor  # on the kind's shelf
-    positions: Tensor  # in the engine's order of clients
 
 
 class RosterEngine(Together, Engine):
@@ -93,16 +84,20 @@ class RosterEngine(Together, Engine):
         self._batch_size, self._seed = batch_size, seed
         self.registry = Registry(clients, heads, how.head_optimizer, batch_size, device)
         self.clients = self.registry.clients
-        self._sizes = torch.tensor([float(c.size) for c in clients]).to(device, torch.float64)
+        self._reader = Reader(clients, batch_size, seed, how.steps)
+        self._sizes = torch.tensor([c.size for c in clients], dtype=torch.float64, device=device)
         self.front = working_copy(network, device, bf16=bf16)
         self.front.module.train()
         self._pass: Pass = AutogradPass(self.front, gauge)
         first = clients[0].train[0]
+        first = first.first if isinstance(first, Streamed) else first
         plain = isinstance(first, Tensor) and first.ndim == 2 and not bf16
         if plain and DensePass.fits(network, gauge):
             self._pass = DensePass(self.front, gauge, self.streams)
         scratch = working_copy(network, device, bf16=bf16)
-        self._measuring = Measuring(self.registry, scratch, device, how.first_loss)
+        self._measuring = Measuring(self.registry, self._reader, scratch, device, how.first_loss)
+        streamed = [c.name for c in clients if isinstance(c.train[0], Streamed)]
+        self._ahead = Ahead(streamed, self._reader.rows(self.registry.places(streamed)))
         self._rates, self._round = how.head_rates(), 0
         self._seated = list[Seated]()
         self.optimizers = self
@@ -118,12 +113,10 @@ class RosterEngine(Together, Engine):
         return "it forms no single updates"
 
     def clear(self) -> None:
-        """Forget the gradients of all heads in seats."""
-        for own in self._seated:
-            own.kind.seats.clear()
+        """Nothing: every head in a seat gets a new gradient before each step."""
 
     def step(self) -> None:
-        """Every head in a seat that has a gradient takes a step."""
+        """Every head in a seat takes a step."""
         for own in self._seated:
             own.kind.seats.step(self._rates, self._round, self.how.head_clip)
 
@@ -131,75 +124,93 @@ class RosterEngine(Together, Engine):
         """Everybody in ``active`` at once; what only one client can spoil is left to the loop."""
         self._round, self._seated = round_number, self._seat(active)
         self._find_first_losses(shared)
-        plan, self.data = self._plan(), self._gathered(round_number, active)
+        plan, self.data = self._plan(len(active)), self._gathered(round_number)
         losses, squared = one_pass(
             self, self._pass, self.front.module, shared, self.data.rows, plan
         )
-        loss, norm = in_order(losses, squared, plan.positions, len(self.clients))
-        first = self._first_losses(loss)
-        tiny = torch.finfo(self.front.vector.dtype).tiny
-        ratio = loss[plan.positions] / torch.cat(first).clamp_min(tiny)
-        if not bool((ratio.isfinite() & norm[plan.positions].isfinite()).all()):
+        loss, norm = in_order(losses, squared, plan.positions, len(active))
+        first = self._first_losses(plan, loss)
+        ratio = loss / first.clamp_min(torch.finfo(self.front.vector.dtype).tiny)
+        if not bool((ratio.isfinite() & norm.isfinite()).all()):
             return self._in_turn(shared, round_number, active)
-        for own, values in zip(self._seated, first, strict=True):
+        for own, part in zip(self._seated, plan.parts, strict=True):
             own.kind.shelf.write(own.rows, own.kind.seats.tables)
-            own.kind.shelf.table(FIRST_LOSS)[own.rows] = values
+            own.kind.shelf.table(FIRST_LOSS)[own.rows] = first[part.positions]
             own.kind.shelf.table(ROUNDS)[own.rows] += 1
+        here = self._places(plan)
         return JointReports(
             active=plan.active,
-            size=self._sizes,
+            size=self._sizes[here],
             loss=loss,
-            loss_ratio=torch.zeros_like(loss).index_copy_(0, plan.positions, ratio),
+            loss_ratio=ratio,
             gauge_norm=norm,
             failed=(),
+            rows=here,
             run=self._pass,
             owner=plan.owner,
         )
 
     def _seat(self, active: Sequence[str]) -> list[Seated]:
         """Let the round's clients sit down."""
-        found = []
-        for kind, names, rows in self.registry.grouped(active):
-            kind.seat(names, rows)
-            found.append(Seated(kind, names, rows, self._positions(names)))
+        found = self.registry.grouped(active)
+        for own in found:
+            own.kind.seat(own.names, own.rows)
         return found
 
-    def _positions(self, names: Sequence[str]) -> Tensor:
-        """Where clients are in the order of all."""
-        found = [self.registry.position[name] for name in names]
-        return torch.tensor(found, device=self.device)
-
-    def _plan(self) -> Plan:
-        """The seats in turn, as parts of one joint batch."""
+    def _plan(self, clients: int) -> Plan:
+        """The seats in turn, as parts of one joint batch; positions are among those active."""
         parts, start = list[Part](), 0
         for own in self._seated:
             count, group = len(own.names), own.kind.seats.group
             chosen = None if count == own.kind.seats.count else slice(0, count)
             rows = slice(start, start + count * group.batch)
-            parts.append(Part(group, list(range(count)), chosen, own.positions, rows))
+            turns = torch.from_numpy(own.turns).to(self.device)
+            parts.append(Part(group, list(range(count)), chosen, turns, rows))
             start = rows.stop
         positions = torch.cat([part.positions for part in parts])
         owner = torch.cat([p.positions.repeat_interleave(p.group.batch) for p in parts])
-        active = torch.zeros(len(self.clients), dtype=torch.bool, device=self.device)
-        active[positions] = True
+        active = torch.ones(clients, dtype=torch.bool, device=self.device)
         return Plan(parts, None, owner, positions, active)
 
-    def _gathered(self, round_number: int, active: Sequence[str]) -> Gathered:
-        """The rows that the round reads."""
-        clients = [self.clients[name] for name in active]
-        batches = batches_of(clients, self._batch_size, self._seed, self.how.steps)
-        drawn = batches.many(active, round_number * self.how.steps, self.how.steps)
-        groups = [(own.kind.seats.group, own.names) for own in self._seated]
-        train = {name: self._measuring.rows(name, "train") for name in active}
-        return Gathered(groups, train, drawn, self.front.module, self.device)
+    def _places(self, plan: Plan) -> Tensor:
+        """Where the round's clients are in the order of all."""
+        places = torch.from_numpy(np.concatenate([own.places for own in self._seated]))
+        places = places.to(self.device)
+        return torch.empty_like(places).index_copy_(0, plan.positions, places)
 
-    def _first_losses(self, loss: Tensor) -> list[Tensor]:
-        """F_0 of the round's clients, kind by kind; one that is not known yet is this round's."""
-        found = []
-        for own in self._seated:
-            first = own.kind.shelf.table(FIRST_LOSS)[own.rows]
-            found.append(torch.where(first.isnan(), loss[own.positions], first))
+    def _gathered(self, round_number: int) -> Gathered:
+        """The rows that the round reads."""
+        reader, groups = self._reader, []
+        reader.check((own.places, own.kind.batch) for own in self._seated)
+        if self._ahead:
+            self._ahead.expect(self._drawn(round_number))
+        for kind, names, places, _, _ in self._seated:
+            rows, drawn = reader.rows(places), reader.drawn(places, kind.batch, round_number)
+            groups.append((kind.seats.group, names, rows, drawn))
+        found = Gathered(groups, self.front.module, self.device)
+        if self._ahead:
+            self._ahead.rest(name for own in self._seated for name in own.names)
+            if sum(len(own.names) for own in self._seated) == len(self.clients):
+                self._ahead.expect(self._drawn(round_number + 1))  # it is known who comes next
         return found
+
+    def _drawn(self, round_number: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of each of the round's clients."""
+        return {
+            name: rows
+            for own in self._seated
+            for name, rows in zip(
+                own.names,
+                self._reader.drawn(own.places, own.kind.batch, round_number),
+                strict=True,
+            )
+        }
+
+    def _first_losses(self, plan: Plan, loss: Tensor) -> Tensor:
+        """F_0 of the round's clients; one that is not known yet is this round's."""
+        known = [own.kind.shelf.table(FIRST_LOSS)[own.rows] for own in self._seated]
+        first = torch.empty_like(loss).index_copy_(0, plan.positions, torch.cat(known))
+        return torch.where(first.isnan(), loss, first)
 
     def _find_first_losses(self, shared: Tensor) -> None:
         """Evaluate those that are still unknown, unless a client's first round tells them."""
@@ -207,17 +218,18 @@ class RosterEngine(Together, Engine):
             return
         for own in self._seated:
             first = own.kind.shelf.table(FIRST_LOSS)
-            new = [k for k, value in enumerate(first[own.rows].tolist()) if value != value]
-            if new:
-                names, rows = [own.names[k] for k in new], own.rows[new]
-                first[rows] = self._measuring.first_losses(shared, own.kind, names, rows)
+            unknown = first[own.rows].isnan()
+            if bool(unknown.any()):
+                new = own.only(unknown.nonzero()[:, 0].cpu().numpy())
+                first[new.rows] = self._measuring.first_losses(shared, new)
 
     def _in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """A round by the loop, which finds out whose numbers are not finite."""
         loop = self._loop(active)
         some = loop.run_clients(shared, round_number, active)
         self._take_over(loop)
-        return spread(some, self._positions(active), self._sizes, some.failed)
+        places = torch.from_numpy(self.registry.places(active)).to(self.device)
+        return spread(some, places, self._sizes, some.failed)
 
     def _loop(self, names: Sequence[str]) -> LoopEngine:
         """The reference engine for some of the clients, with copies of their state."""

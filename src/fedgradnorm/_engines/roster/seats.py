@@ -106,10 +106,6 @@ class Seats:
             for name, parameter in head.named_parameters():
                 self._optimizer.state[parameter] = own[name]
 
-    def clear(self) -> None:
-        """Forget the heads' gradients: a head without one does not step."""
-        self._optimizer.zero_grad()
-
     def step(self, rates: Rates, round_number: int, clip: float | None) -> None:
         """Every head that has a gradient takes a step, along what is left of it by ``clip``."""
         rates.follow(self._optimizer, round_number)

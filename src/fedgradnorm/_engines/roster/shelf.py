@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ class Shelf:
     def __init__(self, fresh: Mapping[str, Tensor]) -> None:
         self.fresh = dict(fresh)
         self.names: list[str] = []
-        self.row: dict[str, int] = {}
         self.changed = set[int]()
         self._tables = {key: value.new_empty(0, *value.shape) for key, value in fresh.items()}
 
@@ -30,16 +29,14 @@ class Shelf:
         """All rows of one kind of numbers, as a view."""
         return self._tables[key][: len(self.names)]
 
-    def add(self, names: Iterable[str]) -> list[int]:
-        """Rows for new clients, as ``fresh`` says."""
-        new = list(names)
-        start, stop = len(self.names), len(self.names) + len(new)
+    def add(self, names: Sequence[str], given: Mapping[str, Tensor]) -> range:
+        """Rows for new clients: as ``given``, a line for each, and for the rest as ``fresh``."""
+        start, stop = len(self.names), len(self.names) + len(names)
         self._make_room(stop)
-        self.row.update(zip(new, range(start, stop), strict=True))
-        self.names += new
+        self.names += names
         for key, value in self.fresh.items():
-            self._tables[key][start:stop] = value
-        return list(range(start, stop))
+            self._tables[key][start:stop] = given.get(key, value)
+        return range(start, stop)
 
     def _make_room(self, rows: int) -> None:
         held = len(next(iter(self._tables.values())))

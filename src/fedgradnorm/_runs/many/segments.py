@@ -7,7 +7,7 @@ leaves a checkpoint with all of its files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,24 @@ class Segments:
 
     def restore(self, state: Mapping[str, Any], journal: Journal) -> None:
         """Let a journal take all rows that a checkpoint holds or names."""
-        if JOURNAL in state:
-            journal.take(state[JOURNAL])
-        self.names = [str(name) for name in state.get(ROWS, ())]
-        for name in self.names:
-            if Path(name).name != name:
-                raise ValueError(f"a file of rows called {name!r:.40}")
-            found = checkpoint.load(self._folder / name)
-            self._rows += sum(len(part["names"]) for part in found["parts"])
-            journal.take(found)
+        self.names = _named(state)
+        for rows in self.pieces(state):
+            self._rows += sum(len(part["names"]) for part in rows["parts"]) if self.names else 0
+            journal.take(rows)
         journal.settle()
+
+    def pieces(self, state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The rows that a checkpoint holds or names, in the order in which they are taken over."""
+        if JOURNAL in state:
+            yield state[JOURNAL]
+        for name in _named(state):
+            yield checkpoint.load(self._folder / name)
+
+
+def _named(state: Mapping[str, Any]) -> list[str]:
+    """The files that a checkpoint names."""
+    names = [str(name) for name in state.get(ROWS, ())]
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"a file of rows called {name!r:.40}")
+    return names

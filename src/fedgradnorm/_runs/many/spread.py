@@ -42,20 +42,22 @@ def spread_rows(
     ``clients`` counts those whose value is a finite number; others have no place in an order. A
     client that was active and failed counts for nothing, nor does one that is in no group.
     """
-    values: dict[tuple[Any, ...], list[float]] = {}
-    quantities = ("loss", "weight", *sorted(metrics))
+    places: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         task = groups.get(row["client"])
-        if task is None or row.get("active") == 0:
-            continue
-        place = (row["round"], row["epoch"], row["split"], task)
-        for quantity in quantities:
-            value = row.get(quantity)
-            if value is not None and math.isfinite(value):
-                values.setdefault((*place, quantity), []).append(value)
+        if task is not None and row.get("active") != 0:
+            place = (row["round"], row["epoch"], row["split"], task)
+            places.setdefault(place, []).append(row)
+    values: dict[tuple[Any, ...], list[float]] = {}
+    for place, here in places.items():
+        for quantity in ("loss", "weight", *sorted(metrics)):
+            given = [row[quantity] for row in here if row.get(quantity) is not None]
+            if found := [value for value in given if math.isfinite(value)]:
+                values[*place, quantity] = found
+    spreads = quantiles_of_each(list(values.values()))
     return [
-        {**dict(zip(WHERE, place, strict=True)), **quantiles(found)}
-        for place, found in values.items()
+        {**dict(zip(WHERE, place, strict=True)), **spread}
+        for place, spread in zip(values, spreads, strict=True)
     ]
 
 
@@ -65,12 +67,21 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     >>> quantiles([1.0, 2.0, 4.0])["median"]
     2.0
     """
-    found = np.quantile(np.asarray(values, dtype=np.float64), list(SHARES.values()))
-    return {
-        "clients": len(values),
-        "mean": float(np.mean(values)),
-        **dict(zip(SHARES, found.tolist(), strict=True)),
-    }
+    (found,) = quantiles_of_each([values])
+    return found
+
+
+def quantiles_of_each(lists: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+    """:func:`quantiles` of many lists; those of one length are sorted in one call."""
+    found: dict[int, dict[str, float]] = {}
+    for count in {len(values) for values in lists}:
+        alike = [k for k, values in enumerate(lists) if len(values) == count]
+        table = np.array([lists[k] for k in alike], dtype=np.float64)
+        shares = np.quantile(table, list(SHARES.values()), axis=1).T.tolist()
+        for k, values, own in zip(alike, table, shares, strict=True):
+            mean = float(np.mean(values))
+            found[k] = {"clients": count, "mean": mean, **dict(zip(SHARES, own, strict=True))}
+    return [found[k] for k in range(len(lists))]
 
 
 def groups_of(infos: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Client i lives on rank i mod K, with its head, its optimiser and its data on that rank's device, run
 by the best engine for that rank's own clients. What crosses ranks in a round is what the server
-needs: a row of numbers per client, and one sum of weighted updates. The server's step is the same
-arithmetic on the same numbers on every rank, so the new network need not be sent at all.
+needs: a row of numbers per active client, and one sum of weighted updates. The server's step is the
+same arithmetic on the same numbers on every rank, so the new network need not be sent at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._engines.distributed.elsewhere import Elsewhere
+from fedgradnorm._engines.distributed.ranks_journal import RanksJournal
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
@@ -40,6 +42,7 @@ class DistributedReports(Reports):
         mine = torch.zeros_like(self.like)
         if self.local is not None:
             own = torch.tensor(self.shares[self.world.rank], device=coefficients.device)
+            own = own if self.local.rows is None else own[self.local.rows.to(own.device)]
             mine.copy_(self.local.aggregate(coefficients[own]))
         return self.world.sum(mine)
 
@@ -58,8 +61,8 @@ class DistributedReports(Reports):
 class DistributedEngine(Engine):
     """Runs this rank's share of the clients and meets the other ranks for everything else.
 
-    ``make_local`` makes the engine for some clients. All ranks must call every method in the same
-    order: the trainer does, since all of them run the same rounds.
+    ``make_local`` makes the engine for some clients, None for nobody. All ranks must call every
+    method in the same order: the trainer does, since all of them run the same rounds.
     """
 
     name = "distributed"
@@ -71,39 +74,62 @@ class DistributedEngine(Engine):
         *,
         world: World,
         device: torch.device,
-        make_local: Callable[[Sequence[Client], Mapping[str, nn.Module]], Engine],
+        make_local: Callable[[Sequence[Client]], Engine | None],
     ) -> None:
         self.world, self.device = world, device
         self.names = [client.name for client in clients]
         _check_alike(world, clients)
-        self.shares = _shares(clients, world.size)
+        self.shares = _shares(clients, world)
         own = [clients[i] for i in self.shares[world.rank]]
-        self.local = make_local(own, {c.name: heads[c.name] for c in own}) if own else None
+        self.own = {client.name: k for k, client in enumerate(own)}
+        self._position = {name: i for i, name in enumerate(self.names)}
+        self.local = make_local(own)
+        self._journal = self._common_journal()
         sizes = [float(client.size) for client in clients]
         self._size = torch.tensor(sizes, dtype=torch.float64, device=device)
         self._first = heads  # of which other ranks' are made only when all are asked for
 
+    def _common_journal(self) -> RanksJournal | None:
+        """One for all ranks, where each that has clients keeps them in rows."""
+        mine = None if self.local is None else self.local.journal
+        known = self.world.gather(None if self.local is None else mine is not None)
+        if False in known or True not in known:
+            return None
+        return RanksJournal(self.world, mine, self.names, self.own)
+
+    @property
+    def journal(self) -> RanksJournal | None:
+        """The rows of all ranks' clients, which rank 0 asks for and the others give."""
+        return self._journal
+
     def run_clients(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
-        """This rank's part of ``active`` works; a row of numbers per client goes round."""
-        own = [self.names[i] for i in self.shares[self.world.rank]]
-        mine = [name for name in active if name in set(own)]
+        """This rank's part of ``active`` works; a row of numbers per active client goes round."""
+        mine = [k for k, name in enumerate(active) if name in self.own]
         local = None
-        table = torch.zeros(len(COLUMNS), len(self.names), dtype=torch.float64, device=self.device)
+        table = torch.zeros(len(COLUMNS), len(active), dtype=torch.float64, device=self.device)
         if self.local is not None and mine:
-            local = self.local.run_clients(shared, round_number, mine)
-            failed = torch.tensor([name in set(local.failed) for name in own])
-            columns = (local.active, failed, local.loss, local.loss_ratio, local.gauge_norm)
-            rows = torch.tensor(self.shares[self.world.rank], device=self.device)
-            table[:, rows] = torch.stack([c.to(self.device, torch.float64) for c in columns])
-        self.world.sum(table)  # each row is zero on all ranks but one: the sum is exact
-        lost = table[1].tolist()
+            names = [active[k] for k in mine]
+            local = self.local.run_clients(shared, round_number, names)
+            lost = set(local.failed)
+            failed = torch.tensor([name in lost for name in names])
+            columns = (local.active, local.loss, local.loss_ratio, local.gauge_norm)
+            found = [column.to(self.device, torch.float64) for column in columns]
+            if local.rows is None:
+                there = torch.tensor([self.own[name] for name in names], device=self.device)
+                found = [column[there] for column in found]
+            found.insert(1, failed.to(self.device, torch.float64))
+            table[:, torch.tensor(mine, device=self.device)] = torch.stack(found)
+        if active:
+            self.world.sum(table)  # each row is zero on all ranks but one: the sum is exact
+        lines = torch.tensor([self._position[n] for n in active], dtype=torch.int64).to(self.device)
+        whole = table.new_zeros(len(COLUMNS), len(self.names)).index_copy_(1, lines, table)
         return DistributedReports(
-            active=table[0] > 0,
+            active=whole[0] > 0,
             size=self._size,
-            loss=table[2],
-            loss_ratio=table[3],
-            gauge_norm=table[4],
-            failed=[name for name, bad in zip(self.names, lost, strict=True) if bad],
+            loss=whole[2],
+            loss_ratio=whole[3],
+            gauge_norm=whole[4],
+            failed=[name for name, bad in zip(active, table[1].tolist(), strict=True) if bad],
             world=self.world,
             local=local,
             shares=self.shares,
@@ -137,8 +163,7 @@ class DistributedEngine(Engine):
         if self.local is None:
             return self._merged({})
         if names is not None:
-            own = {self.names[i] for i in self.shares[self.world.rank]}
-            names = [name for name in names if name in own]
+            names = [name for name in names if name in self.own]
         return self._merged(self.local.evaluate(shared, split, names))
 
     def heads(self) -> dict[str, nn.Module]:
@@ -194,10 +219,17 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _shares(clients: Sequence[Client], ranks: int) -> list[list[int]]:
-    """Each rank's clients, as rows; several tasks of one client are on one rank."""
-    places = {name: k for k, name in enumerate(dict.fromkeys(c.owner for c in clients))}
-    return [
-        [row for row, client in enumerate(clients) if places[client.owner] % ranks == rank]
-        for rank in range(ranks)
-    ]
+def _shares(clients: Sequence[Client], world: World) -> list[list[int]]:
+    """Each rank's clients, as rows: who has their data or, where all do, one after another.
+
+    Several tasks of one client are on one rank.
+    """
+    places = {
+        name: k % world.size for k, name in enumerate(dict.fromkeys(c.owner for c in clients))
+    }
+    if any(isinstance(client, Elsewhere) for client in clients):
+        places = {c.owner: c.rank if isinstance(c, Elsewhere) else world.rank for c in clients}
+    shares: list[list[int]] = [[] for _ in range(world.size)]
+    for row, client in enumerate(clients):
+        shares[places[client.owner]].append(row)
+    return shares
