@@ -154,7 +154,7 @@ def federation(
 
 def outcome(method: str, lie: str, bounds: Bounds | None, quick: bool) -> tuple[float, bool]:
     """The honest clients' mean test accuracy after the run, and whether anybody was bounded."""
-    settings = Settings(rounds=3 if quick else ROUNDS, lr=0.01, device="cpu")
+    settings = Settings(rounds=3 if quick else ROUNDS, lr=0.01, device="cpu", head_start="random")
     weighting = find_method(method).build({})
     coordinator = federation(weighting, LIES[lie], bounds, settings, 200 if quick else 2000)
     while not coordinator.done:

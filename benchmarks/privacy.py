@@ -96,7 +96,7 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int, rate: Rate) 
     return fgn.train(
         nn.Sequential(nn.Linear(inputs, work.features), *act), clients, weighting=fgn.Equal(),
         batch_size=None, schedule="together", eval_every=0, seed=seed, rounds=rounds,
-        head_optimizer=head, server_optimizer=server, **ARMS[arm],
+        head_optimizer=head, server_optimizer=server, head_start="random", **ARMS[arm],
     )  # fmt: skip
 
 

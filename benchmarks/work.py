@@ -104,6 +104,7 @@ def make_ours(
         compile=compile,
         precision=precision,
         lr=LR,
+        head_start="random",  # as every rival's, see make_heads
     )
     if weighting is None:
         weighting = fgn.GradNorm() if work.weigh else fgn.Equal()

@@ -64,7 +64,7 @@ def train(
     clients = tasks(sigmas, seed, steps * batch)
     run = fgn.train(
         trunk(seed), clients, weighting=weighting, rounds=steps, batch_size=batch, lr=1e-3,
-        schedule="together", order="old", eval_every=0, seed=seed,
+        schedule="together", order="old", head_start="random", eval_every=0, seed=seed,
     )  # fmt: skip
     test = run.history[run.history.split == "test"].groupby("client").loss
     weight = run.history[run.history["round"] > 0.9 * steps].groupby("client").weight.mean()

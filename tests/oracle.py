@@ -64,6 +64,7 @@ def compare_with_oracle(
             head_steps=head_steps,
             shared_steps=shared_steps,
             lr=lr,
+            head_start="random",
             head_optimizer=optimizer,
             server_optimizer=optimizer,
             participation=participation,

@@ -54,6 +54,11 @@ SHORTER = {
         "--jobs 4": "--jobs 1",
     },
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
+    "docs/networks.md": {
+        '"epochs": 20': '"epochs": 1',
+        "demo.toml --seeds 2": "demo.toml --seeds 1 data.samples=400 training.epochs=1",
+        "school.toml --seeds 2 training.rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
+    },
     "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/worth.md": {"worth-school seed=100": f"worth-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip

@@ -1,19 +1,41 @@
-"""Heads that begin at the trivial answer."""
+"""Heads that begin at the trivial answer: by default, wherever that is allowed."""
 
 from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fedgradnorm as fgn
+import shared_heads
 import toys
-from fedgradnorm._federation.head_start import trivial_answer
+from experiments.small_config import small_config
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._federation.head_start import random_because, trivial_answer
+from fedgradnorm._federation.making_heads import first_head
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments import load_config, run
+from fedgradnorm.experiments._compare import compare
+from fedgradnorm.experiments._execute import execute, resume_config
+from test_own_kinds import Counts
+from test_streamed import Pairs
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, toys.FEATURES))
 PRICE = fgn.Client("price", fgn.regression(2), train=(X, 100 + RNG.normal(size=(40, 2))))
 RARE = fgn.Client("rare", fgn.classification(3), train=(X, np.array([0] * 36 + [1] * 4)))
+NUMBERS = PRICE.train[1].numpy()
+OLD = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "head_start": "random"}
+
+
+def head_of(client: fgn.Client, **settings: Any) -> torch.nn.Module:
+    return first_head(toys.network(), client, Settings(**settings))
 
 
 @pytest.mark.parametrize("client", [PRICE, RARE], ids=lambda client: client.name)
@@ -29,19 +51,22 @@ def test_no_other_constant_answer_has_less_loss(client: fgn.Client) -> None:
     assert loss(answer) < (1 if client is PRICE else 1.1) * min(around)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked"])
-def test_the_first_loss_is_near_that_of_the_trivial_answer(engine: str) -> None:
+@pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "roster"])
+def test_by_default_the_first_loss_is_near_that_of_the_trivial_answer(engine: str) -> None:
     how = {"rounds": 3, "engine": engine, "device": "cpu"}
     runs = {
-        start: fgn.train(toys.network(), [PRICE, RARE], head_start=start, **how)
-        for start in ("random", "targets")
-    }
+        start: fgn.train(toys.network(), [PRICE, RARE], **({"head_start": start} if start else {}),
+                         **how)
+        for start in ("", "random", "targets")
+    }  # fmt: skip
     first = {
         start: run.history[run.history.split == "train"].groupby("client").loss.first()
         for start, run in runs.items()
     }
-    assert first["targets"]["price"] < 5 < 5000 < first["random"]["price"]
-    assert first["targets"]["rare"] < first["random"]["rare"]
+    assert first[""]["price"] < 5 < 5000 < first["random"]["price"]
+    assert first[""]["rare"] < first["random"]["rare"]
+    heads = ({n: dict(h.state_dict()) for n, h in runs[s].heads.items()} for s in ("", "targets"))
+    assert toys.same(*heads)
 
 
 def test_a_head_of_ones_own_is_left_alone() -> None:
@@ -49,6 +74,167 @@ def test_a_head_of_ones_own_is_left_alone() -> None:
     mine = fgn.Client("price", fgn.regression(2), train=PRICE.train, head=head)
     runs = [
         fgn.train(toys.network(), [mine], rounds=1, head_start=start, device="cpu")
-        for start in ("random", "targets")
+        for start in ("random", "targets", "auto")
     ]
-    assert toys.same(*(dict(run.heads["price"].state_dict()) for run in runs))
+    first, *others = (dict(run.heads["price"].state_dict()) for run in runs)
+    assert all(toys.same(first, other) for other in others)
+
+
+def huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.huber_loss(output, target, reduction="none").mean(dim=1)
+
+
+PROMISE = fgn.Privacy(epsilon=3.0, delta=1e-5, noise=2.0)
+UNLIKE: dict[str, Callable[[], fgn.Client]] = {
+    "privacy": lambda: fgn.Client("a", fgn.regression(2), train=PRICE.train, privacy=PROMISE),
+    "a loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),
+    "kind of one's own": lambda: fgn.Client("a", fgn.tasks.of_kind(Counts(), 2), PRICE.train),
+    "read with their rows": lambda: fgn.Client("a", fgn.regression(2), Pairs(X, NUMBERS)),
+}
+
+
+@pytest.mark.parametrize("why", UNLIKE)
+def test_by_default_heads_begin_at_random_where_targets_cannot_be_taken(why: str) -> None:
+    client = UNLIKE[why]()
+    assert why in random_because(client, Settings())
+    drawn = dict(head_of(client, head_start="random").state_dict())
+    assert toys.same(dict(head_of(client).state_dict()), drawn)
+
+
+def test_by_default_heads_in_common_begin_at_random_and_others_do_not() -> None:
+    """As in a deployment, where the server makes the first and a client the others."""
+    tasks = {"a": "one", "b": "one", "c": "two"}
+    clients = [shared_heads.client(name, task, 24, "place") for name, task in tasks.items()]
+    made = toys.federation(toys.network(), clients, heads="task").engine.heads()
+    drawn = dict(head_of(clients[0], head_start="random").state_dict())
+    for name in "ab":
+        assert toys.same(dict(made[name].state_dict()), drawn)
+    torch.testing.assert_close(made["c"].bias.detach(), trivial_answer(clients[2]))
+
+
+def test_weighted_classes_begin_at_weighted_shares() -> None:
+    client = fgn.Client("rare", fgn.classification(3, class_weights="balanced"), RARE.train)
+    torch.testing.assert_close(head_of(client).bias.detach(), trivial_answer(client).reshape(-1))
+
+
+def test_no_item_of_a_dataset_is_read_for_a_start_that_nobody_asked_for() -> None:
+    rows = {}
+    for start in ("auto", "targets"):
+        pairs = Pairs(X, NUMBERS)
+        client = fgn.Client("a", fgn.regression(2), train=pairs)
+        before = pairs.read
+        head_of(client, head_start=start)
+        rows[start] = pairs.read - before
+    assert rows["auto"] < 10 < len(X) <= rows["targets"]
+
+
+def test_the_log_says_once_how_heads_begin(caplog: pytest.LogCaptureFixture) -> None:
+    own = fgn.Client("own", fgn.regression(2, loss=huber), train=PRICE.train)
+    given = fgn.Client("given", fgn.regression(2), PRICE.train, head=torch.nn.Linear(5, 2).double())
+    with caplog.at_level(logging.INFO, "fedgradnorm"):
+        fgn.train(toys.network(), [PRICE, RARE, own, given], rounds=2, device="cpu")
+    (said,) = [r.getMessage() for r in caplog.records if "heads begin" in r.getMessage()]
+    assert said == (
+        "heads begin at the mean or the class shares of the targets: price, rare; at random (a "
+        "loss or kind of one's own): own; as given: given"
+    )
+
+
+def test_a_number_that_no_row_has_begins_as_it_was_drawn() -> None:
+    y = np.stack([NUMBERS[:, 0], np.full(len(X), np.nan)], axis=1)
+    client = fgn.Client("half", fgn.regression(2), train=(X, y))
+    drawn, begun = head_of(client, head_start="random").bias, head_of(client).bias
+    assert begun[1] == drawn[1]
+    assert begun[0].item() == pytest.approx(y[:, 0].mean())
+    run = fgn.train(toys.network(), [client], rounds=2, device="cpu")
+    assert np.isfinite(run.summary().last_loss["half"])
+
+
+def test_who_may_choose_to_be_alone_begins_alone_as_without_sharing() -> None:
+    clients = [
+        fgn.Client(c.name, c.task, train=(c.train[0][:30], c.train[1][:30]),
+                   validation=(c.train[0][30:], c.train[1][30:]))
+        for c in (PRICE, RARE)
+    ]  # fmt: skip
+    how = {"rounds": 4, "lr": 0.05, "batch_size": 8, "device": "cpu"}
+    alone = fgn.train(toys.network(), clients, weighting=fgn.Equal(), share="none", **how)
+    wanted = alone.history.query("split == 'validation'").groupby("client").loss.last()
+    chosen = fgn.train(toys.network(), clients, personalize={"steps": 0, "alone": True}, **how)
+    for name, kept in chosen.about["personal"].items():
+        assert kept["alone"] == pytest.approx(wanted[name])
+
+
+def test_a_config_begins_at_the_targets_and_says_so_in_its_folder(tmp_path: Path) -> None:
+    file = small_config(tmp_path, value=500 + RNG.normal(size=(40, 1)))
+    first = {}
+    for start in ("", "random"):
+        config = load_config(file, [f"training.head_start='{start}'"] if start else [])
+        folder = tmp_path / (start or "said nothing")
+        history = run(config, folder).history
+        first[start] = history.query("client == 'value' and split == 'train'").loss.iloc[0]
+        assert f'head_start = "{start or "auto"}"' in (folder / "config.toml").read_text()
+        assert resume_config(folder).settings.head_start == (start or "auto")
+    assert first[""] < 5 < 10_000 < first["random"]
+
+
+def made_old(folder: Path) -> Path:
+    """A run folder as it was before there was the setting."""
+    about = json.loads((folder / "run.json").read_text())
+    assert about["settings"].pop("head_start") == "random"
+    (folder / "run.json").write_text(json.dumps(about))
+    if (config := folder / "config.toml").exists():
+        kept = [line for line in config.read_text().splitlines() if "head_start" not in line]
+        config.write_text("\n".join(kept))
+    return folder
+
+
+def test_an_older_run_goes_on_with_heads_at_random(tmp_path: Path) -> None:
+    """The roster makes the head of who comes later after the run was resumed."""
+    clients = [toys.client(f"c{i}", 20, "place") for i in range(6)]
+
+    def train(**more: Any) -> fgn.Run:
+        how = {**OLD, "participation": [[f"c{i}"] for i in range(5)], "engine": "roster", **more}
+        return fgn.train(toys.network(), clients, **how)
+
+    whole, folder = train(), tmp_path / "part"
+    toys.interrupted(train, 2, folder=folder)
+    made_old(folder)
+    with pytest.raises(RunFolderError, match="other settings"):
+        train(folder=folder, resume=True, head_start="targets")
+    went_on = train(folder=folder, resume=True, head_start="auto")
+    assert went_on.history.equals(whole.history)
+    for name, head in whole.heads.items():
+        assert toys.same(dict(went_on.heads[name].state_dict()), dict(head.state_dict()))
+
+
+def test_a_config_in_an_older_run_folder_says_what_the_run_did(tmp_path: Path) -> None:
+    config = load_config(small_config(tmp_path), ["training.head_start='random'"])
+    whole = run(config, tmp_path / "whole")
+    toys.interrupted(lambda **o: execute(config, tmp_path / "part", **o), 4)
+    folder = made_old(tmp_path / "part")
+    assert load_config(folder / "config.toml").settings.head_start == "random"
+    went_on = execute(resume_config(folder), folder, resume=True)
+    assert went_on.history.equals(whole.history)
+
+
+def test_a_comparison_names_the_setting_that_differs(tmp_path: Path) -> None:
+    file = small_config(tmp_path)
+    old = load_config(file, ["training.head_start='random'"])
+    made_old(compare(old, ["fedrep"], folder=tmp_path / "runs")[0])
+    assert compare(old, ["fedrep"], folder=tmp_path / "runs")  # which is there
+    words = r"another config \(training.head_start = 'random' there, 'auto' here\)"
+    with pytest.raises(RunFolderError, match=words):
+        compare(load_config(file), ["fedrep"], folder=tmp_path / "runs")
+
+
+def test_who_joins_an_older_run_later_begins_at_random(tmp_path: Path) -> None:
+    late, finished = toys.client("late", 20, "place"), tmp_path / "run"
+    fgn.train(toys.network(), toys.clients(), folder=finished, **OLD)
+    known = fgn.load(finished)
+    old = fgn.load(made_old(finished))
+    for join in (
+        lambda run: run.personalize(late, steps=2),
+        lambda run: run.add(late, toys.clients(), rounds=2),
+    ):
+        heads = (dict(join(run).heads["late"].state_dict()) for run in (known, old))
+        assert toys.same(*heads)

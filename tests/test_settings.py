@@ -10,7 +10,7 @@ import pytest
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._round.settings import Settings, completed
+from fedgradnorm._round.settings import EARLIER, Settings, completed
 from fedgradnorm._training import train
 
 
@@ -93,8 +93,9 @@ def test_every_keyword_of_train_reaches_the_settings_as_it_was_given(
 
 
 def test_settings_of_an_older_run_are_completed_by_the_defaults_of_newer_ones() -> None:
-    assert completed({}) == asdict(Settings())
-    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7))
+    assert completed({}) == asdict(Settings(head_start="random"))  # as all heads began then
+    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7, **EARLIER))
+    assert completed(asdict(Settings())) == asdict(Settings())
 
 
 def test_train_documents_every_keyword() -> None:

@@ -78,7 +78,7 @@ def test_tasks_of_one_client_each_keep_their_own_heads(engine: str, tasks) -> No
 
 
 def test_a_task_of_one_client_keeps_the_head_it_would_have_had() -> None:
-    own, task = federation("own"), federation("task")
+    own, task = (federation(how, head_start="random") for how in ("own", "task"))
     start = vectors(task.engine.heads())
     assert_one_head_a_task(start)
     assert torch.equal(start["e"], vectors(own.engine.heads())["e"])

@@ -78,7 +78,9 @@ def in_memory() -> list[fgn.Client]:
 
 def trained(given: list[fgn.Client], **options: Any) -> fgn.Run:
     chosen: dict[str, Any] = {"rounds": 12, "batch_size": 8, "seed": 3, "eval_every": 4}
-    return fgn.train(network(), given, **{**chosen, "head_steps": 2, "engine": "loop", **options})
+    start = {"head_start": "targets"}  # "auto" reads no Dataset for it
+    how = {**chosen, **start, "head_steps": 2, "engine": "loop", **options}
+    return fgn.train(network(), given, **how)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,8 @@ def test_nothing_is_read_before_it_is_needed() -> None:
     client.fingerprint()
     assert pairs.read <= 300
     before = pairs.read
-    run = trained([client], rounds=3, head_steps=1, first_loss="first_round", eval_every=0)
+    few = {"rounds": 3, "head_steps": 1, "first_loss": "first_round", "eval_every": 0}
+    run = trained([client], head_start="auto", **few)
     evaluations = len({row["round"] for row in run.table.rows if row["split"] == "train"})
     # All rows in an evaluation, and beside it batches, a few probes and the fingerprint.
     assert pairs.read - before < 1000 + evaluations * 10_000

@@ -126,13 +126,16 @@ def test_every_weighting_that_can_be_told_by_the_roster_gives_the_same(name: str
 
 def test_first_heads_are_those_of_any_engine() -> None:
     network, clients = small_network(), many_clients(8)
-    for start in ("random", "targets"):
-        heads = HeadsOnDemand(network, clients, 7, start)
+    for start in ("random", "targets", "auto"):
+        heads = HeadsOnDemand(network, clients, Settings(seed=7, head_start=start))
         for client in clients:
             weight, bias = heads.numbers([client.name])
-            made = make_head(network, client, 7, start)
+            made = make_head(network, client, 7, at_targets=start != "random")
             assert torch.equal(made.weight, weight[0])
             assert torch.equal(made.bias, bias[0])
+        pair = [client.name for client in clients if client.task.outputs == 2]
+        _, biases = heads.numbers(pair)
+        assert torch.equal(biases, torch.cat([heads.numbers([name])[1] for name in pair]))
 
 
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:

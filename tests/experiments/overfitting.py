@@ -24,7 +24,8 @@ def clients(without: str = "") -> list[fgn.Client]:
 
 def train(without: str = "", network: Any = toys.network, **more: Any) -> fgn.Run:
     how = {"rounds": ROUNDS, "eval_every": EVERY, "batch_size": 8, "lr": 0.05, "device": "cpu"}
-    how = {"engine": "loop", "weighting": fgn.GradNorm(lr=0.02), **how, **more}
+    start = {"head_start": "random"}  # from there clients have different best rounds
+    how = {"engine": "loop", "weighting": fgn.GradNorm(lr=0.02), **start, **how, **more}
     return fgn.train(network(), clients(without), **how)
 
 

@@ -14,8 +14,9 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.batches import Batches
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
@@ -87,7 +88,7 @@ def test_tuning_by_hand(what: str) -> None:
     run, client = train(network=toys.network(), head_optimizer=SGD), late(validation=False)
     more = run.personalize(client, steps=3, lr=0.1, what=what)
     assert more.about["personal"]["late"] == {"step": 3}
-    model = nn.Sequential(copy.deepcopy(run.network), make_head(run.network, client, 0))
+    model = nn.Sequential(copy.deepcopy(run.network), first_head(run.network, client, Settings()))
     moved = model if what == "network" else model[1]
     optimizer = torch.optim.SGD(moved.parameters(), lr=0.1, momentum=0.5)
     batches = Batches({"late": client.size}, 8, 0, 1)

@@ -15,7 +15,8 @@ import toys
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.making_heads import first_head
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
@@ -105,7 +106,7 @@ def test_new_clients_and_other_tasks_get_fresh_heads(caplog: pytest.LogCaptureFi
     assert again.about["start"]["heads"] == ["side"]
     assert "its heads go on for side; fresh heads for corner, place" in caplog.text
     for client in (other, place):
-        fresh = make_head(run.network, client, 0)
+        fresh = first_head(run.network, client, Settings())
         assert torch.allclose(toys.parameters(again.heads[client.name]), toys.parameters(fresh))
     assert torch.allclose(toys.parameters(again.heads["side"]), toys.parameters(run.heads["side"]))
 

@@ -140,9 +140,10 @@ class Killed(Exception):
     """As a kill: nothing is written on the way out."""
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"keep": "best", "patience": 1}, {"share": "none"}, {"ditto": 0.1}], ids=str
-)
+STOPS = {"keep": "best", "patience": 1, "head_start": "random"}  # which lasts for some rounds
+
+
+@pytest.mark.parametrize("how", [{}, STOPS, {"share": "none"}, {"ditto": 0.1}], ids=str)
 def test_it_resumes_to_the_bit(tmp_path: Path, how: dict, monkeypatch) -> None:
     how = {"network": toys.noisy_network, "personalize": TUNE, "rounds": 8, **how}
     how = {**how, "checkpoint_every": 1, "eval_every": 2}

@@ -16,7 +16,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Unshared, make_unshared
 from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.reports import StackedReports
 from fedgradnorm._round.server import columns, server_round
 from fedgradnorm._round.settings import Settings
@@ -190,8 +190,7 @@ def _one_pass(
     training."""
     trainable_parameters(network)
     network = copy.deepcopy(network)
-    seed, start = settings.seed, settings.head_start
-    heads = {c.name: make_head(network, c, seed, start) for c in clients}
+    heads = {c.name: first_head(network, c, settings) for c in clients}
     gauge = gauge_of(network, clients, settings)
     run = make_unshared(
         network,

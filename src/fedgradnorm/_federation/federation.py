@@ -85,7 +85,7 @@ class Federation:
         if basis is None:
             basis = self._make_basis(network, weighting, device)
         self.network, self.gauge, self.engine = basis.network, basis.gauge, basis.engine
-        shared = {name for group in self.shared_heads.groups for name in group}
+        shared = self.shared_heads.names
         heads = self.engine.heads() if shared else {}
         self._head_numbers = {n: sum(p.numel() for p in heads[n].parameters()) for n in shared}
         self.tuned = tuned_parameters(self.network, settings)
@@ -107,12 +107,11 @@ class Federation:
     def _make_basis(self, network: nn.Module, weighting: Weighting, device: torch.device) -> Basis:
         """A copy, a gauge and an engine of its own."""
         settings, network = self.settings, copy.deepcopy(network)
-        seed, start = settings.seed, settings.head_start
         few = settings.few_take_part(len({client.owner for client in self.clients}))
         streamed = any(isinstance(client.train[0], Streamed) for client in self.clients)
         if settings.record_conflict:  # which needs every client's gradient
             few = streamed = False
-        made = HeadsOnDemand(network, self.clients, seed, start)
+        made = HeadsOnDemand(network, self.clients, settings, self.shared_heads.names)
         heads: Mapping[str, nn.Module] = made
         if few or settings.engine == "roster":
             assert made[self.names[0]]

@@ -45,6 +45,7 @@ class SharedHeads:
             torch.tensor([places[name] for name in names], device=device) for names in self.groups
         ]
         self._task = {client.name: client.task_name for client in clients}
+        self.names = frozenset(name for names in self.groups for name in names)
 
     def __bool__(self) -> bool:
         return bool(self.groups)

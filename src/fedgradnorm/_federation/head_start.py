@@ -2,11 +2,54 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Container, Iterable
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgradnorm._client import Client
-from fedgradnorm.models._streamed.rows import all_targets
+from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
+
+log = logging.getLogger("fedgradnorm")
+
+
+def random_because(client: Client, settings: Settings, in_common: bool = False) -> str:
+    """Why a head that we make begins at random; empty where it begins at the client's targets.
+
+    With ``auto`` that is whatever keeps its first answer from being known, told, or of use. A head
+    that is ``in_common`` with others is made by the server in a deployment, which knows no targets.
+    """
+    if settings.head_start != "auto":
+        return "" if settings.head_start == "targets" else "head_start = 'random'"
+    if client.privacy is not None:
+        return "privacy: the account has no mean of targets"
+    if in_common:
+        return "in common: a server knows no targets"
+    if not client.task.knows_trivial:
+        return "a loss or kind of one's own"
+    if isinstance(client.train[1], StreamedTargets):
+        return "targets that are read with their rows"
+    return ""
+
+
+def log_starts(clients: Iterable[Client], settings: Settings, common: Container[str] = ()) -> None:
+    """Say in one line how heads begin; ``common`` names the clients that share theirs."""
+    found: dict[str, list[str]] = {}
+    for client in clients:
+        why = random_because(client, settings, client.name in common)
+        how = f"at random ({why})" if why else "at the mean or the class shares of the targets"
+        found.setdefault("as given" if client.head is not None else how, []).append(client.name)
+    parts = [
+        f"{how}: {', '.join(names) if len(names) <= SHOWN else f'{len(names)} clients'}"
+        for how, names in found.items()
+    ]
+    log.info("heads begin %s", "; ".join(parts))
+
+
+SHOWN = 10
+"""Clients that are named in the log; of more, their number."""
 
 
 def trivial_answer(client: Client) -> Tensor:
@@ -20,7 +63,10 @@ def trivial_answer(client: Client) -> Tensor:
 
 
 @torch.no_grad()
-def start_at_targets(head: nn.Module, client: Client) -> None:
-    """Let a head begin near the client's trivial answer; its weights stay as they were drawn."""
-    assert isinstance(head.bias, Tensor)
-    head.bias.copy_(trivial_answer(client))
+def start_at_targets(biases: Tensor, clients: Iterable[Client]) -> None:
+    """Let the biases of heads, a row each, be the clients' trivial answers.
+
+    Outputs without one, such as a number that no row has, stay as they were drawn.
+    """
+    answers = torch.stack([trivial_answer(client).reshape(-1) for client in clients]).to(biases)
+    biases.copy_(torch.where(answers.isfinite(), answers, biases))

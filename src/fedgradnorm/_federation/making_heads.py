@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.head_start import start_at_targets, trivial_answer
+from fedgradnorm._federation.head_start import random_because, start_at_targets
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.seeding import number
-from fedgradnorm._round.settings import HeadStart
+from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._fitting import (
     as_input,
     check_head,
@@ -43,9 +43,15 @@ def probe_of(network: nn.Module, client: Client) -> Inputs:
     return Fields(between) if isinstance(between, Mapping) else between
 
 
-def make_head(
-    network: nn.Module, client: Client, seed: int, start: HeadStart = "random"
+def first_head(
+    network: nn.Module, client: Client, settings: Settings, in_common: bool = False
 ) -> nn.Module:
+    """The head that a client begins a training with, its own or one ``in_common`` with others."""
+    at_targets = not random_because(client, settings, in_common)
+    return make_head(network, client, settings.seed, at_targets)
+
+
+def make_head(network: nn.Module, client: Client, seed: int, at_targets: bool = False) -> nn.Module:
     """The client's own head, or a linear one whose weights depend on seed and name alone."""
     like = next(network.parameters()).detach()
     front = in_front(own_stem(client.stem, client.name, like), network)
@@ -56,8 +62,9 @@ def make_head(
     else:
         with head_chance(client.name, seed):
             head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)
-        if start == "targets":
-            start_at_targets(head, client)
+        if at_targets:
+            assert isinstance(head.bias, Tensor)
+            start_at_targets(head.bias[None], [client])
     check_head(head, row, forms(task.outputs, task.shape), client.name, like)
     if task.has_own_loss:
         _try_loss(front, client, head)
@@ -65,18 +72,26 @@ def make_head(
 
 
 class HeadsOnDemand(Mapping[str, nn.Module]):
-    """The heads that clients begin with, each made when it is asked for."""
+    """The heads that clients begin with, each made when it is asked for.
+
+    ``common`` names the clients that share theirs with others.
+    """
 
     def __init__(
-        self, network: nn.Module, clients: Iterable[Client], seed: int, start: HeadStart
+        self,
+        network: nn.Module,
+        clients: Iterable[Client],
+        settings: Settings,
+        common: Container[str] = (),
     ) -> None:
-        self._network, self._seed, self._start = network, seed, start
+        self._network, self._settings, self._common = network, settings, common
         self._clients = {client.name: client for client in clients}
         self._dtype = next(network.parameters()).dtype
         self._chance = torch.Generator()
 
     def __getitem__(self, name: str) -> nn.Module:
-        return make_head(self._network, self._clients[name], self._seed, self._start)
+        client, in_common = self._clients[name], name in self._common
+        return first_head(self._network, client, self._settings, in_common)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._clients)
@@ -102,13 +117,16 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
         both = torch.empty(len(names), outputs * features + outputs)
         for own, name in zip(both, names, strict=True):
-            chance.manual_seed(_head_seed(name, self._seed))
+            chance.manual_seed(_head_seed(name, self._settings.seed))
             own.uniform_(-bound, bound, generator=chance)
         weight, bias = both.to(self._dtype).split([outputs * features, outputs], dim=1)
         weight, bias = weight.reshape(len(names), outputs, features), bias.contiguous()
-        if self._start == "targets":
-            for own_bias, name in zip(bias, names, strict=True):
-                own_bias.copy_(trivial_answer(self._clients[name]))
+        known = [self._clients[name] for name in names]
+        here = [row for row, one in enumerate(known) if not random_because(one, self._settings)]
+        if here:
+            biases = bias[here]
+            start_at_targets(biases, [known[row] for row in here])
+            bias[here] = biases
         return weight, bias
 
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.alone import Federations, alone
 from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.head_start import random_because
 from fedgradnorm._round.participation import check_listed
 from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
@@ -106,18 +107,23 @@ FAR = 100.0
 """How far from 1 the size of targets is pointed out."""
 
 
-def warn_of_scale(clients: Sequence[Client], settings: Settings) -> None:
+def warn_of_scale(
+    clients: Sequence[Client], settings: Settings, common: Container[str] = ()
+) -> None:
     """Name the clients whose targets are far larger or smaller than 1, with what helps.
 
     The size is the root of the mean square. Such a loss is 10,000 times louder or quieter than that
     of other tasks, heads begin far from any answer, and one learning rate does not suit both.
     """
-    sizes = {}
+    sizes, far = {}, False
     for client in clients:
         if client.task.has_real_targets:
             size = client.target_size
             if size > FAR or 0 < size < 1 / FAR:
                 sizes[client.name] = size
+                ours = client.head is None and client.privacy is None
+                drawn = random_because(client, settings, client.name in common)
+                far = far or (ours and bool(drawn))
     if sizes:
         first = ", ".join(f"{name} {size:.3g}" for name, size in list(sizes.items())[:5])
         log.warning(
@@ -125,6 +131,5 @@ def warn_of_scale(clients: Sequence[Client], settings: Settings) -> None:
             "[data], or client_from_arrays(..., standardize=True), learns with mean 0 and "
             "deviation 1 and predicts in the old units%s",
             len(sizes), "s" * (len(sizes) > 1), first, ", ..." * (len(sizes) > 5),
-            "" if settings.head_start == "targets" else
-            "; head_start='targets' begins at the mean",
+            "; head_start='targets' begins at the mean" if far else "",
         )  # fmt: skip

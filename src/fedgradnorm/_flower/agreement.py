@@ -78,7 +78,7 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
                 f"leave it at {value!r}"
             )
     check_tuning(settings.personalize)
-    if settings.heads != "own" and settings.head_start != "random":
+    if settings.heads != "own" and settings.head_start == "targets":
         raise ConfigError(
             f"head_start = {settings.head_start!r} cannot be run over the network with heads = "
             f"{settings.heads!r}: the server makes the head that clients begin with together, and "

@@ -16,7 +16,8 @@ from fedgradnorm._engines.loop import LoopEngine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import fill_head, flat_head
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.head_start import log_starts
+from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
@@ -69,10 +70,10 @@ class Participant:
                 f"heads = {settings.heads!r} cannot be run over the network by client "
                 f"{client.owner!r}, which has several tasks; leave it at 'own'"
             )
-        start = settings.seed, settings.head_start
-        heads = {row.name: make_head(self.network, row, *start) for row in self.rows}
+        heads = {row.name: first_head(self.network, row, settings) for row in self.rows}
         gauge = gauge_of(self.network, [client], settings)
         log_division(self.network, gauge)
+        log_starts(self.rows, settings)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         self.engine = LoopEngine(
             self.network,
@@ -233,7 +234,8 @@ class Participant:
         about = {
             "format": FORMAT,
             "settings": {
-                key: getattr(self.agreement.settings, key) for key in ("seed", "shared", "frozen")
+                key: getattr(self.agreement.settings, key)
+                for key in ("seed", "shared", "frozen", "head_start")
             },
             "weighting": {"name": "federation"},
             "clients": {row.name: _info(row) for row in self.rows},

@@ -28,7 +28,7 @@ EngineName = Literal["auto", "loop", "joint", "stacked", "roster", "distributed"
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
-HeadStart = Literal["random", "targets"]
+HeadStart = Literal["auto", "random", "targets"]
 Keep = Literal["last", "best", "own_best"]
 Check = Callable[[str, object], Any]
 MOST_EPOCHS = 1e12
@@ -58,7 +58,7 @@ class Settings:
     proximal: float = 0.0
     final_head_steps: int = 0
     heads: Heads = "own"
-    head_start: HeadStart = "random"
+    head_start: HeadStart = "auto"
     personalize: dict[str, Any] | None = None
     ditto: float = 0.0
     aggregate: Aggregate = "mean"
@@ -211,10 +211,13 @@ class Settings:
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a run folder holds them, and of those that came later than the run the defaults.
 
-    A default never changes what a run did before there was the setting.
+    A default never changes what a run did before there was the setting: see ``EARLIER``.
     """
-    return {**asdict(Settings()), **renamed(stored)}
+    return {**asdict(Settings()), **EARLIER, **renamed(stored)}
 
+
+EARLIER = {"head_start": "random"}
+"""What runs did before there was the setting, where that is no longer the default."""
 
 RENAMED = {"average_heads": "heads"}
 """Settings of earlier versions, and what each is called now."""

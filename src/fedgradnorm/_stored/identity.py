@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fedgradnorm._round.settings import completed, renamed
+from fedgradnorm._round.settings import EARLIER, completed, renamed
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm.experiments._methods import METHODS
 
@@ -110,7 +110,7 @@ def frozen(value: Any) -> Hashable:
 
 def _training(run: StoredRun) -> Facts:
     settings, start = run.part("settings"), run.part("start").get("fingerprint")
-    table = completed(settings) if settings else renamed(run.part("training"))
+    table = completed(settings) if settings else {**EARLIER, **renamed(run.part("training"))}
     later = _flat(run.part("personalized"), "personalized.")  # after the run was over
     return {**table, **later, **({} if start is None else {"start": start})}
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -35,7 +36,7 @@ from fedgradnorm._training.inputs import (
     warn_of_units,
 )
 from fedgradnorm._training.interrupt import held_back
-from fedgradnorm._training.ranked import Keeper, agreed, meet, open_folder
+from fedgradnorm._training.ranked import Keeper, agreed, begun_settings, meet, open_folder
 from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Weighting
@@ -64,6 +65,8 @@ def train_with(
     if begin is not None:
         network, clients = begin.network, begin.clients
     world = meet(settings.engine)
+    if place is not None:
+        settings = begun_settings(settings, Path(place), resume, world)
     clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)

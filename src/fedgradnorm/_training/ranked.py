@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +12,9 @@ from fedgradnorm._engines.distributed import RanksJournal
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
+from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.about import as_begun
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.folder import Place, RunFolder
 from fedgradnorm._runs.layout import CHECKPOINT
@@ -69,6 +72,20 @@ def meet(engine: str) -> World:
             "use engine='distributed' or 'auto', or leave torchrun out"
         )
     return World()
+
+
+def begun_settings(settings: Settings, folder: Path, resume: bool, world: World) -> Settings:
+    """The settings that a run goes on with; rank 0 alone knows its folder."""
+    start: HeadStart | FedGradNormError = settings.head_start
+    if resume and world.leads:
+        try:
+            start = as_begun(settings, folder).head_start
+        except FedGradNormError as error:
+            start = error
+    start = world.leaders(start)
+    if isinstance(start, FedGradNormError):
+        raise start
+    return replace(settings, head_start=start)
 
 
 def open_folder(

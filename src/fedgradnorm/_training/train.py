@@ -57,7 +57,7 @@ def train(
     proximal: float = 0.0,
     final_head_steps: int = 0,
     heads: Heads = "own",
-    head_start: HeadStart = "random",
+    head_start: HeadStart = "auto",
     personalize: dict[str, Any] | None = None,
     ditto: float = 0.0,
     aggregate: Aggregate = "mean",
@@ -122,9 +122,11 @@ def train(
         heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
             have one head, the average of their heads after every round; or ``all`` have (FedAvg).
             Heads that are averaged must be of one shape.
-        head_start: what a head first answers, where we make it: something ``random``, or the mean
-            (for classes: the shares) of the client's training ``targets``. First losses are then
-            those of the trivial answer, and loss ratios mean the same for all tasks.
+        head_start: what a head first answers, where we make it: the mean (for classes: the shares)
+            of the client's training ``targets``, or something ``random``, as in the paper. At the
+            targets, first losses are those of the trivial answer, and loss ratios mean the same for
+            all tasks. ``auto`` begins there, but at random with ``privacy`` of the client, heads in
+            common, a loss or kind of one's own, and targets that are read with their rows.
         personalize: after everything else each client tunes a copy of its own on its training rows,
             such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
             ``network``, or with a list of its layers. It keeps the step with the best validation

@@ -14,6 +14,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines import Journal
 from fedgradnorm._errors import TrainingError, listed
 from fedgradnorm._federation.federation import Outcome
+from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
     check_clients,
     federations,
@@ -83,7 +84,7 @@ class Trainer:
         self.federations = federations(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
-        self.start = start_of(network, clients, settings.seed) if settings.chooses_alone else {}
+        self.start = start_of(network, clients, settings) if settings.chooses_alone else {}
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.round, self.ending = 0, False
         self.watch = Watch(self.names, settings)
@@ -193,7 +194,10 @@ class Trainer:
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
         log_division(self.network, self.federations[0].gauge)
-        warn_of_scale(list(self.clients.values()), self.settings)
+        clients, common = list(self.clients.values()), self.federations[0].shared_heads.names
+        if not self.round:
+            log_starts(clients, self.settings, common)
+        warn_of_scale(clients, self.settings, common)
         scheduled = self.settings.server_schedule or self.settings.head_schedule
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgradnorm._checks import shortened
+from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.layout import ABOUT, CONFIG
@@ -15,6 +15,8 @@ from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._entries import FROZEN_FROM, Entry
 from fedgradnorm.experiments._execute import resume_config
 from fedgradnorm.experiments._sweep import Point, felt_by, file_name, point_name, points
+
+Facts = Mapping[str, object]
 
 MOST = 100_000
 """Runs of one comparison."""
@@ -96,17 +98,29 @@ def is_finished(config: Config, folder: Path) -> bool:
     """Whether this run is there and done; a run of another config in its place is an error."""
     if not present(folder / CONFIG):
         return False
-    if _essence(resume_config(folder)) != _essence(config):
+    there, wanted = _essence(resume_config(folder)), _essence(config)
+    if there != wanted:
         raise RunFolderError(
-            f"{folder} holds a run of another config; remove it, or choose another name or "
-            "output.folder"
+            f"{folder} holds a run of another config ({_difference(there, wanted)}); remove it, or "
+            "choose another name or output.folder"
         )
     return present(folder / ABOUT) and bool(read_about(folder)["finished"])
+
+
+def _difference(there: Facts, wanted: Facts) -> str:
+    """The first setting in which a config that is there differs from one that is wanted."""
+    for key in sorted({*there, *wanted}):
+        one, other = there.get(key), wanted.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping) and one != other:
+            return f"{key}.{_difference(one, other)}"
+        if one != other:
+            return f"{key} = {shown(one)} there, {shown(other)} here"
+    return ""
 
 
 _NAMES = ("name", "output", "point", "own")
 
 
-def _essence(config: Config) -> dict[str, object]:
+def _essence(config: Config) -> Facts:
     """What decides the numbers of a run."""
     return {k: v for k, v in config.table().items() if k not in _NAMES}

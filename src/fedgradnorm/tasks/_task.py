@@ -99,6 +99,12 @@ class Task:
         return not ours and not isinstance(self.loss_function, WeightedLoss)
 
     @property
+    def knows_trivial(self) -> bool:
+        """Whether :meth:`trivial` answers for this loss, of which a kind knows its usual one."""
+        usual = self.loss_function == self.form.loss or isinstance(self.loss_function, WeightedLoss)
+        return usual and type(self.form).trivial is not Kind.trivial
+
+    @property
     def loss_name(self) -> str:
         """What the loss is called, where it is the usual one of its kind; else "loss"."""
         return self.form.loss_name if self.loss_function == self.form.loss else "loss"
@@ -157,7 +163,7 @@ class Task:
             there = flat[~flat.isnan()] if flat.is_floating_point() else flat
             return there.to(torch.int64)
         rows = positions(target)
-        return rows[labelled(rows)]
+        return rows[labelled(rows)] if has_gaps(rows) else rows
 
     def class_weights(self) -> dict[str, Any]:
         """The weights of classes as they were ``given`` and are ``used``; empty without any."""

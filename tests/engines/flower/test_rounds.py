@@ -14,6 +14,7 @@ import torch
 import fedgradnorm as fgn
 import toys
 from engines.flower.direct import OPTIONS, Together
+from fedgradnorm._federation.head_start import trivial_answer
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.participant import Participant
@@ -176,3 +177,12 @@ def test_what_is_sent_follows_from_the_method():
     assert sent(fgn.Equal(), aggregate="by_size") == ("size",)
     assert sent(MGDA()) == ()
     assert sent(InverseFirstLoss()) == ("loss", "loss_ratio")
+
+
+def test_a_client_begins_at_its_targets(tmp_path):
+    own = Together(tmp_path / "own")
+    for name, client in own.clients.items():
+        first = own.exchange.participants[name].engine.heads()[name]
+        torch.testing.assert_close(first.bias.detach(), trivial_answer(client))
+    own.run()
+    assert {run.about["settings"]["head_start"] for run in own.results().values()} == {"auto"}

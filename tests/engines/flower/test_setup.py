@@ -106,6 +106,7 @@ def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
     agree(load_config(config, [start]))
     with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
         agree(load_config(config, [start, "training.heads='task'"]))
+    agree(load_config(config, ["training.heads='task'"]))  # by default it begins at random
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_rows_that_are_read_batch_by_batch(tmp_path) -> None:
             fgn.Client("items", fgn.regression(1), numbers),
         ]
 
-    shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True)).run()
-    alone = fgn.train(
-        toys.network(), given(False), weighting=fgn.GradNorm(), engine="loop", **OPTIONS
-    )
+    how = {"head_start": "targets"}  # "auto" reads no Dataset for it
+    shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True), **how).run()
+    how = {"engine": "loop", **how, **OPTIONS}
+    alone = fgn.train(toys.network(), given(False), weighting=fgn.GradNorm(), **how)
     assert torch.equal(shared, toys.parameters(alone.network))

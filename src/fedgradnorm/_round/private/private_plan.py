@@ -118,7 +118,7 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
         )
     for name, (allowed, why) in REFUSED.items():
         value = getattr(settings, name)
-        if value != allowed:
+        if value not in (allowed, "auto"):  # which leaves it to what is allowed
             raise ConfigError(f"{where}, and {name} = {value!r} {why}; leave it at {allowed!r}")
     if client.task.class_weights():
         raise ConfigError(

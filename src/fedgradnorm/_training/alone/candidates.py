@@ -17,8 +17,9 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.making_heads import first_head, make_head
 from fedgradnorm._round.client_state import as_state
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._flat import FlatNetwork
 
@@ -36,9 +37,9 @@ class Alone:
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
-def start_of(network: nn.Module, clients: Sequence[Client], seed: int) -> dict[str, Any]:
+def start_of(network: nn.Module, clients: Sequence[Client], settings: Settings) -> dict[str, Any]:
     """Network and heads before training: a run that is resumed may be given other ones."""
-    heads = {c.name: dict(make_head(network, c, seed).state_dict()) for c in clients}
+    heads = {c.name: dict(first_head(network, c, settings).state_dict()) for c in clients}
     stems = {c.name: dict(c.stem.state_dict()) for c in clients if c.stem is not None}
     table = {k: t.clone() for k, t in network.state_dict().items()}
     return {"network": table, "heads": heads, **({"stems": stems} if stems else {})}

@@ -29,7 +29,9 @@ from torch import nn
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import RENAMED, Settings, renamed
+from fedgradnorm._round.settings import EARLIER, RENAMED, Settings, renamed
+from fedgradnorm._runs.layout import ABOUT, CONFIG
+from fedgradnorm._runs.reading import present
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import blaming, explain
 from fedgradnorm.experiments._config.config_tables import (
@@ -177,9 +179,19 @@ def load_config(
     ``allow`` names the modules whose programs ``network.name`` may call; none by default.
     """
     path = Path(path)
+    stored = path.name == CONFIG and present(path.with_name(ABOUT))
+    return read_config(path, overrides, allow=allow, stored=stored)
+
+
+def read_config(
+    path: Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = (), stored: bool = False
+) -> Config:
+    """``load_config``; what a ``stored`` one, in a run folder, does not say came after the run."""
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     with blaming(origin):
         raw = read_toml(path)
+        if stored and isinstance(training := raw.get("training", {}), dict):
+            raw["training"] = {**EARLIER, **training}
         stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
         raw.setdefault("name", stem or "run")
         changed = overridden(raw, overrides)
