@@ -140,6 +140,17 @@ def test_data_larger_than_the_memory_trains_is_killed_and_goes_on(tmp_path):
     assert whole["data_gb"] == pytest.approx(4 * found["given_gb"], rel=0.01)
 
 
+@pytest.mark.slow
+def test_starts_of_heads_are_compared_and_the_page_has_the_numbers(tmp_path, monkeypatch):
+    rows = run("head_start", tmp_path)["rows"]
+    assert [row["start"] for row in rows] == ["random", "auto"] * 2
+    assert rows[1]["far"] < rows[0]["far"]
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("head_start")
+    published = json.loads((FOLDER / "results" / "head_start.json").read_text())["rows"]
+    assert module.page_table(published) in (FOLDER.parent / "docs" / "networks.md").read_text()
+
+
 def test_the_page_has_the_numbers_of_registered_clients(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     registered = importlib.import_module("registered")

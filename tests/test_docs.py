@@ -96,24 +96,23 @@ def test_the_readmes_program_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_readmes_commands_run(tmp_path):
-    """In order, in a folder that has the repository's configs, as a reader would run them."""
+    """In order, in a folder that has the repository's configs: `make`, then ours in one process."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    for command in commands("README.md"):
-        if any(command.startswith(known) for known in NOT_HERE):
-            continue
-        words = shlex.split(command)
-        if words[0] == "make":
-            words = ["make", "-C", str(ROOT), *words[1:], f"ARGS=--out {tmp_path}"]
+    wanted = [c for c in commands("README.md") if not any(c.startswith(n) for n in NOT_HERE)]
+    made = [shlex.split(c) for c in wanted if c.startswith("make ")]
+    ours = [shlex.split(c) for c in wanted if not c.startswith("make ")]
+    assert made
+    assert ours
+    program = "\n".join(["import page_blocks", *(f"page_blocks.call({words!r})" for words in ours)])
+    for words in (
+        *(["make", "-C", str(ROOT), *rest, f"ARGS=--out {tmp_path}"] for _, *rest in made),
+        [sys.executable, "-c", program],
+    ):
         done = subprocess.run(
-            words,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={**os.environ, "PATH": path},
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=600,
+            env=environment(tmp_path / "cache"),
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.slow
@@ -136,6 +135,17 @@ def missing():
     return [name for name in FILES if not folder or not (Path(folder) / name).exists()]
 
 
+def environment(cache):
+    """What a reader has who works in this checkout."""
+    return {
+        **os.environ,
+        "FEDGRADNORM_CACHE": str(cache),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}",
+        "BROWSER": "true",  # what opens a page
+    }
+
+
 def run_page(page, folder, skipped=()):
     """In one process, which loads PyTorch once, in a folder with configs and published runs."""
     here = folder / Path(page).stem
@@ -148,17 +158,10 @@ def run_page(page, folder, skipped=()):
             archive.extractall(here / "runs", filter="data")
     if page == "docs/data-radcom.md":
         write(here / "RadComDynamic.hdf5", original(per_cell=2))
-    environment = {
-        **os.environ,
-        "FEDGRADNORM_CACHE": str(folder / "cache"),
-        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}",
-        "BROWSER": "true",  # what opens a page
-    }
     program = page_blocks.program(page, SHORTER.get(page, {}), (*NOT_HERE, *skipped))
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=here, capture_output=True, text=True, timeout=600, env=environment,
+        cwd=here, capture_output=True, text=True, timeout=600, env=environment(folder / "cache"),
     )  # fmt: skip
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
 

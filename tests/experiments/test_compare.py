@@ -159,7 +159,7 @@ def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-LONG = ["training.rounds=2000", "training.checkpoint_every=200", "training.eval_every=1000",
+LONG = ["training.rounds=1200", "training.checkpoint_every=100", "training.eval_every=600",
         "training.log_every=50"]  # fmt: skip
 
 
