@@ -17,7 +17,7 @@ import shared_heads
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._federation.head_start import random_because, trivial_answer
+from fedgradnorm._federation.head_start import random_because, start_at_targets, trivial_answer
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config, run
@@ -49,6 +49,27 @@ def test_no_other_constant_answer_has_less_loss(client: fgn.Client) -> None:
     around = [loss(answer + step) for step in 0.5 * torch.randn(50, len(answer)).double()]
     # Every class counts once more than it was seen, so shares are not quite those of the rows.
     assert loss(answer) < (1 if client is PRICE else 1.1) * min(around)
+
+
+def test_many_answers_at_once_are_those_of_each() -> None:
+    chance = np.random.default_rng(1)
+    kinds = {
+        "number": (fgn.regression(2), lambda n: chance.normal(size=(n, 2))),
+        "class": (fgn.classification(3), lambda n: chance.integers(0, 3, n)),
+        "weighted": (fgn.classification(3, class_weights="balanced"), lambda n: np.arange(n) % 3),
+        "yes": (fgn.binary(), lambda n: np.arange(n) % 2),
+        "order": (fgn.ordinal(4), lambda n: np.arange(n) % 4),
+        "gaps": (fgn.regression(2), lambda n: np.where(np.eye(n, 2), np.nan, 3.0)),
+    }
+    for name, (task, targets) in kinds.items():
+        some = [
+            fgn.Client(f"{name}{k}", task, train=(X[:n], targets(n)))
+            for k, n in enumerate((12, 12, 9, 12))
+        ]
+        biases = torch.zeros(4, task.outputs, dtype=torch.float64)
+        start_at_targets(biases, some)
+        expected = torch.stack([trivial_answer(client).reshape(-1) for client in some])
+        torch.testing.assert_close(biases, expected, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "roster"])

@@ -69,6 +69,13 @@ class Kind:
             "function trivial(y, outputs, weights)"
         )
 
+    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
+        """The same for many clients at once, or None where each is asked for by itself.
+
+        ``y`` are targets without gaps of clients that have as many rows: [clients, rows, ...].
+        """
+        return None
+
     def words(self, outputs: int) -> str:
         """What a row's target is."""
         return "1 number" if outputs == 1 else f"{outputs} numbers"

@@ -68,6 +68,14 @@ class Classification(Kind):
         seen = seen if weights is None else seen * weights.double()
         return (seen / seen.sum()).log()
 
+    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:
+        """A row of logarithms for each client."""
+        if type(self).trivial is not Classification.trivial:  # a kind of classes with another one
+            return None
+        seen = torch.ones(len(y), outputs, dtype=torch.float64)
+        seen.scatter_add_(1, y, torch.ones(y.shape, dtype=torch.float64))
+        return (seen / seen.sum(dim=1, keepdim=True)).log()
+
     def words(self, outputs: int) -> str:
         """So many classes."""
         return f"{self.classes(outputs)} classes"
@@ -160,6 +168,10 @@ class Regression(Kind):
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The mean."""
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)
+
+    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
+        """Each client's mean."""
+        return y.double().mean(dim=1) if type(self).trivial is Regression.trivial else None
 
 
 class Ordinal(Classification):

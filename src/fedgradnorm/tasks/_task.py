@@ -179,6 +179,13 @@ class Task:
         weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
         return self.form.trivial(self.labels_of(y), self.outputs, weights)
 
+    def trivials(self, y: Tensor) -> Tensor | None:
+        """The same for many clients that have this task without weights and gaps, at once.
+
+        ``y`` are [clients, rows, ...]. None where each has to be asked for by itself.
+        """
+        return self.form.trivials(y, self.outputs)
+
     def trivial_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
         """Loss and metrics of the answer that is the same for all rows, learned on some targets.
 
