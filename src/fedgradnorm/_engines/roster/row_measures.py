@@ -61,7 +61,8 @@ class Measuring:
         self._network.vector.copy_(shared)
         if self._first_loss == "log_classes":
             tasks = [self._clients[name].task for name in some.names]
-            return torch.tensor([log_classes(task) for task in tasks], dtype=torch.float64)
+            known = [log_classes(task) for task in tasks]
+            return torch.tensor(known, dtype=torch.float64, device=self._device)
         sizes = self._reader.sizes[some.places]
         found = some.rows.new_empty(len(sizes), dtype=torch.float64)
         for k, rows in enumerate(self._reader.rows(some.places)):
