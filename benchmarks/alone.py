@@ -4,7 +4,8 @@
     python benchmarks/alone.py --device cuda    # alone-gpu.json
 
 139 schools with a small network, the real ones where FEDGRADNORM_DATA names the folder, and ten
-clients with Network 1. All three are run in turn, so the ratios are of neighbours in time.
+clients with Network 1. All three are run in turn, so the ratios are of neighbours in time. On a GPU
+whole runs of Network 1 are timed too, with set-up and without evaluations.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from work import Work, make_clients, make_network
 import fedgradnorm as fgn
 from fedgradnorm._federation.alone import Federations
 from fedgradnorm._federation.sharing import federations
+from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings
 
 COLUMNS = {
@@ -37,8 +39,17 @@ COLUMNS = {
     "to_before": "before / alone",
     "setup": "set-up, s",
     "setup_before": "set-up before, s",
+    "whole": "1,000 rounds, s",
+    "whole_before": "before, s",
+    "whole_ratio": "before / alone",
+}
+WAYS = {
+    "fedrep": {"share": "all"},
+    "side_by_side": {"share": "none"},
+    "in_turn": {"share": "none", "engine": "joint"},
 }
 SCHOOLS, CONVOLUTION = "139 schools, 28-32-16", "10 clients, Network 1"
+WHOLE = 3  # runs of 1,000 rounds on a GPU
 SIZES = range(16, 189)  # training rows of a school
 
 
@@ -94,15 +105,11 @@ def measured(
     repeats: int,
 ) -> record.Row:
     """A row of the table. Before, "auto" chose the joint engine for a client alone, too."""
-    ways = {
-        "fedrep": {"share": "all"},
-        "side_by_side": {"share": "none"},
-        "in_turn": {"share": "none", "engine": "joint"},
-    }
     Contestant(network, clients[:2], device)  # what is done once in a process
-    made = {way: Contestant(network, clients, device, **how) for way, how in ways.items()}
+    made = {way: Contestant(network, clients, device, **how) for way, how in WAYS.items()}
     runs: dict[str, Callable[[int, int], None]] = {way: one.rounds for way, one in made.items()}
-    times = alternate(runs, count, repeats)
+    with numerics("float32", torch.device(device)):
+        times = alternate(runs, count, repeats)
     middle = {way: statistics.median(values) * 1e3 for way, values in times.items()}
     return {
         "work": name,
@@ -117,6 +124,25 @@ def measured(
     }
 
 
+def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> record.Row:
+    """Seconds of a whole run on a GPU: set-up, rounds, history, and networks on the host."""
+
+    def seconds(way: str, rounds: int) -> float:
+        how = {"batch_size": 32, "weighting": fgn.Equal(), "eval_every": 0, **WAYS[way]}
+        started = time.perf_counter()
+        fgn.train(network, clients, rounds=rounds, device=device, **how)
+        return time.perf_counter() - started
+
+    found: dict[str, list[float]] = {"side_by_side": [], "in_turn": []}
+    for way in found:
+        seconds(way, 10)  # kernels are built, libraries loaded
+    for _ in range(WHOLE):
+        for way, times in found.items():
+            times.append(seconds(way, 1000))
+    now, before = (statistics.median(times) for times in found.values())
+    return {"whole": now, "whole_before": before, "whole_ratio": before / now}
+
+
 def main() -> None:
     parser = record.options(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -124,7 +150,8 @@ def main() -> None:
     record.begin(given)
     gpu = given.device == "cuda"
     target: Path = given.out / ("alone-gpu.json" if gpu else "alone.json")
-    here, rows, count = record.about(gpu), [], 1 if given.quick else 10
+    here, rows = record.about(gpu), []
+    count = 1 if given.quick else 200 if gpu else 10  # a GPU runs many rounds at once
     before = record.earlier(target, here, given)
     if record.wanted(SCHOOLS, given):
         clients, data = schools(3 if given.quick else 139)
@@ -141,6 +168,8 @@ def main() -> None:
             given.repeats,
         )
         rows.append(measured(CONVOLUTION, *how))
+        if gpu:
+            rows[-1] |= whole_run(how[2], how[1], given.device)
     rows = record.merge(before, rows, "work", [SCHOOLS, CONVOLUTION])
     record.write(target, here, rows, COLUMNS)
 

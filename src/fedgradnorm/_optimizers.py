@@ -27,6 +27,9 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     and value not in _UNUSABLE
 }
 
+_OPTIONS = {kind: frozenset(inspect.signature(kind).parameters) for kind in _CLASSES.values()}
+"""What each class may be told; to look it up takes longer than to make an optimiser."""
+
 _WHERE = {"foreach", "fused", "capturable"}
 """Options that say how a step is computed, which depends on the device."""
 
@@ -81,11 +84,17 @@ def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:
     """One fused kernel, which on a GPU can also be captured into a graph, where there is one."""
-    known = inspect.signature(kind.__init__).parameters
+    known = _OPTIONS[kind]
     on_gpu = all(p.is_cuda for p in parameters)
     usable = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     options = {"fused": usable and bool(parameters), "capturable": on_gpu and bool(parameters)}
     return {key: True for key, wanted in options.items() if wanted and key in known}
+
+
+def capturable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps can be a part of a GPU graph: some count them on the host."""
+    told = all(group.get("capturable", False) for group in optimizer.param_groups)
+    return told or isinstance(optimizer, torch.optim.SGD)
 
 
 class Joined:
@@ -204,7 +213,7 @@ def kept_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str,
     tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
     tiny.grad = torch.zeros_like(tiny)
     kind = type(optimizer)
-    known = inspect.signature(kind.__init__).parameters
+    known = _OPTIONS[kind]
     trial = kind([tiny], **{k: v for k, v in optimizer.defaults.items() if k in known})
     trial.step()
     return dict(trial.state[tiny])

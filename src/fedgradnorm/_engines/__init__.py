@@ -1,5 +1,6 @@
 """Who runs the clients of a round. ``loop`` is the reference; all others must agree with it."""
 
+from fedgradnorm._engines.batched import Plan
 from fedgradnorm._engines.choice import make_engine, make_unshared
 from fedgradnorm._engines.joint import JointEngine
 from fedgradnorm._engines.loop import LoopEngine
@@ -13,6 +14,7 @@ __all__ = [
     "JointEngine",
     "Journal",
     "LoopEngine",
+    "Plan",
     "RosterEngine",
     "StackedEngine",
     "Unshared",

@@ -217,12 +217,7 @@ def unshared_obstacle(
     if next(network.buffers(), None) is not None:
         return "the network has buffers, which each client keeps for itself"
     steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
-    return (
-        _step_obstacle(steps)
-        or _fields_obstacle(clients)
-        or _mixing_obstacle(network, clients)
-        or _streamed(clients)
-    )
+    return stacked_obstacle(network, clients, steps)
 
 
 def _fields_obstacle(clients: Sequence[Client]) -> str | None:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched import Assembly, Plan
+from fedgradnorm._engines.batched.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.batched.snapshot import Snapshot
-from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack, NetworkStack
+from fedgradnorm._engines.passes.convolution_stack import network_stack
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.client_round import clip_factors
 from fedgradnorm._round.reports import StackedReports
@@ -44,12 +45,10 @@ class Unshared(Assembly):
         self._place = {name: row for row, name in enumerate(self.order)}
         self.vectors = _rows_like(self.front.vector, len(self.order))
         self._rooms: dict[str, Tensor] = {}
-        self._stack: NetworkStack
-        if self.dense is not None:
-            self._stack = DenseStack(self.front)
-        else:
-            at_once = self.device.type == "cuda"
-            self._stack = ModuleStack(self.front, at_once, self.data.tensor[:2])
+        most = max(group.batch for group in self.groups)
+        rows, dense = (self.data.tensor, most, self.streams), self.dense is not None
+        self._stack = network_stack(self.front, self.vectors, *rows, dense=dense)
+        self.at_once = RoundsAtOnce()
 
     def engine_of(self, name: str) -> Engine:
         """The engine of one client alone."""
@@ -73,17 +72,21 @@ class Unshared(Assembly):
         for name, state in zip(names, states, strict=True):
             if state.first_loss is None:
                 self.first_losses.find(self.vector_of(name), [name])
-        reports = self._work(self.rows_of(round_number, plan), plan)
+        reports = self.work(self.rows_of(round_number, plan), plan)
+        heads = torch.cat([part.group.sums(part.chosen) for part in plan.parts])
+        finite = torch.isfinite(reports.loss_ratio + reports.updates.sum(dim=1) + heads)
         failed = list[str]()
-        for place, fine in enumerate(reports.active.tolist()):
+        for place, fine in enumerate(finite.tolist()):
             if fine:
                 states[place].rounds += 1
             else:
                 before.restore_one(place)
                 failed.append(names[place])
-        return names, replace(reports, failed=failed)
+        if not failed and plan.columns is None:
+            self.at_once.went_well()
+        return names, replace(reports, active=finite, failed=failed)
 
-    def _work(self, rows: Tensor, plan: Plan) -> StackedReports:
+    def work(self, rows: Tensor, plan: Plan) -> StackedReports:
         """One round of the clients in ``plan``, a row of the reports for each part's in turn."""
         start = self._starts(plan)
         updates = self._room("updates", len(start))
@@ -92,10 +95,8 @@ class Unshared(Assembly):
             updates *= clip_factors(updates.norm(dim=1), self.how.clip)[:, None]
         whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
         ratio = self.first_losses.ratio(whole, plan.active)[plan.positions]
-        heads = torch.cat([part.group.sums(part.chosen) for part in plan.parts])
-        fine = torch.isfinite(ratio) & torch.isfinite(updates.sum(dim=1) + heads)
         return StackedReports(
-            active=fine,
+            active=plan.active[plan.positions],
             size=self.sizes[plan.positions],
             loss=loss,
             loss_ratio=ratio,
@@ -103,6 +104,11 @@ class Unshared(Assembly):
             failed=(),
             updates=updates,
         )
+
+    def fuse(self) -> None:
+        """Let the compiler make few kernels of the heads' many small ones."""
+        for group in self.groups:
+            group.fuse()
 
     def _room(self, kind: str, count: int) -> Tensor:
         """Rows to write to, kept: fresh memory of this size costs more than the sums in it."""

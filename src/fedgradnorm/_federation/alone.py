@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Unshared, make_unshared
+from fedgradnorm._engines import Plan, Unshared, make_unshared
 from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import columns, server_round
+from fedgradnorm._round.server import COLUMNS, columns, server_round
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import trainable_parameters
 from fedgradnorm.weighting import Equal, Weighting
@@ -33,9 +33,13 @@ class Federations(list[Federation]):
         return min(federation.burst for federation in self)
 
     def rounds(self, first: int, actives: Sequence[Sequence[Sequence[str]]]) -> list[list[Outcome]]:
-        """Some rounds in a row; of each federation those who take part in each of them."""
+        """Some rounds in a row, of each federation those who take part in each of them.
+
+        The outcomes of each round, which together have all who took part, in their order.
+        """
         both = zip(self, actives, strict=True)
-        return [federation.rounds(first, own) for federation, own in both]
+        each = [federation.rounds(first, own) for federation, own in both]
+        return [list(together) for together in zip(*each, strict=True)]
 
     def evaluate(
         self, split: str, names: Collection[str] | None = None
@@ -68,72 +72,89 @@ class SideBySide(Federations):
         super().__init__(federations)
         self._run = run
         self._named = {federation.names[0]: federation for federation in federations}
-        servers = {name: federation.server for name, federation in self._named.items()}
-        for name, server in servers.items():
-            server.shared.data = run.vector_of(name)
+        self._servers = [federation.server for federation in federations]
+        for name, federation in self._named.items():
+            federation.server.shared.data = run.vector_of(name)
         settings = federations[0].settings
         self._optimizer = optimizers.Joined(
-            {server.shared: server.optimizer for server in servers.values()},
+            {server.shared: server.optimizer for server in self._servers},
             optimizers.resolve(settings.server_optimizer, settings.lr),
         )
         # One client has weight 1, but a rule may still keep something of what it sees.
-        self._plain = all(type(server.weighting) is Equal for server in servers.values())
+        self._plain = all(type(server.weighting) is Equal for server in self._servers)
+        if settings.compile and self.burst > 1:
+            run.fuse()
+
+    @property
+    def burst(self) -> int:
+        """Many on a GPU, where a round decides nothing on the host."""
+        return self._run.at_once.burst(self._run, self._servers)
 
     def rounds(self, first: int, actives: Sequence[Sequence[Sequence[str]]]) -> list[list[Outcome]]:
-        """Some rounds in a row; of each federation those who take part in each of them."""
-        count = len(actives[0])
-        found = [
-            self._round(first + k, [n for own in actives for n in own[k]]) for k in range(count)
-        ]
-        nothing = Outcome([], [], {})
-        return [[outcomes.get(name, nothing) for outcomes in found] for name in self._named]
+        """Some rounds in a row, each of them one outcome of all."""
+        coming = [[n for own in actives for n in own[k]] for k in range(len(actives[0]))]
+        found = list[Outcome]()
+        while len(found) < len(coming):
+            found += self._next_rounds(first + len(found), coming[len(found) :])
+        return [[outcome] for outcome in found]
 
-    def _round(self, round_number: int, active: Sequence[str]) -> dict[str, Outcome]:
-        """A round of those in ``active``, and what became of each."""
+    def _next_rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """All of these rounds where they can be had at once, or else the first of them."""
+        if len(actives) > 1 and self.burst > 1 and all(len(one) == len(self) for one in actives):
+            run, servers = self._run, self._servers
+            results = run.at_once.run(run, first, len(actives), self._captured, servers)
+            if results is not None:
+                order = [run.order.index(name) for name in actives[0]]
+                return [_outcome(actives[0], table) for table in results[:, :, order].tolist()]
+        return [self._next_round(first, actives[0])]
+
+    def _captured(self, rows: Tensor, plan: Plan) -> dict[str, Tensor]:
+        """A round of everybody that may be captured."""
+        return self._serve(self._run.order, self._run.work(rows, plan))
+
+    def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
+        """A round of those in ``active``, and what became of them."""
         if not active:
-            return {}
+            return Outcome([], [], {})
         names, reports = self._run.run(round_number, active)
         self._begin_round(round_number)
-        found = (self._step if self._plain else self._weigh)(names, reports)
+        table = self._serve(names, reports)
+        rows = torch.stack([table[key] for key in COLUMNS], dim=1).tolist()
+        found, failed = dict(zip(names, rows, strict=True)), list[str]()
         for name in reports.failed:
-            (found[name],) = self._named[name].rounds(round_number, [[name]])
-        return found
+            (own,) = self._named[name].rounds(round_number, [[name]])
+            found[name] = [own.columns[key][0] for key in COLUMNS]
+            failed += own.failed
+        by_column = zip(*(found[name] for name in active), strict=True)
+        return _outcome(active, [list(column) for column in by_column], failed)
 
     def _begin_round(self, round_number: int) -> None:
         """All servers step with the rate of this round from now on."""
-        for federation in self:
-            federation.server.begin_round(round_number)
-        if rates := self[0].server.rates:
+        for server in self._servers:
+            server.begin_round(round_number)
+        if rates := self._servers[0].rates:
             self._optimizer.set(rates.at(round_number))
 
-    def _step(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
-        """Servers whose only client has weight 1, all in one step."""
-        self._descend(names, reports, reports.updates)
-        one = torch.ones_like(reports.loss)
-        table = {
-            "loss": reports.loss,
-            "loss_ratio": reports.loss_ratio,
-            "gauge_norm": reports.gauge_norm,
-            "weight": one,
-            "held": torch.zeros_like(one),
-        }
-        rows = torch.stack(list(table.values()), dim=1).tolist()
-        return {
-            name: Outcome([name], [], {key: [value] for key, value in zip(table, row, strict=True)})
-            for name, row in zip(names, rows, strict=True)
-            if name not in reports.failed
-        }
-
-    def _weigh(self, names: Sequence[str], reports: StackedReports) -> dict[str, Outcome]:
-        """Each server its own step, for rules that do more than to give weight 1."""
-        found = {}
+    def _serve(self, names: Sequence[str], reports: StackedReports) -> dict[str, Tensor]:
+        """The servers' part of a round, but for clients that failed; ``COLUMNS`` of all."""
+        if self._plain:  # weight 1 for everybody, so all of them take one step
+            self._descend(names, reports, reports.updates)
+            one = torch.ones_like(reports.loss)
+            return {
+                "loss": reports.loss,
+                "loss_ratio": reports.loss_ratio,
+                "gauge_norm": reports.gauge_norm,
+                "weight": one,
+                "held": torch.zeros_like(one),
+            }
+        tables = []
         for row, name in enumerate(names):
-            if name not in reports.failed:
-                server, own = self._named[name].server, _one_of(reports, row)
-                weights = server_round(server, own)
-                table = columns(server, own, weights).items()
-                found[name] = Outcome([name], [], {key: value.tolist() for key, value in table})
-        return found
+            server, own = self._named[name].server, _one_of(reports, row)
+            if name in reports.failed:
+                tables.append(columns(server, own, server.weighting.weight))
+            else:
+                tables.append(columns(server, own, server_round(server, own)))
+        return {key: torch.cat([table[key] for table in tables]) for key in COLUMNS}
 
     def _descend(self, names: Sequence[str], reports: StackedReports, along: Tensor) -> None:
         """A step of all servers but those of clients that failed, along the rows of ``along``."""
@@ -161,26 +182,15 @@ def alone(
     settings: Settings,
     device: torch.device,
 ) -> Federations:
-    """A federation for each client, side by side unless an engine is asked for or one is needed.
-
-    On a GPU they take turns where rounds can be captured as graphs: that is faster there.
-    """
+    """A federation for each client, side by side unless an engine is asked for or one is needed."""
     run, bases = None, dict[str, Basis]()
-    if settings.engine == "auto" and len(clients) > 1 and not _as_graphs(settings, device):
+    if settings.engine == "auto" and len(clients) > 1:
         run, bases = _one_pass(network, clients, settings, device)
     found = [
         Federation(network, [c], copy.deepcopy(weighting), settings, device, bases.get(c.name))
         for c in clients
     ]
     return Federations(found) if run is None else SideBySide(found, run)
-
-
-def _as_graphs(settings: Settings, device: torch.device) -> bool:
-    """Whether each client's rounds are captured as GPU graphs, many at a time."""
-    steady = not (settings.server_schedule or settings.head_schedule)
-    everybody = settings.participation == 1.0
-    captured = steady and everybody and settings.local().shared_steps == 1
-    return device.type == "cuda" and (captured or settings.compile)
 
 
 def _one_pass(
@@ -221,6 +231,13 @@ def _pulled(federation: Federation, round_number: int, to: Tensor, by: float) ->
     one = torch.ones(1, dtype=torch.float64, device=shared.device)
     server.shared.grad = reports.aggregate(one) + by * (shared - to)
     server.optimizer.step()
+
+
+def _outcome(
+    active: Sequence[str], table: Sequence[list[float]], failed: Sequence[str] = ()
+) -> Outcome:
+    """A round of ``active``; ``table`` has ``COLUMNS``."""
+    return Outcome(active, failed, dict(zip(COLUMNS, table, strict=True)))
 
 
 def _one_of(reports: StackedReports, row: int) -> StackedReports:

@@ -31,7 +31,8 @@ class Checkpoints:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.keeper, self.trainer, self.world, self.clock = keeper, trainer, world, clock
-        self.every = trainer.every(trainer.settings.checkpoint_every)
+        # 0: never, so rounds that an engine can run at once are not cut where one would be due.
+        self.every = 0 if keeper is None else trainer.every(trainer.settings.checkpoint_every)
         self._cost, self._last = 0.0, clock()
 
     def after_round(self) -> None:

@@ -93,16 +93,18 @@ class Recording:
         return rows
 
     def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
-        rows, failed = [], set(outcome.failed)
+        rows, failed, columns = list[Row](), set(outcome.failed), outcome.columns
         for i, name in enumerate(outcome.active):
             ok = name not in failed
             self.taken[name] += ok
-            row: Row = {**when, "client": name, "split": "batch"}
-            row.update(active=int(ok), weight=outcome.columns["weight"][i])
+            row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
+            row["weight"] = columns["weight"][i]
             if ok:
-                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
-            row["held"] = int(outcome.columns["held"][i])
-            rows.append({**row, **self._meters(name)})
+                for key in ("loss", "loss_ratio", "gauge_norm"):
+                    row[key] = columns[key][i]
+            row["held"] = int(columns["held"][i])
+            row.update(self._meters(name))
+            rows.append(row)
         return rows
 
     def _meters(self, name: str) -> Row:

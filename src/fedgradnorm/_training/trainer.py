@@ -144,8 +144,8 @@ class Trainer:
         actives = [self._active(self.round + k) for k in range(count)]
         outcomes = self.federations.rounds(self.round, self._by_federation(actives))
         rows: list[Row] = []
-        for together in zip(*outcomes, strict=True):
-            rows = self._record(list(together))
+        for together in outcomes:
+            rows = self._record(together)
         return Progress(
             self.round,
             self.rounds,

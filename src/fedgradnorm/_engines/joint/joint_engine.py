@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgradnorm._engines.batched import BatchedEngine, Plan
-from fedgradnorm._engines.joint.cuda_graph import CapturedRounds
+from fedgradnorm._engines.batched.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.joint.joint_reports import JointReports
 from fedgradnorm._engines.joint.one_pass import in_order, one_pass
 from fedgradnorm._engines.passes.autograd import AutogradPass
@@ -23,9 +23,7 @@ from fedgradnorm._engines.passes.inner_products import ProductPass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._fusing import Fused
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._round.server import COLUMNS, ServerState
-
-WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
+from fedgradnorm._round.server import COLUMNS, ServerState, columns, server_round
 
 
 class JointEngine(BatchedEngine):
@@ -43,8 +41,7 @@ class JointEngine(BatchedEngine):
             self._pass = ProductPass(self.front, gauge)
         else:
             self._pass = self.dense or AutogradPass(self.front, gauge)
-        self._captured: CapturedRounds | None = None
-        self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed
+        self._at_once = RoundsAtOnce()
 
     @property
     def conflict_obstacle(self) -> str | None:
@@ -59,29 +56,24 @@ class JointEngine(BatchedEngine):
         self._in_order = Fused(in_order)
 
     def burst(self, server: ServerState) -> int:
-        """Many on a GPU, unless something of a round is decided on the host.
-
-        A weighting may do so, and a schedule does: a graph has one rate for ever.
-        """
-        scheduled = bool(server.rates or self.loop.rates)
-        captured = self.device.type == "cuda" and server.weighting.capturable and not scheduled
-        return CapturedRounds.LONGEST if captured else 1
+        """Many on a GPU, unless something of a round is decided on the host."""
+        return self._at_once.burst(self, [server])
 
     def rounds(
         self, server: ServerState, first: int, actives: Sequence[Sequence[str]]
     ) -> list[dict[str, list[float]]]:
         """From a captured graph, once a few ordinary rounds have gone well with everybody."""
         everybody = all(len(active) == len(self.clients) for active in actives)
-        if self._warm < WARM_ROUNDS or not everybody or self.burst(server) == 1:
+        if not everybody or self.burst(server) == 1:
             return []
-        if self._captured is None:
-            self._captured = CapturedRounds(self, server)
-        results = self._captured.run(first, len(actives))
-        if results is None:  # not finite, and undone: let the ordinary rounds find out who it was
-            self._captured, self._warm = None, -len(actives)
+
+        def one_round(rows: Tensor, plan: Plan) -> dict[str, Tensor]:
+            reports = self.work(server.shared.data, rows, plan)
+            return columns(server, reports, server_round(server, reports))
+
+        results = self._at_once.run(self, first, len(actives), one_round, [server])
+        if results is None:
             return []
-        for state in self.loop.states.values():
-            state.rounds += len(actives)
         return [dict(zip(COLUMNS, table.tolist(), strict=True)) for table in results]
 
     def run_together(
@@ -90,17 +82,17 @@ class JointEngine(BatchedEngine):
         """A round that, with everybody in it, brings a captured graph nearer."""
         reports = super().run_together(shared, round_number, active)
         if reports is not None and len(active) == len(self.clients):
-            self._warm += 1
+            self._at_once.went_well()
         return reports
 
     def run_in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:
         """By the loop, which moves tensors that a graph is tied to."""
-        self._captured, self._warm = None, min(self._warm, 0)
+        self._at_once.forget()
         return super().run_in_turn(shared, round_number, active)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; a graph is tied to the very tensors it was made with."""
-        self._captured, self._warm = None, 0
+        """Take over a state; what was captured is of another."""
+        self._at_once.forget()
         super().load_state_dict(state)
 
     def work(self, shared: Tensor, rows: Tensor, plan: Plan) -> Reports:

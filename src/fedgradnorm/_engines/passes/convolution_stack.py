@@ -1,0 +1,212 @@
+"""Many networks of convolutions on a GPU, a layer of all of them with one kernel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._engines.passes.network_stack import (
+    DenseStack,
+    ModuleStack,
+    NetworkStack,
+    Stretches,
+    clients_of,
+)
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm.models._flat import FlatNetwork
+
+if TYPE_CHECKING:
+    from fedgradnorm._engines.passes.triton_convolutions import Layer
+
+log = logging.getLogger("fedgradnorm")
+
+ADDRESSES = 1 << 31  # numbers of one client's pictures that a kernel can tell apart
+
+Kept = tuple[Tensor, Tensor, Tensor]  # of a layer: its inputs, its outputs, their codes
+
+
+class ConvolutionStack:
+    """Convolutions and linear layers, ReLUs and 2 x 2 pools: what :meth:`fits` says."""
+
+    def __init__(self, network: FlatNetwork, shape: torch.Size, streams: Streams) -> None:
+        """For pictures of this ``shape``: channels, rows, columns."""
+        from fedgradnorm._engines.passes.triton_convolutions import Layer
+
+        assert isinstance(network.module, nn.Sequential)
+        self.layers: list[Layer] = []
+        self._streams = streams
+        self._places: list[slice] = []
+        self._flat = 0  # the first layer whose inputs are numbers in a row, no picture
+        channels, high, wide = shape
+        slices = iter(network.slices.values())
+        for part, relu, pool in _blocks(network.module):
+            start, stop = next(slices).start, next(slices).stop
+            self._places.append(slice(start, stop))
+            if isinstance(part, nn.Linear):
+                made = Layer(1, 1, part.in_features, part.out_features, (1, 1), 1, 0, 1, relu)
+            else:
+                self._flat = len(self.layers) + 1
+                assert isinstance(part.padding, tuple)
+                made = Layer(
+                    high, wide, channels, part.out_channels,
+                    (part.kernel_size[0], part.kernel_size[1]),
+                    part.stride[0], part.padding[0], pool, relu,
+                )  # fmt: skip
+            high, wide, channels = made.shape
+            self.layers.append(made)
+        self._vectors = torch.empty(0)
+        self._stretches: Stretches = ()
+        self._seen: list[list[Kept]] = []
+
+    @staticmethod
+    def fits(network: FlatNetwork, x: Tensor, most: int) -> bool:
+        """Whether it is such a stack, all of it trained, in float32 on a GPU, and ends flat.
+
+        ``most`` is the number of rows that a client reads at once.
+        """
+        module = network.module
+        ready = x.ndim == 4 and x.is_cuda and x.dtype == network.vector.dtype == torch.float32
+        whole = len(network.slices) == len(list(module.parameters()))
+        if not (
+            ready and whole and type(module) is nn.Sequential and "forward" not in vars(module)
+        ):
+            return False
+        blocks = _blocks(module)
+        if not blocks or not isinstance(blocks[0][0], nn.Conv2d):
+            return False
+        wide = max(part.weight.shape[0] for part, _, _ in blocks)
+        return most * x[0].numel() * max(wide, x.shape[1]) < ADDRESSES
+
+    def try_out(self, vectors: Tensor, x: Tensor, most: int) -> None:
+        """Build the kernels of a round, and fail now if one cannot be built."""
+        rows = len(vectors) * most
+        z = self.forward(vectors, x[:1].expand(rows, *x.shape[1:]), [(slice(0, rows), most)])
+        self.gradient(z, torch.empty_like(vectors), 1.0, add=False)
+
+    @torch.no_grad()
+    def forward(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
+        """Outputs; those of all layers are kept."""
+        self._vectors, self._stretches = vectors, stretches
+        self._seen = self._run(vectors, x, stretches)
+        return self._outputs(self._seen)
+
+    @torch.no_grad()
+    def features(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
+        """Outputs alone."""
+        return self._outputs(self._run(vectors, x, stretches))
+
+    def _run(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> list[list[Kept]]:
+        found, pictures = [], _channels_last(x)
+        for (rows, batch), mine in zip(stretches, clients_of(stretches), strict=True):
+            z, seen = pictures[rows].unflatten(0, (-1, batch)), list[Kept]()
+            for k, (layer, place) in enumerate(zip(self.layers, self._places, strict=True)):
+                x = _flattened(z) if k == self._flat else z
+                z, code = layer.forward(x, vectors[mine, place])
+                seen.append((x, z, code))
+            found.append(seen)
+        return found
+
+    def _outputs(self, seen: Sequence[Sequence[Kept]]) -> Tensor:
+        """The last layer's, as rows."""
+        return torch.cat([_flattened(kept[-1][1]).flatten(0, 1).flatten(1) for kept in seen])
+
+    @torch.no_grad()
+    def gradient(self, signal: Tensor, into: Tensor, share: float, *, add: bool) -> None:
+        """From the last layer to the first."""
+        alive = list[Tensor]()  # what a branch reads, until it is joined
+        stretches = zip(self._stretches, clients_of(self._stretches), self._seen, strict=True)
+        for (rows, batch), mine, seen in stretches:
+            d = signal[rows].unflatten(0, (-1, batch))
+            for k in range(len(self.layers) - 1, -1, -1):
+                layer, place, (x, z, code) = self.layers[k], self._places[k], seen[k]
+                if k + 1 in (self._flat, len(self.layers)):
+                    d = _as_picture(d, z)
+                d = layer.spread(d, code)
+                with self._streams.branch(0):  # beside the chain that leads to the next layer
+                    found, goal = layer.gradient(x, d), into[mine, place]
+                    goal.add_(found, alpha=share) if add else torch.mul(found, share, out=goal)
+                    alive += [d, found]
+                if k:
+                    d = layer.inputs_signal(d, self._vectors[mine, place])
+        self._streams.join()
+
+
+def network_stack(
+    network: FlatNetwork, vectors: Tensor, x: Tensor, most: int, streams: Streams, *, dense: bool
+) -> NetworkStack:
+    """The fastest way to run ``vectors`` of a network on rows like ``x``, at most ``most`` each."""
+    if dense:
+        return DenseStack(network)
+    if ConvolutionStack.fits(network, x, most):
+        log.info("kernels for convolutions are built, the first time in some seconds")
+        try:
+            stack = ConvolutionStack(network, x.shape[1:], streams)
+            stack.try_out(vectors, x, most)
+        except Exception as error:  # no compiler, an old one: all cost only speed
+            log.info("no kernels for convolutions: %s", " ".join(str(error).split())[:120])
+        else:
+            return stack
+    return ModuleStack(network, x.device.type == "cuda", x[:2])
+
+
+def _blocks(module: nn.Sequential) -> list[tuple[nn.Conv2d | nn.Linear, bool, int]]:
+    """Each layer with whether a ReLU follows and what is pooled; nothing if there is more in it.
+
+    The largest of four and a cut at zero may come in either order: they give the same.
+    """
+    found: list[tuple[nn.Conv2d | nn.Linear, bool, int]] = []
+    flat = False
+    for part in module:
+        last = found[-1] if found else None
+        if isinstance(part, nn.Conv2d | nn.Linear) and _usual(part, flat):
+            found.append((part, False, 1))
+        elif type(part) is nn.ReLU and last is not None:
+            found[-1] = last[0], True, last[2]
+        elif type(part) is nn.MaxPool2d and last and last[2] == 1 and not flat and _halves(part):
+            found[-1] = last[0], last[1], 2
+        elif type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1) and found:
+            flat = True
+        else:
+            return []
+    return found if flat else []
+
+
+def _usual(part: nn.Conv2d | nn.Linear, flat: bool) -> bool:
+    """A linear layer after all pictures, or a convolution of pictures; both with a bias.
+
+    It is one of every channel with every channel, zeros around, the same along both sides.
+    """
+    if type(part) is nn.Linear:
+        return flat and part.bias is not None
+    if type(part) is not nn.Conv2d or flat:
+        return False
+    same = isinstance(part.padding, tuple) and len(set(part.padding)) == len(set(part.stride)) == 1
+    plain = part.groups == 1 and part.padding_mode == "zeros" and set(part.dilation) == {1}
+    return same and plain and part.bias is not None
+
+
+def _halves(part: nn.MaxPool2d) -> bool:
+    """The largest of each 2 x 2."""
+    pairs = [(v, v) if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride)]
+    plain = part.padding in (0, (0, 0)) and part.dilation in (1, (1, 1))
+    return pairs == [(2, 2), (2, 2)] and plain and not (part.ceil_mode or part.return_indices)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """[rows, channels, high, wide] as [rows, high, wide, channels]."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _flattened(z: Tensor) -> Tensor:
+    """Pictures as numbers in a row, in the order of ``nn.Flatten``: [clients, batch, 1, 1, F]."""
+    return z.permute(0, 1, 4, 2, 3).flatten(2)[:, :, None, None].contiguous()
+
+
+def _as_picture(d: Tensor, z: Tensor) -> Tensor:
+    """A signal in the layout of what it is the signal of."""
+    high, wide, channels = z.shape[2:]
+    return d.reshape(*z.shape[:2], channels, high, wide).permute(0, 1, 3, 4, 2).contiguous()

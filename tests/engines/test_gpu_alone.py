@@ -1,0 +1,180 @@
+"""Clients that share nothing, on a GPU: rounds at once, and kernels for convolutions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fedgradnorm as fgn
+from fedgradnorm._engines.passes.convolution_stack import ConvolutionStack, network_stack
+from fedgradnorm._engines.passes.network_stack import ModuleStack
+from fedgradnorm._engines.passes.streams import Streams
+from fedgradnorm._federation.alone import SideBySide
+from fedgradnorm._round.numerics import numerics
+from fedgradnorm._round.settings import Precision, Settings
+from fedgradnorm._runs.run import Run
+from fedgradnorm._training.trainer import Progress, Trainer
+from fedgradnorm.models._flat import FlatNetwork
+from oracle import mixed_clients
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+NETWORKS = {"dense": ("network2", (256,)), "convolutions": ("network1", (1, 40, 40))}
+
+
+def train(kind: str, dtype: torch.dtype, device: str, **settings: object) -> Run:
+    name, shape = NETWORKS[kind]
+    torch.manual_seed(0)
+    network = getattr(fgn.models, name)().to(dtype)
+    clients = mixed_clients(shape, (60, 50, 10))
+    options: dict[str, object] = {
+        "rounds": 10,
+        "batch_size": 16,
+        "seed": 1,
+        "eval_every": 0,
+        "share": "none",
+    }
+    options["weighting"] = fgn.Equal()
+    return fgn.train(network, clients, device=device, **{**options, **settings})  # type: ignore[arg-type]
+
+
+def distance(one: Run, other: Run) -> float:
+    """The largest between two clients' networks, relative to their size."""
+    found = []
+    for name, client in one.clients.items():
+        pair = (client.network, other.clients[name].network)
+        a, b = (torch.cat([p.detach().flatten().double() for p in n.parameters()]) for n in pair)
+        found.append(float((a - b).norm() / b.norm()))
+    return max(found)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"head_steps": 3},
+        {"shared_steps": 3},
+        {"schedule": "together"},
+        {"participation": 0.5},
+        {"weighting": fgn.GradNorm()},
+        {"weighting": fgn.GradNorm(), "head_steps": 3},
+        {"server_optimizer": "adafactor"},
+        {"server_schedule": "cosine"},
+        {"compile": True},
+    ],
+    ids=lambda how: "-".join(how) or "plain",
+)
+def test_the_gpu_gives_the_loops_numbers(kind: str, how: dict[str, object]) -> None:
+    reference = train(kind, torch.float64, "cpu", engine="loop", **how)
+    ours = train(kind, torch.float64, "cuda", **how)
+    assert distance(ours, reference) < 1e-10
+
+
+# Small steps of SGD: see test_gpu.py.
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("how", [{}, {"head_steps": 3, "shared_steps": 3}, {"participation": 0.5}])
+def test_in_float32_networks_differ_by_rounding(kind: str, how: dict[str, object]) -> None:
+    how = {"server_optimizer": {"name": "sgd", "lr": 1e-3}, "lr": 1e-3, **how}
+    reference = train(kind, torch.float32, "cpu", engine="loop", **how)
+    assert distance(train(kind, torch.float32, "cuda", **how), reference) < 1e-4
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("how", [{}, {"compile": True}, {"precision": "tf32"}])
+def test_one_seed_gives_one_run(kind: str, how: dict[str, object]) -> None:
+    one, again = (train(kind, torch.float32, "cuda", **how) for _ in range(2))
+    assert distance(one, again) == 0
+    assert one.history.equals(again.history)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str) -> None:
+    def stop(event: Progress) -> None:
+        if event.round >= 5:
+            raise KeyboardInterrupt
+
+    how = {"checkpoint_every": 1}
+    whole = train(kind, torch.float32, "cuda", **how)
+    with pytest.raises(fgn.Interrupted):
+        train(kind, torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
+    resumed = train(kind, torch.float32, "cuda", folder=tmp_path / "run", resume=True, **how)
+    assert distance(resumed, whole) == 0
+
+
+def test_one_that_goes_wrong_keeps_nobody_from_learning() -> None:
+    clients = mixed_clients((256,), (60, 50, 40))
+    settings = Settings(rounds=20, batch_size=16, share="none", eval_every=0)
+    made = Trainer(fgn.models.network2(), clients, fgn.Equal(), settings, GPU)
+    assert type(made.federations) is SideBySide
+    made.advance(8)
+    made.federations[1].server.shared.data.fill_(torch.nan)
+    before = [one.server.shared.data.clone() for one in made.federations]
+    while not made.done:
+        made.advance(30)
+    moved = [
+        bool((one.server.shared.data != was).any())
+        for one, was in zip(made.federations, before, strict=True)
+    ]
+    assert moved[0]
+    assert moved[2]
+    assert bool(made.federations[1].server.shared.data.isnan().all())
+
+
+STACKS = {
+    "network 1": (fgn.models.network1, (1, 40, 40)),
+    "pooled before the cut, an odd picture": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten()
+        ),
+        (1, 14, 15),
+    ),
+    "strides, pads, linear layers": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(5, 20, (3, 2)),
+            nn.ReLU(), nn.Flatten(), nn.Linear(120, 70), nn.ReLU(), nn.Linear(70, 6),
+        ),
+        (3, 7, 8),
+    ),
+    "many channels": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 100, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(100, 70, 2, padding=1),
+            nn.ReLU(), nn.Flatten(),
+        ),
+        (2, 5, 7),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize(("precision", "near"), [("float32", 2e-6), ("tf32", 2e-2)])
+def test_kernels_of_convolutions_do_what_autograd_does(
+    name: str, precision: Precision, near: float
+) -> None:
+    torch.manual_seed(0)
+    make, shape = STACKS[name]
+    network = make()
+    stretches = [(slice(0, 9), 3), (slice(9, 19), 5)]
+    with numerics(precision, GPU):
+        x = torch.randn(19, *shape, device=GPU)
+        flat = FlatNetwork(network, GPU)
+        ours = network_stack(flat, flat.vector[None], x, 5, Streams(GPU), dense=False)
+        assert isinstance(ours, ConvolutionStack)
+        theirs = ModuleStack(FlatNetwork(network.double(), GPU), False, x[:2].double())
+        vector = FlatNetwork(network.float(), GPU).vector
+        wide = torch.zeros(5, len(vector) + 9, device=GPU)[:, : len(vector)]
+        wide += vector + 0.1 * vector.abs().mean() * torch.randn_like(wide)
+        found, expected = torch.empty_like(wide), torch.empty_like(wide).double()
+        for add in (False, True):
+            z = ours.forward(wide, x, stretches)
+            plain = theirs.forward(wide.double(), x.double(), stretches)
+            signal = torch.randn_like(z)
+            ours.gradient(signal, found, 0.5, add=add)
+            theirs.gradient(signal.double(), expected, 0.5, add=add)
+        assert torch.equal(ours.features(wide, x, stretches), z)
+    assert float((z - plain).norm() / plain.norm()) < near
+    assert float((found - expected).norm() / expected.norm()) < near

@@ -1,0 +1,60 @@
+"""What stands in for a captured GPU graph on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgradnorm._engines.batched import Assembly, captured_rounds
+from fedgradnorm._engines.batched.captured_rounds import OneRound
+
+
+class Stretch:
+    """The same rounds as a graph's, taken one by one."""
+
+    LONGEST = 512
+    made: ClassVar[int] = 0
+    ran: ClassVar[list[tuple[int, int]]] = []
+    breaks: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        clients: Assembly,
+        one_round: OneRound,
+        changed: Sequence[Tensor],
+        learnt: Sequence[Tensor],
+    ) -> None:
+        type(self).made += 1
+        self.clients, self.one_round = clients, one_round
+        self.changed, self.learnt = list(changed), list(learnt)
+
+    def changes(self, tensors: Sequence[Tensor]) -> bool:
+        return [t.data_ptr() for t in tensors] == [t.data_ptr() for t in self.changed]
+
+    def run(self, first: int, count: int) -> Tensor | None:
+        self.ran.append((first, count))
+        before = [tensor.clone() for tensor in self.changed]
+        found = torch.stack([self._round(first + k) for k in range(count)])
+        finite = all(bool(torch.isfinite(one).all()) for one in (found, *self.learnt))
+        if finite and not self.breaks:
+            return found
+        for tensor, kept in zip(self.changed, before, strict=True):
+            tensor.copy_(kept)
+        return None
+
+    def _round(self, number: int) -> Tensor:
+        plan = self.clients.planner.plan(list(self.clients.clients))
+        rows = self.clients.windows.coming(number, 1)[0]
+        return torch.stack(list(self.one_round(rows, plan).values()))
+
+
+def use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines believe that they can capture rounds."""
+    monkeypatch.setattr(captured_rounds, "CapturedRounds", Stretch)
+    monkeypatch.setattr(captured_rounds.RoundsAtOnce, "burst", lambda *_: Stretch.LONGEST)
+    for name, start in (("made", 0), ("ran", []), ("breaks", False)):
+        monkeypatch.setattr(Stretch, name, start)
