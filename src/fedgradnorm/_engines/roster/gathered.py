@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
-from fedgradnorm._round.batches import base_of, check_rows_of_round, stretches
+from fedgradnorm._round.batches import bases_of, check_rows_of_round, stretches
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs, concatenated
@@ -40,22 +40,29 @@ class Reader:
         self._clients, self._seed, self._steps = list(clients), seed, steps
         self.sizes: Numbers = np.array([client.drawn for client in clients], dtype=np.int64)
         self._bases = np.zeros(len(clients), dtype=np.uint64)
-        self._rows: list[Rows | None] = [None] * len(clients)
+        self._rows: list[Any] = [None] * len(clients)  # Rows, of those that are known
+        self._known = np.zeros(len(clients), dtype=bool)
         few = len(clients) <= WINDOWED
         self._windows = batches_of(clients, batch_size, seed, steps) if few else None
 
     def rows(self, places: Numbers) -> list[Rows]:
         """Clients' labelled training rows, where they lie."""
-        return [self._rows[k] or self._found(k) for k in places.tolist()]
+        new = places[~self._known[places]]
+        if new.size:
+            self._find(new)
+        return [self._rows[k] for k in places.tolist()]
 
-    def _found(self, place: int) -> Rows:
-        client = self._clients[place]
-        x, y = client.train
-        if client.size < len(y):
-            x, y = client.learns_from()
-        self._rows[place] = found = x, y
-        self._bases[place] = base_of(self._seed, client.owner)
-        return found
+    def _find(self, new: Numbers) -> None:
+        """Rows of clients that were not asked for yet, and what their batches follow from."""
+        owners = []
+        for k in new.tolist():
+            client = self._clients[k]
+            owners.append(client.owner)
+            y = client.train[1]
+            whole = not isinstance(y, Tensor) or client.size == y.shape[0]
+            self._rows[k] = client.train if whole else client.learns_from()
+        self._bases[new] = np.array(bases_of(self._seed, owners), dtype=np.uint64)
+        self._known[new] = True
 
     def check(self, groups: Iterable[tuple[Numbers, int]]) -> None:
         """A ConfigError if clients, by their places and batch, read more in a round than fits."""

@@ -118,16 +118,28 @@ class Registry:
 
     def _enter(self, names: Sequence[str], places: NDArray[np.int64]) -> None:
         """Kinds and rows for clients that are new."""
-        kinds = np.array([self._kind(self.clients[name]) for name in names])
+        clients = [self.clients[name] for name in names]
+        kinds = self._kinds(clients)
         self._kind_of[places] = kinds
         for number in dict.fromkeys(kinds.tolist()):
             turns = (kinds == number).nonzero()[0]
-            own = [names[k] for k in turns.tolist()]
+            own = [clients[k] for k in turns.tolist()]
             self._row_of[places[turns]] = self._add(self.kinds[number], own)
 
-    def _kind(self, client: Client) -> int:
+    def _kinds(self, clients: Sequence[Client]) -> NDArray[np.int64]:
+        """The numbers of clients' kinds; those with one task and batch have the same."""
+        found: dict[tuple[int, int], int] = {}
+        numbers = []
+        for client in clients:
+            batch = min(self._batch_size or client.drawn, client.drawn)
+            alike = id(client.task), batch
+            if alike not in found:
+                found[alike] = self._kind(client, batch)
+            numbers.append(found[alike])
+        return np.array(numbers)
+
+    def _kind(self, client: Client, batch: int) -> int:
         """The number of a client's kind."""
-        batch = min(self._batch_size or client.drawn, client.drawn)
         features = self._heads.features
         key = head_key(client, (client.task.outputs, features), batch)
         if key not in self._number:
@@ -150,10 +162,11 @@ class Registry:
             fresh[CLASSES] = table[0]
         return Alike(client, batch, moments, Shelf(fresh), Seats(client, batch, moments, 1))
 
-    def _add(self, kind: Alike, names: list[str]) -> range:
+    def _add(self, kind: Alike, clients: Sequence[Client]) -> range:
         """Rows for clients that are new, with the heads that they begin with."""
+        names = [client.name for client in clients]
         weight, bias = self._heads.numbers(names)
-        tasks = [self.clients[name].task for name in names]
+        tasks = [client.task for client in clients]
         like = kind.moments.weight
         start = {
             "weight": weight.to(like),
