@@ -22,13 +22,17 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.many.recorded import recorded
-from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
+from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
 from fedgradnorm._runs.run import Run, TrainedClient
 
 log = logging.getLogger("fedgradnorm")
 
 ALL_AT_END = 1000
 """Clients of a federation whose last evaluation is of all of them, also with ``eval_clients``."""
+
+
+MEASURED = ("weight", "held", "loss", "loss_ratio", "gauge_norm")
+"""What a round tells of each of its clients."""
 
 
 class Recording:
@@ -52,8 +56,8 @@ class Recording:
         self.taken = {client.name: 0 for client in clients}
         self.kept = recorded(clients, settings)
         self._metrics = metrics
-        infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
-        self._groups = {} if self.kept is None else groups_of(infos)
+        told = ((client.name, client.task_name, client.task.kind) for client in clients)
+        self._groups = {} if self.kept is None else told_apart(told)
         self._order = {name: place for place, name in enumerate(self.taken)}
         self._a_round = _costs(clients, federations, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
@@ -93,16 +97,18 @@ class Recording:
         return rows
 
     def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
-        rows, failed = [], set(outcome.failed)
-        for i, name in enumerate(outcome.active):
+        rows, failed = list[Row](), set(outcome.failed)
+        measured = [outcome.columns[key] for key in MEASURED] if outcome.active else []
+        for name, weight, held, *signals in zip(outcome.active, *measured, strict=True):
             ok = name not in failed
             self.taken[name] += ok
-            row: Row = {**when, "client": name, "split": "batch"}
-            row.update(active=int(ok), weight=outcome.columns["weight"][i])
+            row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
+            row["weight"] = weight
             if ok:
-                row.update({k: outcome.columns[k][i] for k in ("loss", "loss_ratio", "gauge_norm")})
-            row["held"] = int(outcome.columns["held"][i])
-            rows.append({**row, **self._meters(name)})
+                row["loss"], row["loss_ratio"], row["gauge_norm"] = signals
+            row["held"] = int(held)
+            row.update(self._meters(name))
+            rows.append(row)
         return rows
 
     def _meters(self, name: str) -> Row:

@@ -19,6 +19,7 @@ from fedgradnorm.models._networks import linear_of
 
 SCALE, CLASSES = "scale", "classes"
 NEW = -1  # the kind of a client that was never asked for
+DRAWN = 1000  # first heads that are drawn at once, where they get no row
 
 
 class FirstHeads(Protocol):
@@ -238,13 +239,23 @@ class Registry:
 
     def _heads_of(self, names: list[str]) -> tuple[Tensor, Tensor]:
         """Weights and biases of heads of one shape, in the order of ``names``."""
-        weight, bias = self._heads.numbers(names)
-        place = {name: k for k, name in enumerate(names)}
-        for kind in self.kinds:
-            if kind.like.task.outputs == weight.shape[1]:
-                there = torch.tensor([place[name] for name in kind.shelf.names])
-                weight[there] = kind.shelf.table("weight").cpu()
-                bias[there] = kind.shelf.table("bias").cpu()
+        both = [
+            part.new_empty(len(names), *part.shape[1:]) for part in self._heads.numbers(names[:1])
+        ]
+        places = self.places(names)
+        kinds = self._kind_of[places]
+        for number in np.unique(kinds[kinds != NEW]).tolist():
+            there, shelf = (kinds == number).nonzero()[0], self.kinds[number].shelf
+            rows = torch.from_numpy(self._row_of[places[there]]).to(self._device)
+            for part, key in zip(both, ("weight", "bias"), strict=True):
+                part[there] = shelf.table(key)[rows].cpu()
+        new = (kinds == NEW).nonzero()[0]
+        for start in range(0, len(new), DRAWN):
+            some = new[start : start + DRAWN]
+            drawn = self._heads.numbers([names[k] for k in some.tolist()])
+            for part, own in zip(both, drawn, strict=True):
+                part[some] = own
+        weight, bias = both
         return weight, bias
 
     def changed(self, everything: bool = False) -> dict[str, Any]:
