@@ -131,13 +131,13 @@ def test_first_heads_are_those_of_any_engine() -> None:
     for start in ("random", "targets", "auto"):
         heads = HeadsOnDemand(network, clients, Settings(seed=7, head_start=start))
         for client in clients:
-            weight, bias = heads.numbers([client.name])
+            weight, bias = heads.numbers([client])
             made = make_head(network, client, 7, at_targets=start != "random")
             assert torch.equal(made.weight, weight[0])
             assert torch.equal(made.bias, bias[0])
-        pair = [client.name for client in clients if client.task.outputs == 2]
+        pair = [client for client in clients if client.task.outputs == 2]
         _, biases = heads.numbers(pair)
-        assert torch.equal(biases, torch.cat([heads.numbers([name])[1] for name in pair]))
+        assert torch.equal(biases, torch.cat([heads.numbers([client])[1] for client in pair]))
 
 
 @pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "eps": 1e-3}, {"maximize": True}])

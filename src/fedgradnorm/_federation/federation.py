@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,7 +74,6 @@ class Federation:
     ) -> None:
         trainable_parameters(network)
         self.clients, self.names = list(clients), [client.name for client in clients]
-        self._place = {name: i for i, name in enumerate(self.names)}
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         self.settings = settings
         weighting.run_seed = settings.seed
@@ -177,6 +177,11 @@ class Federation:
         due = self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle
         conflict = pairs(reports, self.names) if due else []
         return Outcome(list(active), list(reports.failed), table, conflict)
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        """Where each client is among all, for reports of all."""
+        return {name: i for i, name in enumerate(self.names)}
 
     def _conflict_by_trial(self, round_number: int, active: Sequence[str]) -> list[Pair]:
         """The conflict of a round to come, where its own reports will not tell."""

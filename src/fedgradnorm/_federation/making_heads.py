@@ -106,7 +106,7 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         assert isinstance(head, nn.Linear)
         return head.in_features
 
-    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def numbers(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Weights and biases of clients' linear heads, which have one shape, a row each.
 
         They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
@@ -114,17 +114,17 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         rounding in float64. So one call draws both, the weights first.
         """
         chance, features = self._chance, self.features
-        outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
-        both = torch.empty(len(names), outputs * features + outputs)
-        for own, seed in zip(both.unbind(), _head_seeds(names, self._settings.seed), strict=True):
+        outputs, bound = clients[0].task.outputs, 1 / math.sqrt(features)
+        seeds = _head_seeds([client.name for client in clients], self._settings.seed)
+        both = torch.empty(len(clients), outputs * features + outputs)
+        for own, seed in zip(both.unbind(), seeds, strict=True):
             chance.manual_seed(seed)
             own.uniform_(-bound, bound, generator=chance)
         weight, bias = both.to(self._dtype).split([outputs * features, outputs], dim=1)
-        weight, bias = weight.reshape(len(names), outputs, features), bias.contiguous()
-        known = [self._clients[name] for name in names]
-        here = [row for row, one in enumerate(known) if not random_because(one, self._settings)]
+        weight, bias = weight.reshape(len(clients), outputs, features), bias.contiguous()
+        here = [k for k, one in enumerate(clients) if not random_because(one, self._settings)]
         biases = bias[here]
-        start_at_targets(biases, [known[row] for row in here])
+        start_at_targets(biases, [clients[k] for k in here])
         bias[here] = biases
         return weight, bias
 

@@ -58,7 +58,6 @@ class Recording:
         self._metrics = metrics
         told = ((client.name, client.task_name, client.task.kind) for client in clients)
         self._groups = {} if self.kept is None else told_apart(told)
-        self._order = {name: place for place, name in enumerate(self.taken)}
         self._a_round = _costs(clients, federations, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
@@ -136,7 +135,8 @@ class Recording:
                 row: Row = {"round": number, "epoch": epoch, "client": name}
                 row.update(split=before + split, weight=weights[name], **values)
                 rows.append({**row, **self._meters(name)})
-        return sorted(rows, key=lambda row: self._order[row["client"]])
+        order = {name: place for place, name in enumerate(self.taken if names is None else names)}
+        return sorted(rows, key=lambda row: order[row["client"]])
 
     def weights(self) -> dict[str, float]:
         """Each client's weight as it is now."""

@@ -29,7 +29,7 @@ class FirstHeads(Protocol):
     def features(self) -> int:
         """How many numbers of a row they read."""
 
-    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def numbers(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Weights and biases of clients' heads, of one shape, before any step: a row each."""
 
 
@@ -149,7 +149,7 @@ class Registry:
         return self._number[key]
 
     def _new_kind(self, client: Client, batch: int) -> Alike:
-        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client.name]))
+        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client]))
         moments = Moments(self._optimizer, weight, bias)
         fresh = {
             "weight": weight,
@@ -165,8 +165,7 @@ class Registry:
 
     def _add(self, kind: Alike, clients: Sequence[Client]) -> range:
         """Rows for clients that are new, with the heads that they begin with."""
-        names = [client.name for client in clients]
-        weight, bias = self._heads.numbers(names)
+        weight, bias = self._heads.numbers(clients)
         tasks = [client.task for client in clients]
         like = kind.moments.weight
         start = {
@@ -176,7 +175,7 @@ class Registry:
         }
         if (table := class_weights(tasks, like)) is not None:
             start[CLASSES] = table
-        return kind.shelf.add(names, start)
+        return kind.shelf.add([client.name for client in clients], start)
 
     def known(self) -> list[str]:
         """Who took part so far."""
@@ -240,7 +239,8 @@ class Registry:
     def _heads_of(self, names: list[str]) -> tuple[Tensor, Tensor]:
         """Weights and biases of heads of one shape, in the order of ``names``."""
         both = [
-            part.new_empty(len(names), *part.shape[1:]) for part in self._heads.numbers(names[:1])
+            part.new_empty(len(names), *part.shape[1:])
+            for part in self._heads.numbers([self.clients[names[0]]])
         ]
         places = self.places(names)
         kinds = self._kind_of[places]
@@ -252,7 +252,7 @@ class Registry:
         new = (kinds == NEW).nonzero()[0]
         for start in range(0, len(new), DRAWN):
             some = new[start : start + DRAWN]
-            drawn = self._heads.numbers([names[k] for k in some.tolist()])
+            drawn = self._heads.numbers([self.clients[names[k]] for k in some.tolist()])
             for part, own in zip(both, drawn, strict=True):
                 part[some] = own
         weight, bias = both
