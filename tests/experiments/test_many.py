@@ -174,7 +174,7 @@ def test_run_json_of_many_clients_is_written_in_parts(tmp_path: Path) -> None:
     clients = {f"cl\u00efent {k}": {"kind": "binary", "size": k} for k in range(2 * about.MANY + 1)}
     told = {"format": 1, "clients": clients, "weights": dict.fromkeys(clients, 0.1), "none": {}}
     about.write_about(tmp_path, told)
-    text = json.dumps(told, ensure_ascii=False) + "\n"
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n"
     assert (tmp_path / "run.json").read_text(encoding="utf-8") == text
 
 

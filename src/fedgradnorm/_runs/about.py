@@ -42,7 +42,7 @@ def now() -> str:
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write run.json; of many clients without line breaks, which takes a tenth of the time."""
+    """Write run.json; of many clients without spaces, which takes a tenth of the time."""
     if len(about["clients"]) <= MANY:
         text = json.dumps(about, indent=2, ensure_ascii=False)
         checkpoint.write_atomically(folder / ABOUT, f"{text}\n".encode())
@@ -53,17 +53,21 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 def _parts(about: Mapping[str, Any]) -> Iterator[bytes]:
     """run.json in parts, some clients each: as one text it is as large as all of them."""
     for number, (key, value) in enumerate(about.items()):
-        yield f"{', ' if number else '{'}{json.dumps(key, ensure_ascii=False)}: ".encode()
+        yield f"{',' if number else '{'}{_plain(key)}:".encode()
         if not isinstance(value, dict) or len(value) <= MANY:
-            yield json.dumps(value, ensure_ascii=False).encode()
+            yield _plain(value).encode()
             continue
         items = iter(value.items())
         before = "{"
         while some := dict(itertools.islice(items, MANY)):
-            yield (before + json.dumps(some, ensure_ascii=False)[1:-1]).encode()
-            before = ", "
+            yield (before + _plain(some)[1:-1]).encode()
+            before = ","
         yield b"}"
     yield b"}\n"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_about(folder: Path) -> dict[str, Any]:
