@@ -16,7 +16,7 @@ from fedgradnorm.models._input_rows import Inputs, leaves
 from fedgradnorm.models._streamed.given import streamed_split, target_rows
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, sample_rows
 from fedgradnorm.tasks._labels.text_labels import numbered
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._task import Task
 
 
@@ -69,8 +69,8 @@ def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor
     if y.ndim == 0 or len(x) != len(y):
         rows = 0 if y.ndim == 0 else len(y)
         raise DataError(f"{where}: x has {len(x)} rows but y has {rows}; they must be equal")
-    y = _target(client.task, client.labels, y, where)
-    if not labelled(y).any():
+    y = _fitting(client.task, y, where)
+    if not y.numel() or (has_gaps(y) and not labelled(y).any()):
         raise DataError(
             f"{where}: none of its {len(y)} rows has a label; give it some, or leave "
             f"{'the client' if split == 'train' else split} out"
@@ -80,8 +80,15 @@ def _checked_targets(client: Owner, split: str, x: Inputs, given: Any) -> Tensor
 
 def _target(task: Task, labels: tuple[str, ...] | None, given: Any, where: str) -> Tensor:
     """Targets as the task's loss takes them."""
-    y = as_tensor(where, numbered(task, labels, given, where), "y")
-    check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
+    return _fitting(task, as_tensor(where, numbered(task, labels, given, where), "y"), where)
+
+
+def _fitting(task: Task, y: Tensor, where: str) -> Tensor:
+    """Numbers as targets of the task."""
+    if has_gaps(y):
+        check_finite(where, y.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), "y")
+    else:
+        check_finite(where, y, "y")
     return task.target(where, y)
 
 
@@ -98,8 +105,9 @@ def fingerprint(splits: Mapping[str, Iterable[Any]]) -> str:
             if isinstance(part, (Streamed, StreamedTargets)):
                 here, known = f"{split} of {len(part)}", part[sample_rows(len(part))]
             for name, leaf in leaves(known).items():
-                tensor = leaf.contiguous()
                 where = f"{here} {name} " if name else f"{here} "
-                digest.update(f"{where}{tensor.dtype} {tuple(tensor.shape)} ".encode())
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                plain = leaf.dtype != torch.bfloat16  # which numpy does not know
+                array = (leaf if plain else leaf.contiguous().view(torch.int16)).numpy()
+                digest.update(f"{where}{leaf.dtype} {array.shape} ".encode())
+                digest.update(array.reshape(-1).data)
     return digest.hexdigest()

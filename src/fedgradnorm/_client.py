@@ -20,7 +20,7 @@ from fedgradnorm.models._input_rows import Inputs, row_form
 from fedgradnorm.models._streamed.given import as_feed
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, some_targets
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
-from fedgradnorm.tasks._missing import labelled
+from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._several import task_rows
 from fedgradnorm.tasks._task import Task
 
@@ -225,7 +225,8 @@ class Client:
         y = self.train[1]
         if isinstance(y, StreamedTargets):
             return len(y)
-        return int(labelled(torch.as_tensor(y)).sum())
+        y = torch.as_tensor(y)
+        return int(labelled(y).sum()) if has_gaps(y) else len(y)
 
     @cached_property
     def target_size(self) -> float:
@@ -246,9 +247,9 @@ class Client:
         if isinstance(self.train[1], StreamedTargets):  # each of its rows has a label
             return self.train[0], self.train[1]
         x, y = self.train[0], torch.as_tensor(self.train[1])
-        there = labelled(y)
-        if self.of or bool(there.all()):
+        if self.of or self.size == len(y):
             return x, y
+        there = labelled(y)
         return x[there], self.task.whole(y[there])
 
     @property

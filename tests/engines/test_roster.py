@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 from fedgradnorm._engines import RosterEngine
+from fedgradnorm._engines.roster.adam_rows import AdamRows, Rows, steps_in_rows
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.making_heads import HeadsOnDemand, make_head
 from fedgradnorm._round.settings import Settings
@@ -129,13 +131,36 @@ def test_first_heads_are_those_of_any_engine() -> None:
     for start in ("random", "targets", "auto"):
         heads = HeadsOnDemand(network, clients, Settings(seed=7, head_start=start))
         for client in clients:
-            weight, bias = heads.numbers([client.name])
+            weight, bias = heads.numbers([client])
             made = make_head(network, client, 7, at_targets=start != "random")
             assert torch.equal(made.weight, weight[0])
             assert torch.equal(made.bias, bias[0])
-        pair = [client.name for client in clients if client.task.outputs == 2]
+        pair = [client for client in clients if client.task.outputs == 2]
         _, biases = heads.numbers(pair)
-        assert torch.equal(biases, torch.cat([heads.numbers([name])[1] for name in pair]))
+        assert torch.equal(biases, torch.cat([heads.numbers([client])[1] for client in pair]))
+
+
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "eps": 1e-3}, {"maximize": True}])
+def test_rows_step_as_torchs_adam_does_to_the_bit(more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, gradient = torch.randn(5, 3, 7), torch.randn(5, 3, 7)
+    plain = [nn.Parameter(row.clone()) for row in x]
+    optimizer = torch.optim.Adam(plain, lr=0.01, fused=True, **more)
+    moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+    rows = AdamRows([Rows(x, gradient, {**moments, "step": torch.zeros(5)})])
+    assert steps_in_rows(optimizer)
+    for first in (5, 3, 4, 5):  # who steps in each round
+        gradient.normal_()
+        for k, parameter in enumerate(plain):
+            parameter.grad = gradient[k].clone() if k < first else None
+        optimizer.step()
+        rows.step(first, optimizer.param_groups[0])
+        assert all(torch.equal(one, two) for one, two in zip(x, plain, strict=True))
+
+
+def test_more_than_plain_adam_is_left_to_torch() -> None:
+    for kind, more in ((torch.optim.Adam, {"amsgrad": True}), (torch.optim.AdamW, {})):
+        assert not steps_in_rows(kind([nn.Parameter(torch.zeros(2))], fused=True, **more))
 
 
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:

@@ -54,9 +54,10 @@ def die_in_a_write(where: str, at: int) -> None:
     """Let the AT-th atomic write of a file end half way, before its new name, or right after."""
     calls = 0
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, given: Any) -> None:
         nonlocal calls
         calls += 1
+        data = given if isinstance(given, bytes) else b"".join(given)
         if calls < at:
             return plain(path, data)
         if where == "after":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +18,10 @@ import toys
 from fedgradnorm import RunFolderError
 from fedgradnorm._runs import checkpoint
 
+KINDS = [
+    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
 STATE = {
     "tensors": {
         "double": torch.tensor([1 / 3, -0.0, math.pi], dtype=torch.float64),
@@ -62,6 +69,21 @@ def test_what_cannot_be_written_as_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a checkpoint cannot hold object"):
         checkpoint.save({"a": object()}, tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_lie_as_safetensors_itself_puts_them(tmp_path: Path) -> None:
+    tensors = {f"{k % 7}.{k}": torch.ones(k % 3, 2).to(kind) for k, kind in enumerate(KINDS * 3)}
+    checkpoint.write_tensors(tmp_path / "ours", tensors, "a note")
+    theirs = safetensors.torch.save(tensors)
+    (ours, text), (header, body) = map(_parted, ((tmp_path / "ours").read_bytes(), theirs))
+    assert ours.pop("__metadata__")["note"] == "a note"
+    assert list(ours.items()) == list(header.items())
+    assert text == body
+
+
+def _parted(data: bytes) -> tuple[dict[str, Any], bytes]:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:end]), data[end:]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace", "write"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import toys
 from experiments.resuming import stored
 from fedgradnorm._flower.agreement import ONLY
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs import about
 from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
-from fedgradnorm._runs.many.spread import MANY, groups_of, quantiles
+from fedgradnorm._runs.many.spread import MANY, SHARES, groups_of, quantiles
 from fedgradnorm._training import recording
 from fedgradnorm._training.sinks import scalars
 
@@ -158,6 +160,22 @@ def test_values_that_are_not_finite_have_no_place() -> None:
     first = run.spread.query("round == 0 and quantity == 'loss' and task == 'side'")
     assert sorted(first.clients) == [4, 5]
     assert np.isfinite(first["max"]).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 49, 50, 100])
+def test_quantiles_are_numpys_own(count: int) -> None:
+    values = np.random.default_rng(count).normal(size=count).round(2) + 0.0
+    found = quantiles(values.tolist())
+    assert found["mean"] == values.mean()
+    assert [found[key] for key in SHARES] == np.quantile(values, list(SHARES.values())).tolist()
+
+
+def test_run_json_of_many_clients_is_written_in_parts(tmp_path: Path) -> None:
+    clients = {f"cl\u00efent {k}": {"kind": "binary", "size": k} for k in range(2 * about.MANY + 1)}
+    told = {"format": 1, "clients": clients, "weights": dict.fromkeys(clients, 0.1), "none": {}}
+    about.write_about(tmp_path, told)
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n"
+    assert (tmp_path / "run.json").read_text(encoding="utf-8") == text
 
 
 def test_clients_are_told_apart_by_tasks_unless_these_are_many() -> None:

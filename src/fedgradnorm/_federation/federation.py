@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fedgradnorm._engines import Engine, make_engine
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
-from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
+from fedgradnorm._federation.packed_rows import unpacked_rows
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
@@ -73,7 +74,6 @@ class Federation:
     ) -> None:
         trainable_parameters(network)
         self.clients, self.names = list(clients), [client.name for client in clients]
-        self._place = {name: i for i, name in enumerate(self.names)}
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         self.settings = settings
         weighting.run_seed = settings.seed
@@ -178,6 +178,11 @@ class Federation:
         conflict = pairs(reports, self.names) if due else []
         return Outcome(list(active), list(reports.failed), table, conflict)
 
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        """Where each client is among all, for reports of all."""
+        return {name: i for i, name in enumerate(self.names)}
+
     def _conflict_by_trial(self, round_number: int, active: Sequence[str]) -> list[Pair]:
         """The conflict of a round to come, where its own reports will not tell."""
         due = self.settings.records_conflict(round_number) and self.engine.conflict_obstacle
@@ -268,9 +273,7 @@ class Federation:
         Without ``rows`` it lacks what the engine's journal holds, and has weights as tensors.
         """
         sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        server = self.server.state_dict()
-        if not rows:
-            server["weighting"] = packed_rows(server["weighting"], self.names)
+        server = self.server.state_dict(rows)
         return {"server": server, "clients": self.engine.state_dict() if rows else {}} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

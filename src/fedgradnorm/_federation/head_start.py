@@ -62,23 +62,28 @@ def trivial_answer(client: Client) -> Tensor:
     return client.task.trivial(all_targets(client.train[1]))
 
 
-def _trivial_answers(clients: Sequence[Client]) -> Tensor:
-    """A row for each; those of clients with alike tasks and as many rows are found together."""
-    alike: dict[object, list[int]] = {}
+def _alike(clients: Sequence[Client]) -> list[list[int]]:
+    """Numbers of clients with alike tasks and targets of one shape; others are by themselves."""
+    found: dict[object, list[int]] = {}
+    kinds: dict[int, object] = {}  # by the task's id: many clients have one task
     for row, client in enumerate(clients):
         y, task = client.train[1], client.task
-        together = isinstance(y, Tensor) and task.is_plain and not task.class_weights()
-        key = (task.form, task.outputs, y.shape, y.dtype) if together else row
-        alike.setdefault(key, []).append(row)
-    found: list[Tensor] = [torch.empty(0)] * len(clients)
-    for rows in alike.values():
-        some, answers = [clients[row] for row in rows], None
-        if len(rows) > 1:
-            answers = some[0].task.trivials(torch.stack([client.train[1] for client in some]))
-        each = map(trivial_answer, some) if answers is None else answers.unbind()
-        for row, answer in zip(rows, each, strict=True):
-            found[row] = answer.reshape(-1)
-    return torch.stack(found)
+        if (kind := kinds.get(id(task))) is None:
+            plain = task.is_plain and not task.class_weights()
+            kind = kinds[id(task)] = (task.form, task.outputs) if plain else ()
+        together = kind and isinstance(y, Tensor)
+        found.setdefault((kind, y.shape, y.dtype) if together else row, []).append(row)
+    return list(found.values())
+
+
+def _trivial_answers(clients: Sequence[Client]) -> Tensor:
+    """A row for each of some clients that are alike."""
+    answers = None
+    if len(clients) > 1:
+        answers = clients[0].task.trivials(torch.stack([client.train[1] for client in clients]))
+    if answers is None:
+        answers = torch.stack([trivial_answer(client) for client in clients])
+    return answers.reshape(len(clients), -1)
 
 
 @torch.no_grad()
@@ -87,5 +92,7 @@ def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
 
     Outputs without one, such as a number that no row has, stay as they were drawn.
     """
-    answers = _trivial_answers(clients).to(biases)
-    biases.copy_(torch.where(answers.isfinite(), answers, biases))
+    for rows in _alike(clients):
+        here = slice(None) if len(rows) == len(clients) else rows
+        answers = _trivial_answers([clients[row] for row in rows]).to(biases)
+        biases[here] = torch.where(answers.isfinite(), answers, biases[here])

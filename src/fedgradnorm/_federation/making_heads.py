@@ -15,7 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.head_start import random_because, start_at_targets
 from fedgradnorm._round.evaluation import predict
-from fedgradnorm._round.seeding import number
+from fedgradnorm._round.seeding import each_number
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._fitting import (
     as_input,
@@ -106,7 +106,7 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         assert isinstance(head, nn.Linear)
         return head.in_features
 
-    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def numbers(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Weights and biases of clients' linear heads, which have one shape, a row each.
 
         They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
@@ -114,19 +114,18 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         rounding in float64. So one call draws both, the weights first.
         """
         chance, features = self._chance, self.features
-        outputs, bound = self._clients[names[0]].task.outputs, 1 / math.sqrt(features)
-        both = torch.empty(len(names), outputs * features + outputs)
-        for own, name in zip(both, names, strict=True):
-            chance.manual_seed(_head_seed(name, self._settings.seed))
+        outputs, bound = clients[0].task.outputs, 1 / math.sqrt(features)
+        seeds = _head_seeds([client.name for client in clients], self._settings.seed)
+        both = torch.empty(len(clients), outputs * features + outputs)
+        for own, seed in zip(both.unbind(), seeds, strict=True):
+            chance.manual_seed(seed)
             own.uniform_(-bound, bound, generator=chance)
         weight, bias = both.to(self._dtype).split([outputs * features, outputs], dim=1)
-        weight, bias = weight.reshape(len(names), outputs, features), bias.contiguous()
-        known = [self._clients[name] for name in names]
-        here = [row for row, one in enumerate(known) if not random_because(one, self._settings)]
-        if here:
-            biases = bias[here]
-            start_at_targets(biases, [known[row] for row in here])
-            bias[here] = biases
+        weight, bias = weight.reshape(len(clients), outputs, features), bias.contiguous()
+        here = [k for k, one in enumerate(clients) if not random_because(one, self._settings)]
+        biases = bias[here]
+        start_at_targets(biases, [clients[k] for k in here])
+        bias[here] = biases
         return weight, bias
 
 
@@ -140,12 +139,13 @@ def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.d
 def head_chance(name: str, seed: int) -> Iterator[None]:
     """Chance that depends on seed and name alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_head_seed(name, seed))
+        (chosen,) = _head_seeds([name], seed)
+        torch.manual_seed(chosen)
         yield
 
 
-def _head_seed(name: str, seed: int) -> int:
-    return number(seed, "head", name) % 2**63
+def _head_seeds(names: Iterable[str], seed: int) -> list[int]:
+    return [found % 2**63 for found in each_number(names, seed, "head")]
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:

@@ -1,25 +1,11 @@
-"""A weighting's rows of many clients as tensors: as a table of tables they are slow to write."""
+"""A weighting's rows of many clients, out of a checkpoint that has them as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-PACKED = "packed"
-
-
-def packed_rows(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """A weighting's state with one tensor for each kind of number, in the order of ``names``."""
-    rows = state["clients"]
-    keys = list(rows[names[0]])
-    tables = {
-        key: torch.tensor([rows[name][key] for name in names], dtype=torch.float64) for key in keys
-    }
-    known = set(names)
-    away = {name: row for name, row in rows.items() if name not in known}
-    return {**state, "clients": away, PACKED: tables}
+from fedgradnorm.weighting._base import PACKED
 
 
 def unpacked_rows(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -9,13 +9,13 @@ resumed run, another engine or another machine reads the same rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.seeding import number
+from fedgradnorm._round.seeding import each_number
 
 
 def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -40,9 +40,9 @@ AT_ONCE = 1 << 20  # row numbers sorted together; more are sorted one permutatio
 MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
 
 
-def base_of(seed: int, owner: str) -> int:
-    """What all batches of a client follow from."""
-    return number(seed, "batches", owner)
+def bases_of(seed: int, owners: Iterable[str]) -> list[int]:
+    """What all batches of each client follow from."""
+    return each_number(owners, seed, "batches")
 
 
 def check_rows_of_round(per_round: int, held: int, steps: int) -> None:
@@ -117,7 +117,8 @@ class Batches:
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self.base = {n: base_of(seed, (owners or {}).get(n, n)) for n in sizes}
+        bases = bases_of(seed, [(owners or {}).get(n, n) for n in sizes])
+        self.base = dict(zip(sizes, bases, strict=True))
         per_round = steps * sum(self.batch.values())
         check_rows_of_round(per_round, sum(sizes.values()), steps)
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)

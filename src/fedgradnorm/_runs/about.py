@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -41,10 +42,32 @@ def now() -> str:
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write run.json; of many clients without line breaks, which takes a tenth of the time."""
-    indent = 2 if len(about["clients"]) <= MANY else None
-    text = json.dumps(about, indent=indent, ensure_ascii=False) + "\n"
-    checkpoint.write_atomically(folder / ABOUT, text.encode())
+    """Write run.json; of many clients without spaces, which takes a tenth of the time."""
+    if len(about["clients"]) <= MANY:
+        text = json.dumps(about, indent=2, ensure_ascii=False)
+        checkpoint.write_atomically(folder / ABOUT, f"{text}\n".encode())
+    else:
+        checkpoint.write_atomically(folder / ABOUT, _parts(about))
+
+
+def _parts(about: Mapping[str, Any]) -> Iterator[bytes]:
+    """run.json in parts, some clients each: as one text it is as large as all of them."""
+    for number, (key, value) in enumerate(about.items()):
+        yield f"{',' if number else '{'}{_plain(key)}:".encode()
+        if not isinstance(value, dict) or len(value) <= MANY:
+            yield _plain(value).encode()
+            continue
+        items = iter(value.items())
+        before = "{"
+        while some := dict(itertools.islice(items, MANY)):
+            yield (before + _plain(some)[1:-1]).encode()
+            before = ","
+        yield b"}"
+    yield b"}\n"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_about(folder: Path) -> dict[str, Any]:

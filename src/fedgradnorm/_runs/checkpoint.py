@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError, RunFolderError
@@ -18,16 +19,23 @@ from fedgradnorm._runs.reading import check_file, opened, present
 if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
 
+Part = bytes | memoryview
+"""Some of what a file holds."""
+
 CHECKSUM = "blake2b"
 """What a file's metadata call its checksum."""
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` holds either all of it or what it held before."""
+def write_atomically(path: Path, data: Part | Iterable[Part]) -> None:
+    """Write ``data`` so that ``path`` holds either all of it or what it held before.
+
+    It may come in parts, and need then not be in memory at once.
+    """
     here = temporary(path)
     try:
         with here.open("wb") as file:
-            file.write(data)
+            for part in [data] if isinstance(data, (bytes, memoryview)) else data:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         here.replace(path)
@@ -47,22 +55,45 @@ def _sync_folder(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> None:
-    """Tensors by name, a text beside them and a checksum of both, as one safetensors file."""
-    from safetensors.torch import save
+    """Tensors by name, a text beside them and a checksum of both, as one safetensors file.
 
-    write_atomically(path, _sealed(save(_apart(tensors)), note))
+    safetensors itself would copy all tensors twice, and write two entries beside them in an order
+    that changes from process to process.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = _header(plain)
+    body = [_bytes(plain[name]) for name in header]
+    metadata = {"note": note, CHECKSUM: _checksum(header, note, body)}
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
+    write_atomically(path, [len(text).to_bytes(8, "little"), text, *body])
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, none of them in memory of another; copied where they were."""
-    found, seen = dict[str, Tensor](), set[int]()
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage()
-        shared = storage.data_ptr() in seen or storage.nbytes() != plain.nbytes
-        found[name] = plain.clone() if shared else plain
-        seen.add(found[name].untyped_storage().data_ptr())
+def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What safetensors says of these tensors, in its order: large kinds of numbers first."""
+    found, start = dict[str, Any](), 0
+    for name in sorted(tensors, key=lambda name: (_KINDS.index(tensors[name].dtype), name)):
+        tensor, end = tensors[name], start + tensors[name].nbytes
+        kind, shape = _CALLED[tensor.dtype], list(tensor.shape)
+        found[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        start = end
     return found
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    numbers = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers.data)
+
+
+_CALLED = {
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
+    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""Kinds of numbers and what safetensors calls them, in the order in which it writes them."""
+_KINDS = list(_CALLED)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
@@ -85,23 +116,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
     return tensors, metadata.get("note", "")
 
 
-def _sealed(data: bytes, note: str) -> bytes:
-    """A safetensors file with the note and the checksum in its header.
-
-    safetensors would write two entries in an order that changes from process to process.
-    """
-    header, body = _split(data)
-    metadata = {"note": note, CHECKSUM: _checksum(header, note, [body])}
-    text = json.dumps({"__metadata__": metadata, **header}).encode()
-    text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
-    return b"".join((len(text).to_bytes(8, "little"), text, body))
-
-
-def _split(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    end = 8 + int.from_bytes(data[:8], "little")
-    return json.loads(data[8:end]), memoryview(data)[end:]
-
-
 def _verify(path: Path, metadata: Mapping[str, str]) -> None:
     """Refuse a file whose content is not what its checksum was made of."""
     if CHECKSUM not in metadata:
@@ -118,7 +132,7 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
         )
 
 
-def _checksum(header: Mapping[str, Any], note: str, body: Iterable[bytes | memoryview]) -> str:
+def _checksum(header: Mapping[str, Any], note: str, body: Iterable[Part]) -> str:
     """A hash of the tensors (names, shapes, kinds, every byte) and of the note."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([header, note], sort_keys=True).encode())

@@ -22,13 +22,17 @@ from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.many.recorded import recorded
-from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
+from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
 from fedgradnorm._runs.run import Run, TrainedClient
 
 log = logging.getLogger("fedgradnorm")
 
 ALL_AT_END = 1000
 """Clients of a federation whose last evaluation is of all of them, also with ``eval_clients``."""
+
+
+MEASURED = ("weight", "held", "loss", "loss_ratio", "gauge_norm")
+"""What a round tells of each of its clients."""
 
 
 class Recording:
@@ -52,9 +56,8 @@ class Recording:
         self.taken = {client.name: 0 for client in clients}
         self.kept = recorded(clients, settings)
         self._metrics = metrics
-        infos = {c.name: {"task": c.task_name, "kind": c.task.kind} for c in clients}
-        self._groups = {} if self.kept is None else groups_of(infos)
-        self._order = {name: place for place, name in enumerate(self.taken)}
+        told = ((client.name, client.task_name, client.task.kind) for client in clients)
+        self._groups = {} if self.kept is None else told_apart(told)
         self._a_round = _costs(clients, federations, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
@@ -93,16 +96,16 @@ class Recording:
         return rows
 
     def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
-        rows, failed, columns = list[Row](), set(outcome.failed), outcome.columns
-        for i, name in enumerate(outcome.active):
+        rows, failed = list[Row](), set(outcome.failed)
+        measured = [outcome.columns[key] for key in MEASURED] if outcome.active else []
+        for name, weight, held, *signals in zip(outcome.active, *measured, strict=True):
             ok = name not in failed
             self.taken[name] += ok
             row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
-            row["weight"] = columns["weight"][i]
+            row["weight"] = weight
             if ok:
-                for key in ("loss", "loss_ratio", "gauge_norm"):
-                    row[key] = columns[key][i]
-            row["held"] = int(columns["held"][i])
+                row["loss"], row["loss_ratio"], row["gauge_norm"] = signals
+            row["held"] = int(held)
             row.update(self._meters(name))
             rows.append(row)
         return rows
@@ -132,7 +135,8 @@ class Recording:
                 row: Row = {"round": number, "epoch": epoch, "client": name}
                 row.update(split=before + split, weight=weights[name], **values)
                 rows.append({**row, **self._meters(name)})
-        return sorted(rows, key=lambda row: self._order[row["client"]])
+        order = {name: place for place, name in enumerate(self.taken if names is None else names)}
+        return sorted(rows, key=lambda row: order[row["client"]])
 
     def weights(self) -> dict[str, float]:
         """Each client's weight as it is now."""

@@ -99,6 +99,10 @@ def matches(answer: Tensor, target: Tensor) -> Tensor:
 
 def class_numbers(where: str, y: Tensor, classes: int) -> Tensor:
     """Labels 0 .. classes - 1: whole numbers, or floating-point ones if some are missing."""
+    if not y.is_floating_point() and y.numel():
+        low, high = map(int, y.aminmax())
+        if low >= 0 and high < classes:
+            return y
     there, labels = known(y), y
     if y.is_floating_point():
         labels = y.nan_to_num(nan=0.0).to(torch.int64)

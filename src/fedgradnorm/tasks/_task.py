@@ -15,6 +15,7 @@ from fedgradnorm.tasks._kind import Kind
 from fedgradnorm.tasks._kinds import KINDS
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
 from fedgradnorm.tasks._missing import (
+    all_labelled,
     has_gaps,
     labelled,
     mean_of_labelled,
@@ -312,8 +313,8 @@ class Task:
 
         Rows without a label count for nothing.
         """
-        there = labelled(target)
-        if not bool(there.all()):
+        if not all_labelled(target):
+            there = labelled(target)
             output, target = output[there], target[there]
         task, target = self.for_targets(target), self.whole(target)
         loss = one_number("loss", task.loss(output, target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,16 +127,17 @@ class Weighting(ABC):
         known = self.state_dict()["clients"]
         device = self.weight.device if self.rows else torch.device("cpu")
         self.clients = tuple(clients)
-        self._away = {name: row for name, row in known.items() if name not in set(clients)}
+        bound = set(clients)
+        self._away = {name: row for name, row in known.items() if name not in bound}
         starts = {"weight": 1.0, **self.starts}
         self.rows = {
-            key: torch.tensor(
-                [_kept(known.get(name, {}), key, start) for name in clients],
-                dtype=torch.float64,
-                device=device,
-            )
+            key: torch.full((len(clients),), float(start), dtype=torch.float64, device=device)
             for key, start in starts.items()
         }
+        here = {i: known[name] for i, name in enumerate(clients) if name in known}
+        for key, start in starts.items() if here else ():
+            values = [_kept(row, key, start) for row in here.values()]
+            self.rows[key][list(here)] = torch.tensor(values, dtype=torch.float64, device=device)
 
     def update(self, signals: Signals) -> Tensor:
         """Move the weights by one round; a weight per row."""
@@ -308,6 +310,28 @@ class Proportional(Summed):
     @abstractmethod
     def weigh(self, signals: Signals) -> Tensor:
         """A positive number per row; only ratios between active rows matter."""
+
+
+def packed_rows(weighting: Weighting) -> dict[str, Any]:
+    """What ``state_dict`` says, with a tensor of all bound clients for each kind of number.
+
+    As a table of tables they are slow to make and to write, and take much memory.
+    """
+    if type(weighting).state_dict is Weighting.state_dict:
+        tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
+        return {"clients": dict(weighting._away), PACKED: tables}
+    state = copy.deepcopy(weighting.state_dict())
+    rows, names = state["clients"], weighting.clients
+    tables = {
+        key: torch.tensor([rows[name][key] for name in names], dtype=torch.float64)
+        for key in rows[names[0]]
+    }
+    bound = set(names)
+    away = {name: row for name, row in rows.items() if name not in bound}
+    return {**state, "clients": away, PACKED: tables}
+
+
+PACKED = "packed"
 
 
 def _kept(row: Mapping[str, float], key: str, start: float) -> float:

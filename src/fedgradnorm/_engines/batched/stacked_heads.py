@@ -27,7 +27,14 @@ class StackedHeads(HeadGroup):
         for k, head in enumerate(heads):
             head.weight.data, head.bias.data = self.weight[k], self.bias[k]
         self._room: tuple[Tensor, Tensor] | None = None
-        self._first = 0
+        self.taking_part = 0  # heads whose gradients lie in the room
+
+    @property
+    def room(self) -> tuple[Tensor, Tensor]:
+        """Where gradients lie from the first :meth:`take_part` on, a row for each head."""
+        if self._room is None:
+            self._room = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
+        return self._room
 
     def take_part(self, first: int) -> None:
         """Let the first members be those that have gradients, also in rounds to come.
@@ -35,14 +42,12 @@ class StackedHeads(HeadGroup):
         Gradients then lie in one place, which :meth:`place_gradients` fills in two calls. They stay
         until it fills it again.
         """
-        if self._room is None:
-            self._room = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
-        weight, bias = self._room
-        for k in range(first, self._first):
+        weight, bias = self.room
+        for k in range(first, self.taking_part):
             self.heads[k].weight.grad = self.heads[k].bias.grad = None
-        for k in range(self._first, first):
+        for k in range(self.taking_part, first):
             self.heads[k].weight.grad, self.heads[k].bias.grad = weight[k], bias[k]
-        self._first = first
+        self.taking_part = first
 
     def parameters(self, chosen: Chosen = None) -> list[Tensor]:
         """Stacked weights and biases."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup
-from fedgradnorm._round.batches import base_of, check_rows_of_round, stretches
+from fedgradnorm._round.batches import bases_of, check_rows_of_round, stretches
 from fedgradnorm._round.presence import batches_of
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs, concatenated
@@ -40,22 +40,32 @@ class Reader:
         self._clients, self._seed, self._steps = list(clients), seed, steps
         self.sizes: Numbers = np.array([client.drawn for client in clients], dtype=np.int64)
         self._bases = np.zeros(len(clients), dtype=np.uint64)
-        self._rows: list[Rows | None] = [None] * len(clients)
+        self._rows: list[Any] = [None] * len(clients)  # Rows, of those that are known
+        self._known = np.zeros(len(clients), dtype=bool)
+        self.held: Numbers = np.full(len(clients), ELSEWHERE)  # rows in memory, of those known
         few = len(clients) <= WINDOWED
         self._windows = batches_of(clients, batch_size, seed, steps) if few else None
 
     def rows(self, places: Numbers) -> list[Rows]:
         """Clients' labelled training rows, where they lie."""
-        return [self._rows[k] or self._found(k) for k in places.tolist()]
+        new = places[~self._known[places]]
+        if new.size:
+            self._find(new)
+        return [self._rows[k] for k in places.tolist()]
 
-    def _found(self, place: int) -> Rows:
-        client = self._clients[place]
-        x, y = client.train
-        if client.size < len(y):
-            x, y = client.learns_from()
-        self._rows[place] = found = x, y
-        self._bases[place] = base_of(self._seed, client.owner)
-        return found
+    def _find(self, new: Numbers) -> None:
+        """Rows of clients that were not asked for yet, and what their batches follow from."""
+        owners = []
+        for k in new.tolist():
+            client = self._clients[k]
+            owners.append(client.owner)
+            y = client.train[1]
+            whole = not isinstance(y, Tensor) or client.size == y.shape[0]
+            self._rows[k] = client.train if whole else client.learns_from()
+            if isinstance(y, Tensor) and not isinstance(client.train[0], Streamed):
+                self.held[k] = client.size
+        self._bases[new] = np.array(bases_of(self._seed, owners), dtype=np.uint64)
+        self._known[new] = True
 
     def check(self, groups: Iterable[tuple[Numbers, int]]) -> None:
         """A ConfigError if clients, by their places and batch, read more in a round than fits."""
@@ -81,15 +91,16 @@ class Reader:
 class Gathered:
     """Batches of some clients as one tensor; nothing else of their data is touched.
 
-    ``groups`` are heads, their clients' names and rows, and the row numbers [clients, steps, batch]
-    that these read. A client whose steps visit its data more than once is taken whole. So is one
-    that has few rows beside those, if the network passes none of them for it: joining many small
-    tensors is one call, picking from each is many. Rows that lie elsewhere are always picked.
+    ``groups`` are heads, their clients' names and rows, how many of these are in memory, and the
+    row numbers [clients, steps, batch] that they read. A client whose steps visit its data more
+    than once is taken whole. So is one that has few rows beside those, if the network passes none
+    of them for it: joining many small tensors is one call, picking from each is many. Rows that lie
+    elsewhere are always picked.
     """
 
     def __init__(
         self,
-        groups: Sequence[tuple[HeadGroup, Sequence[str], Sequence[Rows], Numbers]],
+        groups: Sequence[tuple[HeadGroup, Sequence[str], Sequence[Rows], Numbers, Numbers]],
         network: nn.Module,
         device: torch.device,
     ) -> None:
@@ -97,10 +108,9 @@ class Gathered:
         self._stretches = list[tuple[Sequence[str], Numbers, Numbers]]()
         inputs, numbers, start = list[Inputs](), list[Tensor](), 0
         dtype = next(network.parameters()).dtype
-        for group, names, rows, drawn in groups:
+        for group, names, rows, held, drawn in groups:
             steps, batch = drawn.shape[1:]
             reads = steps * batch
-            held = np.array([_size(x, y) for x, y in rows])
             whole = held <= reads * (WHOLE if steps == 1 else 1)
             sizes = np.where(whole, held, reads)
             begins = start + np.cumsum(sizes) - sizes
@@ -140,11 +150,6 @@ def _picked(rows: Sequence[Rows], drawn: Numbers, whole: NDArray[np.bool_]) -> l
         (x, y) if all_of_it else (_some(x, some), _some(y, some))
         for (x, y), some, all_of_it in zip(rows, picks, whole.tolist(), strict=True)
     ]
-
-
-def _size(x: Inputs, y: Targets) -> int:
-    """How many rows there are in memory."""
-    return y.shape[0] if isinstance(y, Tensor) and not isinstance(x, Streamed) else ELSEWHERE
 
 
 def _some(values: Any, rows: Tensor) -> Any:

@@ -19,6 +19,7 @@ from fedgradnorm.models._networks import linear_of
 
 SCALE, CLASSES = "scale", "classes"
 NEW = -1  # the kind of a client that was never asked for
+DRAWN = 1000  # first heads that are drawn at once, where they get no row
 
 
 class FirstHeads(Protocol):
@@ -28,7 +29,7 @@ class FirstHeads(Protocol):
     def features(self) -> int:
         """How many numbers of a row they read."""
 
-    def numbers(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def numbers(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Weights and biases of clients' heads, of one shape, before any step: a row each."""
 
 
@@ -118,16 +119,28 @@ class Registry:
 
     def _enter(self, names: Sequence[str], places: NDArray[np.int64]) -> None:
         """Kinds and rows for clients that are new."""
-        kinds = np.array([self._kind(self.clients[name]) for name in names])
+        clients = [self.clients[name] for name in names]
+        kinds = self._kinds(clients)
         self._kind_of[places] = kinds
         for number in dict.fromkeys(kinds.tolist()):
             turns = (kinds == number).nonzero()[0]
-            own = [names[k] for k in turns.tolist()]
+            own = [clients[k] for k in turns.tolist()]
             self._row_of[places[turns]] = self._add(self.kinds[number], own)
 
-    def _kind(self, client: Client) -> int:
+    def _kinds(self, clients: Sequence[Client]) -> NDArray[np.int64]:
+        """The numbers of clients' kinds; those with one task and batch have the same."""
+        found: dict[tuple[int, int], int] = {}
+        numbers = []
+        for client in clients:
+            batch = min(self._batch_size or client.drawn, client.drawn)
+            alike = id(client.task), batch
+            if alike not in found:
+                found[alike] = self._kind(client, batch)
+            numbers.append(found[alike])
+        return np.array(numbers)
+
+    def _kind(self, client: Client, batch: int) -> int:
         """The number of a client's kind."""
-        batch = min(self._batch_size or client.drawn, client.drawn)
         features = self._heads.features
         key = head_key(client, (client.task.outputs, features), batch)
         if key not in self._number:
@@ -136,7 +149,7 @@ class Registry:
         return self._number[key]
 
     def _new_kind(self, client: Client, batch: int) -> Alike:
-        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client.name]))
+        weight, bias = (part[0].to(self._device) for part in self._heads.numbers([client]))
         moments = Moments(self._optimizer, weight, bias)
         fresh = {
             "weight": weight,
@@ -150,10 +163,10 @@ class Registry:
             fresh[CLASSES] = table[0]
         return Alike(client, batch, moments, Shelf(fresh), Seats(client, batch, moments, 1))
 
-    def _add(self, kind: Alike, names: list[str]) -> range:
+    def _add(self, kind: Alike, clients: Sequence[Client]) -> range:
         """Rows for clients that are new, with the heads that they begin with."""
-        weight, bias = self._heads.numbers(names)
-        tasks = [self.clients[name].task for name in names]
+        weight, bias = self._heads.numbers(clients)
+        tasks = [client.task for client in clients]
         like = kind.moments.weight
         start = {
             "weight": weight.to(like),
@@ -162,7 +175,7 @@ class Registry:
         }
         if (table := class_weights(tasks, like)) is not None:
             start[CLASSES] = table
-        return kind.shelf.add(names, start)
+        return kind.shelf.add([client.name for client in clients], start)
 
     def known(self) -> list[str]:
         """Who took part so far."""
@@ -225,13 +238,24 @@ class Registry:
 
     def _heads_of(self, names: list[str]) -> tuple[Tensor, Tensor]:
         """Weights and biases of heads of one shape, in the order of ``names``."""
-        weight, bias = self._heads.numbers(names)
-        place = {name: k for k, name in enumerate(names)}
-        for kind in self.kinds:
-            if kind.like.task.outputs == weight.shape[1]:
-                there = torch.tensor([place[name] for name in kind.shelf.names])
-                weight[there] = kind.shelf.table("weight").cpu()
-                bias[there] = kind.shelf.table("bias").cpu()
+        both = [
+            part.new_empty(len(names), *part.shape[1:])
+            for part in self._heads.numbers([self.clients[names[0]]])
+        ]
+        places = self.places(names)
+        kinds = self._kind_of[places]
+        for number in np.unique(kinds[kinds != NEW]).tolist():
+            there, shelf = (kinds == number).nonzero()[0], self.kinds[number].shelf
+            rows = torch.from_numpy(self._row_of[places[there]]).to(self._device)
+            for part, key in zip(both, ("weight", "bias"), strict=True):
+                part[there] = shelf.table(key)[rows].cpu()
+        new = (kinds == NEW).nonzero()[0]
+        for start in range(0, len(new), DRAWN):
+            some = new[start : start + DRAWN]
+            drawn = self._heads.numbers([self.clients[names[k]] for k in some.tolist()])
+            for part, own in zip(both, drawn, strict=True):
+                part[some] = own
+        weight, bias = both
         return weight, bias
 
     def changed(self, everything: bool = False) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class RosterEngine(Together, Engine):
             self._ahead.expect(self._drawn(round_number))
         for kind, names, places, _, _ in self._seated:
             rows, drawn = reader.rows(places), reader.drawn(places, kind.batch, round_number)
-            groups.append((kind.seats.group, names, rows, drawn))
+            groups.append((kind.seats.group, names, rows, reader.held[places], drawn))
         found = Gathered(groups, self.front.module, self.device)
         if self._ahead:
             self._ahead.rest(name for own in self._seated for name in own.names)

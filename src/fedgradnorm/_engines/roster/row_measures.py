@@ -110,11 +110,12 @@ class Measuring:
     ) -> dict[str, dict[str, float]]:
         """Loss and metrics of every client that has this split; rows of many pass together."""
         self._network.vector.copy_(shared)
-        wanted = [
-            name
-            for name, client in self._clients.items()
-            if getattr(client, split) is not None and (names is None or name in names)
-        ]
+        asked = (
+            self._clients
+            if names is None
+            else sorted(names, key=self._registry.position.__getitem__)
+        )
+        wanted = [name for name in asked if getattr(self._clients[name], split) is not None]
         results: dict[str, dict[str, float]] = {}
         for some in self._portions(wanted, split):
             results |= self._evaluate(some, split)

@@ -13,6 +13,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched.grouping import group_of
 from fedgradnorm._engines.batched.stacked_heads import StackedHeads
+from fedgradnorm._engines.roster.adam_rows import AdamRows, Rows, steps_in_rows
 from fedgradnorm._round.client_round import clip_gradients
 from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm.models._networks import linear_of
@@ -105,6 +106,15 @@ class Seats:
             own = moments.of_row(self.tables, k)
             for name, parameter in head.named_parameters():
                 self._optimizer.state[parameter] = own[name]
+        self._in_rows = self._adam_rows() if steps_in_rows(self._optimizer) else None
+
+    def _adam_rows(self) -> AdamRows:
+        parts = []
+        for name, gradient in zip(PARAMETERS, self.group.room, strict=True):
+            begin = f"{name}."
+            own = {k.removeprefix(begin): v for k, v in self.tables.items() if k.startswith(begin)}
+            parts.append(Rows(self.tables[name], gradient, own))
+        return AdamRows(parts)
 
     def step(self, rates: Rates, round_number: int, clip: float | None) -> None:
         """Every head that has a gradient takes a step, along what is left of it by ``clip``."""
@@ -112,4 +122,7 @@ class Seats:
         if clip is not None:
             for head in self._heads:
                 clip_gradients(head.parameters(), clip)
-        self._optimizer.step()
+        if self._in_rows is None:
+            self._optimizer.step()
+        else:
+            self._in_rows.step(self.group.taking_part, self._optimizer.param_groups[0])

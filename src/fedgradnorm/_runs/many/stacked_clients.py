@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,12 +40,10 @@ class StackedClients(Mapping[str, TrainedClient]):
         scalings: Mapping[str, Scaler],
     ) -> None:
         self.tables, self._finish, self.scalings = list(tables), finish, scalings
-        places = {
-            name: (k, row)
-            for k, (names, _, _) in enumerate(tables)
-            for row, name in enumerate(names)
-        }
-        self._places = {name: places[name] for name in order}
+        every = itertools.chain.from_iterable(names for names, _, _ in tables)
+        self._row = {name: row for row, name in enumerate(every)}  # tables counted on end
+        self._order = list(order)
+        self._ends = list(itertools.accumulate(len(names) for names, _, _ in tables))
 
     @classmethod
     def of(cls, clients: Mapping[str, Client], tables: Sequence[HeadRows]) -> StackedClients:
@@ -57,16 +57,18 @@ class StackedClients(Mapping[str, TrainedClient]):
         return cls(list(clients), tables, finish, scalings)
 
     def __getitem__(self, name: str) -> TrainedClient:
-        table, row = self._places[name]
-        _, weight, bias = self.tables[table]
+        row = self._row[name]
+        table = bisect.bisect_right(self._ends, row)
+        names, weight, bias = self.tables[table]
+        row -= self._ends[table] - len(names)
         head = linear_of(weight[row].clone(), bias[row].clone())
         return self._finish(name, head)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._order)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._order)
 
     def tensors(self) -> tuple[dict[str, Tensor], str]:
         """All of it as tensors by name, and a text that says whose rows they are."""

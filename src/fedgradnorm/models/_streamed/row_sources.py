@@ -231,6 +231,8 @@ def _kind(item: Any) -> str:
 
 def as_source(x: Any) -> Source | None:
     """The source that inputs come from, or None where they are in memory."""
+    if isinstance(x, Tensor):
+        return None
     if isinstance(x, Source):
         return x
     if isinstance(x, np.memmap):
