@@ -19,8 +19,25 @@ OptimizerSpec = str | Mapping[str, Any]
 _UNUSABLE = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
 """The base class, one that needs a closure, and one that needs sparse gradients."""
 
+
+def _light(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class without the calls that load torch's compiler: half of what torch takes to load.
+
+    With them torch keeps its compiler out of these methods. Nothing here compiles them.
+    """
+    ordinary = inspect.unwrap(kind.step)
+
+    def step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            return ordinary(self, closure)
+
+    others = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in others}
+    return type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__, **bare})
+
+
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    name.lower(): value
+    name.lower(): _light(value)
     for name, value in vars(torch.optim).items()
     if isinstance(value, type)
     and issubclass(value, torch.optim.Optimizer)
@@ -128,7 +145,7 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
     """
     (first, *more), kind = optimizer.param_groups, type(optimizer)
     alone = not more and len(first["params"]) == 1
-    if not alone or kind is not torch.optim.Adam or any(first[option] for option in _BEYOND):
+    if not alone or kind is not _CLASSES["adam"] or any(first[option] for option in _BEYOND):
         return
     ordinary, update = optimizer.step, Fused(adam)
 
