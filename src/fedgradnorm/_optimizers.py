@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -44,6 +43,11 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     and issubclass(value, torch.optim.Optimizer)
     and value not in _UNUSABLE
 }
+
+_OPTIONS = {
+    kind: frozenset(inspect.signature(kind.__init__).parameters) for kind in _CLASSES.values()
+}
+"""The names of each class's options, which are asked for again for every client."""
 
 _WHERE = {"foreach", "fused", "capturable"}
 """Options that say how a step is computed, which depends on the device."""
@@ -91,12 +95,6 @@ def build(parameters: Iterable[Tensor], table: Mapping[str, Any]) -> torch.optim
         raise _refusal(table, error) from error
 
 
-@cache
-def _options_of(kind: type[torch.optim.Optimizer]) -> frozenset[str]:
-    """The names of the class's options; asked for each client."""
-    return frozenset(inspect.signature(kind.__init__).parameters)
-
-
 def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
     reason = " ".join(str(error).split()) or type(error).__name__
     given = {key: value for key, value in table.items() if key != "name"}
@@ -105,7 +103,7 @@ def _refusal(table: Mapping[str, Any], error: Exception) -> ConfigError:
 
 def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dict[str, bool]:
     """One fused kernel, which on a GPU can also be captured into a graph, where there is one."""
-    known = _options_of(kind)
+    known = _OPTIONS[kind]
     on_gpu = all(p.is_cuda for p in parameters)
     usable = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     options = {"fused": usable and bool(parameters), "capturable": on_gpu and bool(parameters)}
@@ -228,7 +226,7 @@ def kept_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str,
     tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
     tiny.grad = torch.zeros_like(tiny)
     kind = type(optimizer)
-    known = _options_of(kind)
+    known = inspect.signature(kind.__init__).parameters
     trial = kind([tiny], **{k: v for k, v in optimizer.defaults.items() if k in known})
     trial.step()
     return dict(trial.state[tiny])
