@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._client import Client
-from fedgradnorm._flower.client_processes import joined
 from fedgradnorm._flower.coordinator import Coordinator
+from fedgradnorm._flower.joining import joined
 from fedgradnorm._flower.serving import Show, serve
 from fedgradnorm._flower.setup import fill_client, init_federation
 from fedgradnorm._options import options_of
