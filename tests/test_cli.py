@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import fedgradnorm as fgn
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._cli import demo as demo_module
 from fedgradnorm._runs.about import read_about
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments._config.config_file import build
@@ -251,9 +250,8 @@ def test_methods():
     assert "weighting.gamma, default 0.9" in cli("methods", "fedgradnorm").stdout
 
 
-def test_demo_in_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_module, "CHANGES", ("data.samples=800", "training.epochs=2"))
-    result = cli("demo", "--out", tmp_path)
+def test_demo_in_small(tmp_path):
+    result = cli("demo", "--out", tmp_path, "--samples", 800, "--epochs", 2)
     assert result.exit_code == 0, result.output
     for word in ("fedrep", "fedgradnorm-direct", "modulation", "snr", "mean accuracy"):
         assert word in result.stdout

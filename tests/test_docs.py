@@ -41,6 +41,7 @@ ELSEWHERE = {
     "docs/tutorials/federation.md": ("site/conftest.py",),
     "docs/tutorials/two-files.md": ("site/conftest.py",),
 }
+FEW = "--samples 3000 --epochs 1"
 FEW_SCHOOLS = "training.rounds=2 data.schools=[1,2,3]"
 SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
@@ -105,7 +106,7 @@ def test_the_readmes_commands_run(tmp_path):
     assert ours
     program = "\n".join(["import page_blocks", *(f"page_blocks.call({words!r})" for words in ours)])
     for words in (
-        *(["make", "-C", str(ROOT), *rest, f"ARGS=--out {tmp_path}"] for _, *rest in made),
+        *(["make", "-C", str(ROOT), *rest, f"ARGS=--out {tmp_path} {FEW}"] for _, *rest in made),
         [sys.executable, "-c", program],
     ):
         done = subprocess.run(

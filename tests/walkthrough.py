@@ -31,7 +31,7 @@ HOWS = ("meanwhile", "forever", "stopped")
 SHORTER = {
     "rounds = 200": "rounds = 5",
     "training.rounds=20": "training.rounds=2",
-    "configs/demo.toml": "configs/demo.toml data.samples=6000",
+    "configs/demo.toml": "configs/demo.toml data.samples=3000",
 }
 CHECKOUTS = (
     "node0",

@@ -19,16 +19,35 @@ OptimizerSpec = str | Mapping[str, Any]
 _UNUSABLE = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
 """The base class, one that needs a closure, and one that needs sparse gradients."""
 
+
+def _light(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class without the calls that load torch's compiler: half of what torch takes to load.
+
+    With them torch keeps its compiler out of these methods. Nothing here compiles them.
+    """
+    ordinary = inspect.unwrap(kind.step)
+
+    def step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            return ordinary(self, closure)
+
+    others = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in others}
+    return type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__, **bare})
+
+
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    name.lower(): value
+    name.lower(): _light(value)
     for name, value in vars(torch.optim).items()
     if isinstance(value, type)
     and issubclass(value, torch.optim.Optimizer)
     and value not in _UNUSABLE
 }
 
-_OPTIONS = {kind: frozenset(inspect.signature(kind).parameters) for kind in _CLASSES.values()}
-"""What each class may be told; to look it up takes longer than to make an optimiser."""
+_OPTIONS = {
+    kind: frozenset(inspect.signature(kind.__init__).parameters) for kind in _CLASSES.values()
+}
+"""The names of each class's options, which are asked for again for every client."""
 
 _WHERE = {"foreach", "fused", "capturable"}
 """Options that say how a step is computed, which depends on the device."""
@@ -91,6 +110,11 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
     return {key: True for key, wanted in options.items() if wanted and key in known}
 
 
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is Adam itself, and not one of those derived from it."""
+    return type(optimizer) in (torch.optim.Adam, _CLASSES["adam"])
+
+
 def capturable(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its steps can be a part of a GPU graph: some count them on the host."""
     told = all(group.get("capturable", False) for group in optimizer.param_groups)
@@ -135,9 +159,9 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
 
     For an optimiser of one tensor. Any other, and Adam with more options, stays as it is.
     """
-    (first, *more), kind = optimizer.param_groups, type(optimizer)
+    first, *more = optimizer.param_groups
     alone = not more and len(first["params"]) == 1
-    if not alone or kind is not torch.optim.Adam or any(first[option] for option in _BEYOND):
+    if not alone or not is_adam(optimizer) or any(first[option] for option in _BEYOND):
         return
     ordinary, update = optimizer.step, Fused(adam)
 

@@ -15,6 +15,7 @@ from fedgradnorm._engines import RosterEngine
 from fedgradnorm._engines.roster.adam_rows import AdamRows, Rows, steps_in_rows
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.making_heads import HeadsOnDemand, make_head
+from fedgradnorm._optimizers import build, resolve
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.weighting import GradNorm, Needs, Weighting
@@ -149,6 +150,7 @@ def test_rows_step_as_torchs_adam_does_to_the_bit(more: dict[str, Any]) -> None:
     moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
     rows = AdamRows([Rows(x, gradient, {**moments, "step": torch.zeros(5)})])
     assert steps_in_rows(optimizer)
+    assert steps_in_rows(build([nn.Parameter(torch.zeros(2))], resolve("adam", 0.1)))  # a run's
     for first in (5, 3, 4, 5):  # who steps in each round
         gradient.normal_()
         for k, parameter in enumerate(plain):

@@ -17,7 +17,6 @@ from fedgradnorm._cli.watching import in_turn
 from fedgradnorm._runs.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
-CHANGES: tuple[str, ...] = ()  # overrides of the embedded config; tests make it small
 
 BEFORE = """\
 Four clients share one network; each learns another thing from radio signals (synthetic):
@@ -28,6 +27,12 @@ The SNR's squared error starts above 100, the other losses near 1 and 2."""
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go.")] = Path("runs"),
     seed: Annotated[int, typer.Option("--seed", help="The seed of data, network and batches.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option("--samples", help="Rows of all clients together: fewer, sooner.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", help="Passes over each client's rows.")
+    ] = None,
 ) -> None:
     """Train three methods on four embedded signal tasks and show what the weights are for.
 
@@ -39,8 +44,9 @@ def demo(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import free_folder
 
+    given = (("seed", seed), ("data.samples", samples), ("training.epochs", epochs))
     with as_file(files("fedgradnorm._cli") / "demo.toml") as path:
-        config = load_config(path, [*CHANGES, f"seed={seed}"])
+        config = load_config(path, [f"{key}={value}" for key, value in given if value is not None])
     folder = free_folder(out, "demo")
     say(BEFORE)
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.wire import QUIET
-from fedgradnorm._runs.layout import LOCK, NODE, ROSTER
+from fedgradnorm._runs.layout import CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import HINT, alone
 from fedgradnorm.experiments._config.toml_text import read_toml
 
@@ -48,6 +48,28 @@ def join_command(path: Path, allow: Sequence[str]) -> list[str]:
     """``join`` as a process of its own; a module in the working folder is not taken for ours."""
     words = [word for module in allow for word in ("--allow-module", module)]
     return [sys.executable, "-P", "-m", "fedgradnorm", "join", str(path), *words]
+
+
+@contextmanager
+def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A ``join`` process for each client's folder, its words in ``join.log`` there."""
+    running: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    try:
+        for home in homes:
+            command = join_command(home / CLIENT, allow)
+            with (home / JOIN_LOG).open("ab") as file:
+                running.append(
+                    subprocess.Popen(
+                        command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                    )
+                )
+        yield running
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
 
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm._client import Client
 from fedgradnorm._flower.coordinator import Coordinator
-from fedgradnorm._flower.joining import join_command
+from fedgradnorm._flower.joining import joined
 from fedgradnorm._flower.serving import Show, serve
 from fedgradnorm._flower.setup import fill_client, init_federation
 from fedgradnorm._options import options_of
-from fedgradnorm._runs.layout import CLIENT, JOIN_LOG
 from fedgradnorm.experiments._config.config_file import Config, make_config
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 
@@ -43,28 +39,6 @@ def try_federation(
         fill_client(home, config.text(), config.table()["data"])
     with joined(homes, config.allowed):
         return serve(config, federation, folder, show=show, waiting=waiting)
-
-
-@contextmanager
-def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A ``join`` process for each client's folder, its words in ``join.log`` there."""
-    running: list[subprocess.Popen[bytes]] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    try:
-        for home in homes:
-            command = join_command(home / CLIENT, allow)
-            with (home / JOIN_LOG).open("ab") as file:
-                running.append(
-                    subprocess.Popen(
-                        command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-                    )
-                )
-        yield running
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait()
 
 
 def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:

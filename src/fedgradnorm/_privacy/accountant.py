@@ -182,13 +182,18 @@ def _interval(count: int) -> float:
 
 def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
     """The privacy loss distribution of so many equal steps."""
+    return _loss_of_one(noise, rate, interval).self_compose(count)
+
+
+@lru_cache(maxsize=64)
+def _loss_of_one(noise: float, rate: float, interval: float) -> Any:
+    """That of one step: the slow part, and the same for any number of steps."""
     try:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:
         raise ConfigError(
             "privacy needs the package dp-accounting: pip install 'fedgradnorm[privacy]'"
         ) from error
-    one = privacy_loss_distribution.from_gaussian_mechanism(
+    return privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=interval
     )
-    return one.self_compose(count)

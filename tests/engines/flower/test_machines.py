@@ -34,7 +34,7 @@ from engines.flower.machines import (
     most_memory,
     until,
 )
-from fedgradnorm._flower.trying import joined
+from fedgradnorm._flower.joining import joined
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config

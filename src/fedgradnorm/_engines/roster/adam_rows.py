@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgradnorm import _optimizers as optimizers
+
 BEYOND = ("amsgrad", "differentiable", "decoupled_weight_decay")
 """Options with which the step is left to torch's own optimiser."""
 
@@ -15,7 +17,7 @@ BEYOND = ("amsgrad", "differentiable", "decoupled_weight_decay")
 def steps_in_rows(optimizer: torch.optim.Optimizer) -> bool:
     """Whether :class:`AdamRows` can take this optimiser's steps."""
     (group,) = optimizer.param_groups
-    plain = type(optimizer) is torch.optim.Adam and bool(group.get("fused"))
+    plain = optimizers.is_adam(optimizer) and bool(group.get("fused"))
     return plain and not any(group.get(option) for option in BEYOND)
 
 
