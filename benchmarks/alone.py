@@ -40,8 +40,8 @@ COLUMNS = {
     "setup": "set-up, s",
     "setup_before": "set-up before, s",
     "whole": "1,000 rounds, s",
-    "whole_before": "before, s",
-    "whole_ratio": "before / alone",
+    "whole_before": "1,000 rounds before, s",
+    "whole_ratio": "run before / alone",
 }
 WAYS = {
     "fedrep": {"share": "all"},
@@ -105,10 +105,10 @@ def measured(
     repeats: int,
 ) -> record.Row:
     """A row of the table. Before, "auto" chose the joint engine for a client alone, too."""
-    Contestant(network, clients[:2], device)  # what is done once in a process
-    made = {way: Contestant(network, clients, device, **how) for way, how in WAYS.items()}
-    runs: dict[str, Callable[[int, int], None]] = {way: one.rounds for way, one in made.items()}
     with numerics("float32", torch.device(device)):
+        Contestant(network, clients[:2], device)  # what is done once in a process
+        made = {way: Contestant(network, clients, device, **how) for way, how in WAYS.items()}
+        runs: dict[str, Callable[[int, int], None]] = {way: one.rounds for way, one in made.items()}
         times = alternate(runs, count, repeats)
     middle = {way: statistics.median(values) * 1e3 for way, values in times.items()}
     return {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedgradnorm._engines.batched import Assembly, captured_rounds
 from fedgradnorm._engines.batched.captured_rounds import OneRound
+from fedgradnorm._round.server import COLUMNS
 
 
 class Stretch:
@@ -24,12 +25,13 @@ class Stretch:
     def __init__(
         self,
         clients: Assembly,
+        active: Sequence[str],
         one_round: OneRound,
         changed: Sequence[Tensor],
         learnt: Sequence[Tensor],
     ) -> None:
         type(self).made += 1
-        self.clients, self.one_round = clients, one_round
+        self.clients, self.active, self.one_round = clients, list(active), one_round
         self.changed, self.learnt = list(changed), list(learnt)
 
     def changes(self, tensors: Sequence[Tensor]) -> bool:
@@ -47,9 +49,9 @@ class Stretch:
         return None
 
     def _round(self, number: int) -> Tensor:
-        plan = self.clients.planner.plan(list(self.clients.clients))
-        rows = self.clients.windows.coming(number, 1)[0]
-        return torch.stack(list(self.one_round(rows, plan).values()))
+        plan = self.clients.planner.plan(self.active)
+        found = self.one_round(self.clients.rows_of(number, plan), plan)
+        return torch.stack([found[key] for key in COLUMNS])
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:

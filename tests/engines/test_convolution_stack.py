@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm._engines.passes.convolution_stack import ConvolutionStack, _blocks, network_stack
+from fedgradnorm._engines.passes.convolution_stack import (
+    ConvolutionStack,
+    _blocks,
+    known_blocks,
+    network_stack,
+)
 from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import FlatNetwork
@@ -55,6 +60,52 @@ def test_anything_else_is_left_to_autograd(name: str) -> None:
     assert _blocks(network) == []
 
 
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten())
+
+
+def hooked() -> nn.Sequential:
+    network = plain()
+    network[1].register_forward_hook(lambda *args: 2 * args[-1])
+    return network
+
+
+def patched() -> nn.Sequential:
+    network = plain()
+    network[1].forward = torch.tanh
+    return network
+
+
+def twice() -> nn.Sequential:
+    layer = nn.Conv2d(2, 2, 3)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), layer, layer, nn.Flatten())
+
+
+def half_frozen() -> nn.Sequential:
+    network = plain()
+    network[0].bias.requires_grad_(False)
+    return network
+
+
+def with_more() -> nn.Sequential:
+    network = plain()
+    network.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    return network
+
+
+def flat_first() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+
+
+def test_a_plain_stack_is_known() -> None:
+    assert len(known_blocks(FlatNetwork(plain()))) == 2
+
+
+@pytest.mark.parametrize("make", [hooked, patched, twice, half_frozen, with_more, flat_first])
+def test_a_stack_that_is_more_than_its_layers_is_not(make: Callable[[], nn.Module]) -> None:
+    assert known_blocks(FlatNetwork(make())) == []
+
+
 def test_a_network_begins_with_a_picture_and_ends_in_a_row_of_numbers() -> None:
     assert _blocks(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())) == []
     assert _blocks(nn.Sequential(nn.Flatten(), nn.Linear(9, 2))) == []
@@ -64,8 +115,10 @@ def test_on_a_cpu_networks_are_called_as_they_are() -> None:
     x, cpu = torch.zeros(4, 1, 40, 40), torch.device("cpu")
     flat = FlatNetwork(fgn.models.network1())
     assert not ConvolutionStack.fits(flat, x, 4)
-    made = network_stack(flat, flat.vector[None], x, 4, Streams(cpu), dense=False)
+    rows = [(slice(0, 4), 4)]
+    made = network_stack(flat, flat.vector[None], x, rows, Streams(cpu), dense=False)
     assert isinstance(made, ModuleStack)
     dense = FlatNetwork(nn.Sequential(nn.Linear(3, 2)))
-    made = network_stack(dense, dense.vector[None], torch.zeros(4, 3), 4, Streams(cpu), dense=True)
+    vectors, x = dense.vector[None], torch.zeros(4, 3)
+    made = network_stack(dense, vectors, x, rows, Streams(cpu), dense=True)
     assert isinstance(made, DenseStack)

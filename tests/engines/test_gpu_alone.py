@@ -65,6 +65,7 @@ def distance(one: Run, other: Run) -> float:
         {"weighting": fgn.GradNorm(), "head_steps": 3},
         {"server_optimizer": "adafactor"},
         {"server_schedule": "cosine"},
+        {"head_schedule": "cosine"},
         {"compile": True},
     ],
     ids=lambda how: "-".join(how) or "plain",
@@ -98,7 +99,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str) -> No
         if event.round >= 5:
             raise KeyboardInterrupt
 
-    how = {"checkpoint_every": 1}
+    how = {"checkpoint_every": 5}
     whole = train(kind, torch.float32, "cuda", **how)
     with pytest.raises(fgn.Interrupted):
         train(kind, torch.float32, "cuda", folder=tmp_path / "run", progress=stop, **how)
@@ -106,12 +107,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str) -> No
     assert distance(resumed, whole) == 0
 
 
-def test_one_that_goes_wrong_keeps_nobody_from_learning() -> None:
+@pytest.mark.parametrize("weighting", [fgn.Equal, fgn.GradNorm], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("first", [0, 8])
+def test_one_that_goes_wrong_keeps_nobody_from_learning(
+    weighting: type[fgn.Weighting], first: int
+) -> None:
     clients = mixed_clients((256,), (60, 50, 40))
     settings = Settings(rounds=20, batch_size=16, share="none", eval_every=0)
-    made = Trainer(fgn.models.network2(), clients, fgn.Equal(), settings, GPU)
+    made = Trainer(fgn.models.network2(), clients, weighting(), settings, GPU)
     assert type(made.federations) is SideBySide
-    made.advance(8)
+    while made.round < first:
+        made.advance(first)
     made.federations[1].server.shared.data.fill_(torch.nan)
     before = [one.server.shared.data.clone() for one in made.federations]
     while not made.done:
@@ -140,6 +146,14 @@ STACKS = {
         ),
         (3, 7, 8),
     ),
+    "cut when it is flat": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.ReLU()),
+        (1, 3, 3),
+    ),
+    "a pool at the end": (
+        lambda: nn.Sequential(nn.Conv2d(1, 33, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        (1, 9, 9),
+    ),
     "many channels": (
         lambda: nn.Sequential(
             nn.Conv2d(2, 100, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(100, 70, 2, padding=1),
@@ -162,7 +176,8 @@ def test_kernels_of_convolutions_do_what_autograd_does(
     with numerics(precision, GPU):
         x = torch.randn(19, *shape, device=GPU)
         flat = FlatNetwork(network, GPU)
-        ours = network_stack(flat, flat.vector[None], x, 5, Streams(GPU), dense=False)
+        five = flat.vector.expand(5, -1)
+        ours = network_stack(flat, five, x, stretches, Streams(GPU), dense=False)
         assert isinstance(ours, ConvolutionStack)
         theirs = ModuleStack(FlatNetwork(network.double(), GPU), False, x[:2].double())
         vector = FlatNetwork(network.float(), GPU).vector

@@ -12,10 +12,11 @@ import fedgradnorm as fgn
 import stretch
 import toys
 from fedgradnorm._engines import JointEngine
+from fedgradnorm._engines.batched import captured_rounds
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._optimizers import build, capturable, resolve
+from fedgradnorm._optimizers import build, capturable, is_adam, resolve
 from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.weighting import FAMO
+from fedgradnorm.weighting import FAMO, RandomWeights
 from side_by_side import assert_same_training, clients, mlp, trainer
 from stretch import Stretch
 
@@ -133,6 +134,40 @@ def test_a_client_alone_that_goes_wrong_is_found_by_ordinary_rounds() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("weighting", [fgn.Equal, fgn.GradNorm], ids=lambda k: k.__name__)
+def test_a_client_alone_may_go_wrong_in_its_first_round(weighting: Any) -> None:
+    how: dict[str, Any] = {"eval_every": 0, "rounds": 12, "weighting": weighting}
+    made = [trainer(mlp(), clients(), engine, **how) for engine in ("auto", "loop")]
+    for one in made:
+        one.federations[2].server.shared.data.fill_(torch.inf)
+    left, right = (played(one, 12) for one in made)
+    assert Stretch.ran == []
+    assert_same_training(left, right)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_those_who_are_left_have_rounds_at_once_after_some_ordinary_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(captured_rounds, "WARM_AGAIN", 4)
+    how: dict[str, Any] = {"eval_every": 0, "rounds": 16}
+    made = [trainer(mlp(), clients(), engine, **how) for engine in ("auto", "loop")]
+    for one in made:
+        played(one, 5)
+        monkeypatch.setattr(one.stopping, "is_stopped", lambda place: place == 1)
+    left, right = (played(one, 16) for one in made)
+    assert Stretch.ran == [(3, 2), (9, 7)]
+    assert_same_training(left, right)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("participation", [0.5, [["corner-48", "side-24"], ["place-7"]]])
+def test_those_who_come_and_go_have_ordinary_rounds(participation: Any) -> None:
+    played(trainer(mlp(), clients(), "auto", eval_every=0, participation=participation), 8)
+    assert Stretch.ran == []
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_state_that_one_client_alone_loads_needs_another_graph() -> None:
     how: dict[str, Any] = {"eval_every": 0, "rounds": 14}
     made = [trainer(mlp(), clients(), engine, **how) for engine in ("auto", "loop")]
@@ -143,6 +178,63 @@ def test_a_state_that_one_client_alone_loads_needs_another_graph() -> None:
     assert Stretch.ran == [(3, 2), (8, 6)]
     assert Stretch.made == 2
     assert_same_training(left, right)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_state_that_was_loaded_before_any_graph_is_the_one_that_goes_on() -> None:
+    how: dict[str, Any] = {"eval_every": 0, "rounds": 14}
+    made = [trainer(mlp(), clients(), engine, **how) for engine in ("auto", "loop")]
+    for one in made:
+        for _ in range(4):
+            one.advance()
+        one.federations[1].load_state_dict(one.federations[1].state_dict())
+    left, right = (played(one, 14) for one in made)
+    assert Stretch.ran == [(4, 10)]
+    assert_same_training(left, right)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_round_that_cannot_be_captured_is_an_ordinary_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Stretch, "__init__", refuse)
+    caplog.set_level("INFO", "fedgradnorm")
+    how: dict[str, Any] = {"eval_every": 0}
+    left, right = (played(trainer(mlp(), clients(), e, **how), 8) for e in ("auto", "loop"))
+    assert_same_training(left, right)
+    assert "rounds are not captured: operation not permitted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("how", "many"),
+    [
+        ({}, True),
+        ({"weighting": fgn.GradNorm}, True),
+        ({"weighting": RandomWeights}, False),
+        ({"server_optimizer": "adafactor"}, False),
+        ({"head_optimizer": "adagrad"}, False),
+        ({"server_schedule": "cosine"}, False),
+        ({"head_schedule": "cosine"}, False),
+    ],
+    ids=str,
+)
+def test_rounds_come_at_once_where_nothing_is_decided_on_the_host(
+    how: dict[str, Any], many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(mlp(), clients(), "auto", **how)
+    run = made.federations._run
+    assert made.federations.burst == 1
+    monkeypatch.setattr(run, "device", torch.device("cuda"))  # only asked for its kind
+    told = captured_rounds.optimizers.capturable
+    monkeypatch.setattr(
+        captured_rounds.optimizers,
+        "capturable",
+        lambda one: is_adam(one) or told(one),  # on a GPU it is told to be
+    )
+    assert (made.federations.burst > 1) is many
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,9 @@ class Unshared(Assembly):
         self._place = {name: row for row, name in enumerate(self.order)}
         self.vectors = _rows_like(self.front.vector, len(self.order))
         self._rooms: dict[str, Tensor] = {}
-        most = max(group.batch for group in self.groups)
-        rows, dense = (self.data.tensor, most, self.streams), self.dense is not None
+        self._last: tuple[Plan | None, Tensor] = None, torch.empty(0)
+        rows = self.data.tensor, self.planner.plan(self.order).stretches, self.streams
+        dense = self.dense is not None
         self._stack = network_stack(self.front, self.vectors, *rows, dense=dense)
         self.at_once = RoundsAtOnce()
 
@@ -66,7 +67,7 @@ class Unshared(Assembly):
         self.optimizers.link()  # a client's own engine may have loaded other moments
         self.optimizers.begin_round(self.loop.rates, round_number)
         plan = self.planner.plan(active)
-        names = [name for part in plan.parts for name in part.names]
+        names = plan.names
         states = [self.loop.states[name] for name in names]
         before = Snapshot(states)
         for name, state in zip(names, states, strict=True):
@@ -82,8 +83,10 @@ class Unshared(Assembly):
             else:
                 before.restore_one(place)
                 failed.append(names[place])
-        if not failed and plan.columns is None:
-            self.at_once.went_well()
+        if failed:
+            self.at_once.forget()  # the loop will put other tensors in the place of theirs
+        else:
+            self.at_once.went_well(active)
         return names, replace(reports, active=finite, failed=failed)
 
     def work(self, rows: Tensor, plan: Plan) -> StackedReports:
@@ -120,8 +123,11 @@ class Unshared(Assembly):
         """The networks of those who take part."""
         if plan.columns is None:
             return self.vectors
-        rows = [self._place[name] for part in plan.parts for name in part.names]
-        return self._room("starts", len(rows)).copy_(self.vectors[rows])
+        if plan is not self._last[0]:  # kept: a captured round may not copy to a GPU
+            rows = [self._place[name] for name in plan.names]
+            self._last = plan, torch.tensor(rows, device=self.device)
+        here = self._last[1]
+        return self._room("starts", len(here)).copy_(self.vectors.index_select(0, here))
 
     def _descend(self, start: Tensor, mean: Tensor, rows: Tensor, plan: Plan) -> Tensor:
         """Head steps, then local SGD from ``start``; ``mean`` gets the mean gradients.

@@ -80,6 +80,7 @@ class SideBySide(Federations):
             {server.shared: server.optimizer for server in self._servers},
             optimizers.resolve(settings.server_optimizer, settings.lr),
         )
+        self._steady = settings.participation == 1.0  # who takes part stays so until it stops
         # One client has weight 1, but a rule may still keep something of what it sees.
         self._plain = all(type(server.weighting) is Equal for server in self._servers)
         if settings.compile and self.burst > 1:
@@ -100,17 +101,20 @@ class SideBySide(Federations):
 
     def _next_rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """All of these rounds where they can be had at once, or else the first of them."""
-        if len(actives) > 1 and self.burst > 1 and all(len(one) == len(self) for one in actives):
-            run, servers = self._run, self._servers
-            results = run.at_once.run(run, first, len(actives), self._captured, servers)
+        active, count = actives[0], len(actives)
+        same = self._steady and bool(active) and all(one == active for one in actives)
+        if count > 1 and same and self.burst > 1:
+            servers = [self._named[name].server for name in active]
+            run, one_round = self._run, self._captured
+            results = run.at_once.run(run, first, count, active, one_round, servers)
             if results is not None:
-                order = [run.order.index(name) for name in actives[0]]
-                return [_outcome(actives[0], table) for table in results[:, :, order].tolist()]
-        return [self._next_round(first, actives[0])]
+                order = list(map(run.planner.plan(active).names.index, active))
+                return [_outcome(active, table) for table in results[:, :, order].tolist()]
+        return [self._next_round(first, active)]
 
     def _captured(self, rows: Tensor, plan: Plan) -> dict[str, Tensor]:
-        """A round of everybody that may be captured."""
-        return self._serve(self._run.order, self._run.work(rows, plan))
+        """A round that may be captured."""
+        return self._serve(plan.names, self._run.work(rows, plan))
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         """A round of those in ``active``, and what became of them."""
@@ -150,8 +154,8 @@ class SideBySide(Federations):
         tables = []
         for row, name in enumerate(names):
             server, own = self._named[name].server, _one_of(reports, row)
-            if name in reports.failed:
-                tables.append(columns(server, own, server.weighting.weight))
+            if name in reports.failed:  # its own federation will tell
+                tables.append(dict.fromkeys(COLUMNS, torch.zeros_like(own.loss)))
             else:
                 tables.append(columns(server, own, server_round(server, own)))
         return {key: torch.cat([table[key] for table in tables]) for key in COLUMNS}

@@ -70,7 +70,8 @@ def train_with(
     clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)
-    trainer = Trainer(network, clients, weighting, settings, device)
+    with numerics(settings.precision, device):  # kernels are built as the run will use them
+        trainer = Trainer(network, clients, weighting, settings, device)
     about = about_run(trainer, network, weighting)
     if begin is not None:
         trainer.begin(begin.statistics, begin.networks)

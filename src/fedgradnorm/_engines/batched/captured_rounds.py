@@ -7,6 +7,7 @@ optimiser. Data, batches and results stay on the device; results of many rounds 
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
@@ -18,16 +19,20 @@ from torch import Tensor
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines.batched.assembly import Assembly
 from fedgradnorm._engines.batched.plan import Plan
+from fedgradnorm._round.client_state import ClientState
 from fedgradnorm._round.server import COLUMNS, ServerState
 
+log = logging.getLogger("fedgradnorm")
+
 WARM_ROUNDS = 3  # ordinary ones before a graph is captured: moments and first losses must exist
+WARM_AGAIN = 32  # and before another one, for fewer clients: a capture takes as long as some rounds
 
 OneRound = Callable[[Tensor, Plan], Mapping[str, Tensor]]
-"""Everybody's round on some rows, the server's part too; a number per client in each column."""
+"""A plan's round on some rows, the server's part too; a number per client in each column."""
 
 
 class CapturedRounds:
-    """Rounds of all clients, replayed from a graph that was captured once.
+    """Rounds of the same clients, replayed from a graph that was captured once.
 
     ``changed`` is every tensor that ``one_round`` changes, ``learnt`` those that must be finite.
     """
@@ -38,17 +43,18 @@ class CapturedRounds:
     def __init__(
         self,
         clients: Assembly,
+        active: Sequence[str],
         one_round: OneRound,
         changed: Sequence[Tensor],
         learnt: Sequence[Tensor],
     ) -> None:
         self._windows, device = clients.windows, clients.device
         self._changed, self._learnt = list(changed), list(learnt)
-        self._plan = clients.planner.plan(list(clients.clients))
-        shape = (self.LONGEST, clients.how.steps, len(self._plan.owner))
+        self._plan = clients.planner.plan(active)
+        shape = (self.LONGEST, *self._windows.coming(0, 1).shape[1:])
         self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
-        results = (self.LONGEST, len(COLUMNS), len(clients.clients))
+        results = (self.LONGEST, len(COLUMNS), len(active))
         self._log = torch.zeros(results, dtype=torch.float64, device=device)
         self._graph = torch.cuda.CUDAGraph()
         kinds = {tensor.dtype for tensor in changed}  # a kernel copies many tensors of one type
@@ -70,6 +76,8 @@ class CapturedRounds:
 
     def _round(self, one_round: OneRound) -> None:
         rows = self._rows.index_select(0, self._slot)[0]
+        if self._plan.columns is not None:
+            rows = rows[:, self._plan.columns]
         found = one_round(rows, self._plan)
         self._log.index_copy_(0, self._slot, torch.stack([found[key] for key in COLUMNS])[None])
         self._slot += 1
@@ -101,26 +109,30 @@ class CapturedRounds:
 
 
 class RoundsAtOnce:
-    """Many rounds of everybody with one call, once a few ordinary ones have gone well."""
+    """Many rounds of the same clients with one call, once a few ordinary ones have gone well."""
 
     def __init__(self) -> None:
         self._captured: CapturedRounds | None = None
-        self._warm = 0  # ordinary rounds in a row in which everybody took part and nobody failed
+        self._who: tuple[str, ...] = ()  # who took part in the last rounds that went well
+        self._warm = 0  # how many of those were ordinary
+        self._never = False
 
     def burst(self, clients: Assembly, servers: Sequence[ServerState]) -> int:
         """How many: one, if anything of a round is decided on the host.
 
         A weighting may do so, some optimisers do, and a schedule does: a graph has one rate.
         """
-        if clients.device.type != "cuda" or clients.loop.rates:
+        if clients.device.type != "cuda" or clients.loop.rates or self._never:
             return 1
         heads = (state.optimizer for state in clients.loop.states.values())
         steps = [*(server.optimizer for server in servers), *heads]
         fixed = all(server.weighting.capturable and not server.rates for server in servers)
         return CapturedRounds.LONGEST if fixed and all(map(optimizers.capturable, steps)) else 1
 
-    def went_well(self) -> None:
-        """An ordinary round with everybody has brought a graph nearer."""
+    def went_well(self, active: Sequence[str]) -> None:
+        """An ordinary round of these has brought a graph nearer."""
+        if tuple(active) != self._who:
+            self._who, self._captured, self._warm = tuple(active), None, min(self._warm, 0)
         self._warm += 1
 
     def forget(self) -> None:
@@ -132,35 +144,43 @@ class RoundsAtOnce:
         clients: Assembly,
         first: int,
         count: int,
+        active: Sequence[str],
         one_round: OneRound,
         servers: Sequence[ServerState],
     ) -> Tensor | None:
         """``count`` rounds: [round, column, client]. None, and nothing has happened, if not yet,
         or if something was not finite: ordinary rounds then find out who it was.
         """
-        if self._warm < WARM_ROUNDS:
+        enough = WARM_ROUNDS if len(active) == len(clients.clients) else WARM_AGAIN
+        if tuple(active) != self._who or self._warm < enough:
             return None
-        heads = [p.data for s in clients.loop.states.values() for p in s.head.parameters()]
+        clients.optimizers.link()  # who has loaded a state has other moments
+        states = [clients.loop.states[name] for name in active]
+        heads = [p.data for state in states for p in state.head.parameters()]
         learnt = [*(server.shared.data for server in servers), *heads]
-        kept = [*(t for s in servers for t in s.tensors()), *heads, *_moments(clients)]
+        kept = [*(t for s in servers for t in s.tensors()), *heads, *_moments(states)]
         changed = [tensor for tensor in kept if tensor.device.type == clients.device.type]
-        if self._captured is None:
-            self._captured = CapturedRounds(clients, one_round, changed, learnt)
-        elif not self._captured.changes(changed):
+        if self._captured is not None and not self._captured.changes(changed):
             self.forget()
+            return None
+        try:
+            if self._captured is None:
+                self._captured = CapturedRounds(clients, active, one_round, changed, learnt)
+        except RuntimeError as error:  # something in a round asks the host
+            log.info("rounds are not captured: %s", " ".join(str(error).split())[:120])
+            self._never = True
             return None
         results = self._captured.run(first, count)
         if results is None:
             self._captured, self._warm = None, -count
             return None
-        for state in clients.loop.states.values():
+        for state in states:
             state.rounds += count
         return results
 
 
-def _moments(clients: Assembly) -> list[Tensor]:
+def _moments(states: Sequence[ClientState]) -> list[Tensor]:
     """What the heads' optimisers keep."""
-    states = clients.loop.states.values()
     found = [v for s in states for one in s.optimizer.state.values() for v in one.values()]
     return [moment for moment in found if isinstance(moment, Tensor)]
 

@@ -40,5 +40,9 @@ class FirstLosses:
         if values != self._values:  # kept on the device: a captured round may not copy to it
             tiny = torch.finfo(self._loop.network.vector.dtype).tiny
             first = torch.tensor([value or tiny for value in values], dtype=torch.float64)
-            self._row, self._values = first.clamp_min(tiny).to(self._loop.device), values
+            self._values = values
+            if len(self._row) == len(first):  # in place: a captured round reads it there
+                self._row.copy_(first.clamp_min(tiny))
+            else:
+                self._row = first.clamp_min(tiny).to(self._loop.device)
         return loss / self._row

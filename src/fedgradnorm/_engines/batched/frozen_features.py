@@ -27,7 +27,7 @@ def frozen_features(
         once = plan.shared
         found = frozen_features(network, data, rows[:, once.first], replace(plan, shared=None))
         return lambda step: once.spread(found(step))
-    names = [name for part in plan.parts for name in part.names]
+    names = plan.names
     if rows.numel() < sum(data.sizes[name] for name in names):
         outputs = _forward(network, data.inputs[rows.flatten()])
         return lambda step: outputs.view(*rows.shape, *outputs.shape[1:])[step]

@@ -40,6 +40,11 @@ class Plan:
     shared: SharedRows | None = None  # rows that several tasks of a client have in common
 
     @property
+    def names(self) -> list[str]:
+        """The clients, part after part."""
+        return [name for part in self.parts for name in part.names]
+
+    @property
     def stretches(self) -> list[tuple[slice, int]]:
         """Rows of the joint batch and how many of them are one client's, as few as possible."""
         found: list[tuple[slice, int]] = []

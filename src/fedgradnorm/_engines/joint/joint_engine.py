@@ -71,7 +71,9 @@ class JointEngine(BatchedEngine):
             reports = self.work(server.shared.data, rows, plan)
             return columns(server, reports, server_round(server, reports))
 
-        results = self._at_once.run(self, first, len(actives), one_round, [server])
+        results = self._at_once.run(
+            self, first, len(actives), list(self.clients), one_round, [server]
+        )
         if results is None:
             return []
         return [dict(zip(COLUMNS, table.tolist(), strict=True)) for table in results]
@@ -82,7 +84,7 @@ class JointEngine(BatchedEngine):
         """A round that, with everybody in it, brings a captured graph nearer."""
         reports = super().run_together(shared, round_number, active)
         if reports is not None and len(active) == len(self.clients):
-            self._at_once.went_well()
+            self._at_once.went_well(list(self.clients))
         return reports
 
     def run_in_turn(self, shared: Tensor, round_number: int, active: Sequence[str]) -> Reports:

@@ -64,33 +64,28 @@ class ConvolutionStack:
 
     @staticmethod
     def fits(network: FlatNetwork, x: Tensor, most: int) -> bool:
-        """Whether it is such a stack, all of it trained, in float32 on a GPU, and ends flat.
+        """Whether it is such a stack, in float32 on a GPU, that takes rows like ``x``.
 
         ``most`` is the number of rows that a client reads at once.
         """
-        module = network.module
         ready = x.ndim == 4 and x.is_cuda and x.dtype == network.vector.dtype == torch.float32
-        whole = len(network.slices) == len(list(module.parameters()))
-        if not (
-            ready and whole and type(module) is nn.Sequential and "forward" not in vars(module)
-        ):
-            return False
-        blocks = _blocks(module)
-        if not blocks or not isinstance(blocks[0][0], nn.Conv2d):
+        if not ready or not (blocks := known_blocks(network)):
             return False
         wide = max(part.weight.shape[0] for part, _, _ in blocks)
         return most * x[0].numel() * max(wide, x.shape[1]) < ADDRESSES
 
-    def try_out(self, vectors: Tensor, x: Tensor, most: int) -> None:
+    def try_out(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> None:
         """Build the kernels of a round, and fail now if one cannot be built."""
-        rows = len(vectors) * most
-        z = self.forward(vectors, x[:1].expand(rows, *x.shape[1:]), [(slice(0, rows), most)])
+        rows = x[:1].expand(stretches[-1][0].stop, *x.shape[1:])
+        z = self.forward(vectors, rows, stretches)
         self.gradient(z, torch.empty_like(vectors), 1.0, add=False)
+        self._seen = []
 
     @torch.no_grad()
     def forward(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
         """Outputs; those of all layers are kept."""
         self._vectors, self._stretches = vectors, stretches
+        self._seen = []  # the last ones go before new ones are made
         self._seen = self._run(vectors, x, stretches)
         return self._outputs(self._seen)
 
@@ -136,16 +131,22 @@ class ConvolutionStack:
 
 
 def network_stack(
-    network: FlatNetwork, vectors: Tensor, x: Tensor, most: int, streams: Streams, *, dense: bool
+    network: FlatNetwork,
+    vectors: Tensor,
+    x: Tensor,
+    stretches: Stretches,
+    streams: Streams,
+    *,
+    dense: bool,
 ) -> NetworkStack:
-    """The fastest way to run ``vectors`` of a network on rows like ``x``, at most ``most`` each."""
+    """The fastest way to run ``vectors`` of a network on ``stretches`` of rows like ``x``."""
     if dense:
         return DenseStack(network)
-    if ConvolutionStack.fits(network, x, most):
+    if ConvolutionStack.fits(network, x, max(batch for _, batch in stretches)):
         log.info("kernels for convolutions are built, the first time in some seconds")
         try:
             stack = ConvolutionStack(network, x.shape[1:], streams)
-            stack.try_out(vectors, x, most)
+            stack.try_out(vectors, x, stretches)
         except Exception as error:  # no compiler, an old one: all cost only speed
             log.info("no kernels for convolutions: %s", " ".join(str(error).split())[:120])
         else:
@@ -153,12 +154,38 @@ def network_stack(
     return ModuleStack(network, x.device.type == "cuda", x[:2])
 
 
-def _blocks(module: nn.Sequential) -> list[tuple[nn.Conv2d | nn.Linear, bool, int]]:
-    """Each layer with whether a ReLU follows and what is pooled; nothing if there is more in it.
+Block = tuple[nn.Conv2d | nn.Linear, bool, int]  # with whether a ReLU follows, and what is pooled
+
+
+def known_blocks(network: FlatNetwork) -> list[Block]:
+    """The layers of a network that kernels can stand in for, or nothing.
+
+    It is a plain stack, all of it trained, and nobody has put code of their own into it.
+    """
+    module = network.module
+    if type(module) is not nn.Sequential or any(map(_altered, module.modules())):
+        return []
+    layers = [k for k, part in module.named_children() if isinstance(part, nn.Conv2d | nn.Linear)]
+    named = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+    every = [name for name, _ in module.named_parameters()]
+    blocks = _blocks(module)
+    plain = named == list(network.slices) == every and len(blocks) == len(layers)
+    return blocks if plain and blocks and isinstance(blocks[0][0], nn.Conv2d) else []
+
+
+def _altered(part: nn.Module) -> bool:
+    """Whether a module does something else than its class."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks)
+    back = (part._backward_hooks, part._backward_pre_hooks)
+    return any(hooks) or any(back) or "forward" in vars(part)
+
+
+def _blocks(module: nn.Sequential) -> list[Block]:
+    """The layers of a stack; nothing if there is more in it.
 
     The largest of four and a cut at zero may come in either order: they give the same.
     """
-    found: list[tuple[nn.Conv2d | nn.Linear, bool, int]] = []
+    found = list[Block]()
     flat = False
     for part in module:
         last = found[-1] if found else None

@@ -172,6 +172,7 @@ def _weights(
     sums_at,
     clients,
     count,
+    chunk,  # rows that one program sums; no constant, since it follows the number of clients
     H: tl.constexpr,
     W: tl.constexpr,
     CI: tl.constexpr,
@@ -182,7 +183,6 @@ def _weights(
     KW: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
-    CHUNK: tl.constexpr,  # rows that one program sums
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -201,8 +201,8 @@ def _weights(
     d_at += client * count * (OH * OW * CO)
     acc = tl.zeros((BK, BN), tl.float32)
     bias = tl.zeros((BN,), tl.float32)
-    for first in range(0, CHUNK, BM):
-        m = tl.program_id(1) * CHUNK + first + tl.arange(0, BM)
+    for first in range(0, chunk, BM):
+        m = tl.program_id(1) * chunk + first + tl.arange(0, BM)
         top = m // OW % OH * STRIDE - PAD
         left = m % OW * STRIDE - PAD
         base = ((m // (OW * OH) * H + top) * W + left) * CI
@@ -321,8 +321,8 @@ class Layer:
         sums = x.new_empty(parts, clients, outputs * (k + 1))
         with torch.cuda.device_of(x):
             _weights[tiles, parts, clients](
-                x, d, sums, clients, count, **self._sizes(), CO=outputs,
-                CHUNK=chunk, BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=2,
+                x, d, sums, clients, count, chunk, **self._sizes(), CO=outputs,
+                BM=bm, BN=bn, BK=bk, num_warps=4, num_stages=2,
             )  # fmt: skip
         return sums[0] if parts == 1 else sums.sum(dim=0)
 
