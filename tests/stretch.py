@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgradnorm._engines.batched import Assembly, captured_rounds
-from fedgradnorm._engines.batched.captured_rounds import OneRound
+from fedgradnorm._engines import captured_rounds
+from fedgradnorm._engines.batched import Assembly
+from fedgradnorm._engines.captured_rounds import OneRound
 from fedgradnorm._round.server import COLUMNS
 
 

@@ -11,8 +11,7 @@ import torch
 import fedgradnorm as fgn
 import stretch
 import toys
-from fedgradnorm._engines import JointEngine
-from fedgradnorm._engines.batched import captured_rounds
+from fedgradnorm._engines import JointEngine, captured_rounds
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._optimizers import build, capturable, is_adam, resolve
 from fedgradnorm._training.trainer import Trainer

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.batched import Assembly, Plan
-from fedgradnorm._engines.batched.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.batched.snapshot import Snapshot
+from fedgradnorm._engines.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.passes.convolution_stack import network_stack
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.client_round import clip_factors

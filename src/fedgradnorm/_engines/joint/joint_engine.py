@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgradnorm._engines.batched import BatchedEngine, Plan
-from fedgradnorm._engines.batched.captured_rounds import RoundsAtOnce
+from fedgradnorm._engines.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.joint.joint_reports import JointReports
 from fedgradnorm._engines.joint.one_pass import in_order, one_pass
 from fedgradnorm._engines.passes.autograd import AutogradPass
