@@ -119,3 +119,13 @@ def test_values_whose_sum_overflows_are_finite_all_the_same():
     x[1], x[2] = np.inf, -np.inf
     with pytest.raises(DataError, match=r"x\[1, 0\] is inf"):
         Client("a", regression(1), (x, np.ones(4)))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+def test_a_fingerprint_is_of_values_and_not_of_where_they_lie(kind: torch.dtype) -> None:
+    whole, y = torch.arange(60).view(10, 6).to(kind), torch.arange(20.0)[::2, None]
+    some = whole[:, ::2]
+    lying = [some, some.contiguous(), some.t().contiguous().t()]
+    found = {Client("a", regression(1), (x, y)).fingerprint() for x in lying}
+    assert found == {Client("a", regression(1), (some, y.contiguous())).fingerprint()}
+    assert Client("a", regression(1), (some + 1, y)).fingerprint() not in found

@@ -112,7 +112,9 @@ def json_of(path: Path, chance: random.Random) -> None:
 
 def header_of(path: Path, chance: random.Random) -> None:
     """Change what a safetensors file says of its tensors."""
-    header, body = checkpoint._split(path.read_bytes())
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8:end]), data[end:]
     bend(header, chance)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
