@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
@@ -53,6 +54,30 @@ class Stretch:
         plan = self.clients.planner.plan(self.active)
         found = self.one_round(self.clients.rows_of(number, plan), plan)
         return torch.stack([found[key] for key in COLUMNS])
+
+
+class Work:
+    """A graph whose replay does what was to be captured."""
+
+    todo: Callable[[], None]
+
+    def replay(self) -> None:
+        self.todo()
+
+
+def use_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines capture rounds with all that is ours; only CUDA's own graph is another one."""
+    kind = captured_rounds.CapturedRounds
+    ordinary = kind._round
+
+    def captured(self: captured_rounds.CapturedRounds, one_round: OneRound) -> None:
+        vars(self)["_graph"].todo = lambda: ordinary(self, one_round)  # now nothing happens yet
+
+    monkeypatch.setattr(kind, "_round", captured)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Work)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(captured_rounds.RoundsAtOnce, "burst", lambda *_: kind.LONGEST)
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:

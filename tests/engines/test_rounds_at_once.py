@@ -192,6 +192,47 @@ def test_a_state_that_was_loaded_before_any_graph_is_the_one_that_goes_on() -> N
     assert_same_training(left, right)
 
 
+@pytest.mark.parametrize("share", ["all", "none"])
+@pytest.mark.parametrize("how", [{}, {"head_steps": 2}, {"weighting": fgn.GradNorm}], ids=str)
+def test_replayed_rounds_are_the_ordinary_ones(
+    share: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stretch.use_graphs(monkeypatch)
+    made = [
+        trainer(mlp(), clients(), engine, eval_every=0, rounds=20, share=share, **how)
+        for engine in ("auto", "loop")
+    ]
+    left, right = (played(played(one, 11), 20) for one in made)
+    assert_same_training(left, right)
+
+
+def test_replayed_rounds_are_undone_where_one_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stretch.use_graphs(monkeypatch)
+    made = [
+        trainer(mlp(), clients(), engine, eval_every=0, rounds=14) for engine in ("auto", "loop")
+    ]
+    for one in made:
+        played(one, 6)
+        one.federations[4].server.shared.data.fill_(torch.inf)
+    left, right = (played(one, 14) for one in made)
+    assert_same_training(left, right)
+
+
+def test_replayed_rounds_of_those_who_are_left_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stretch.use_graphs(monkeypatch)
+    monkeypatch.setattr(captured_rounds, "WARM_AGAIN", 2)
+    made = [
+        trainer(mlp(), clients(), engine, eval_every=0, rounds=14) for engine in ("auto", "loop")
+    ]
+    for one in made:
+        played(one, 6)
+        monkeypatch.setattr(one.stopping, "is_stopped", lambda place: place in (0, 3))
+    left, right = (played(one, 14) for one in made)
+    assert_same_training(left, right)
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_round_that_cannot_be_captured_is_an_ordinary_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
