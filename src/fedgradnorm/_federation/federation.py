@@ -17,7 +17,7 @@ from fedgradnorm._engines import Engine, make_engine
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
-from fedgradnorm._federation.packed_rows import unpacked_rows
+from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.private.client_sums import client_sums
@@ -273,7 +273,7 @@ class Federation:
         Without ``rows`` it lacks what the engine's journal holds, and has weights as tensors.
         """
         sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        server = self.server.state_dict(rows)
+        server = self.server.state_dict(None if rows else packed_rows(self.server.weighting))
         return {"server": server, "clients": self.engine.state_dict() if rows else {}} | sums
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

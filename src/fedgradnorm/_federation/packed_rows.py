@@ -1,11 +1,35 @@
-"""A weighting's rows of many clients, out of a checkpoint that has them as tensors."""
+"""A weighting's rows of many clients as tensors, for checkpoints.
+
+As a table of tables they are slow to make and to write, and take much memory.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgradnorm.weighting._base import PACKED
+import torch
+
+from fedgradnorm.weighting._base import Weighting
+
+PACKED = "packed"
+
+
+def packed_rows(weighting: Weighting) -> dict[str, Any]:
+    """What ``state_dict`` says, with a tensor of all bound clients for each kind of number."""
+    if type(weighting).state_dict is Weighting.state_dict:
+        tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
+        return {"clients": dict(weighting._away), PACKED: tables}
+    state = copy.deepcopy(weighting.state_dict())
+    rows, names = state["clients"], weighting.clients
+    tables = {
+        key: torch.tensor([rows[name][key] for name in names], dtype=torch.float64)
+        for key in rows[names[0]]
+    }
+    bound = set(names)
+    away = {name: row for name, row in rows.items() if name not in bound}
+    return {**state, "clients": away, PACKED: tables}
 
 
 def unpacked_rows(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm._round.reports import Reports
 from fedgradnorm.weighting import Signals, Weighting
-from fedgradnorm.weighting._base import only, packed_rows
+from fedgradnorm.weighting._base import only
 
 Aggregate = Literal["mean", "by_size"]
 Order = Literal["new", "old"]
@@ -67,13 +67,12 @@ class ServerState:
         kept = [moment for moment in moments if isinstance(moment, Tensor)]
         return [self.shared.data, *kept, *self.weighting.tensors()]
 
-    def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Everything needed to go on, as copies; without ``rows`` weights are tensors of all."""
-        optimizer, weighting = self.optimizer.state_dict(), self.weighting
+    def state_dict(self, weighting: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Everything needed to go on, as copies; ``weighting`` if its state is told otherwise."""
         return {
             "shared": self.shared.data.clone(),  # a deep copy of a view holds all that it is of
-            "optimizer": copy.deepcopy(optimizer),
-            "weighting": copy.deepcopy(weighting.state_dict()) if rows else packed_rows(weighting),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "weighting": weighting or copy.deepcopy(self.weighting.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -310,28 +309,6 @@ class Proportional(Summed):
     @abstractmethod
     def weigh(self, signals: Signals) -> Tensor:
         """A positive number per row; only ratios between active rows matter."""
-
-
-def packed_rows(weighting: Weighting) -> dict[str, Any]:
-    """What ``state_dict`` says, with a tensor of all bound clients for each kind of number.
-
-    As a table of tables they are slow to make and to write, and take much memory.
-    """
-    if type(weighting).state_dict is Weighting.state_dict:
-        tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
-        return {"clients": dict(weighting._away), PACKED: tables}
-    state = copy.deepcopy(weighting.state_dict())
-    rows, names = state["clients"], weighting.clients
-    tables = {
-        key: torch.tensor([rows[name][key] for name in names], dtype=torch.float64)
-        for key in rows[names[0]]
-    }
-    bound = set(names)
-    away = {name: row for name, row in rows.items() if name not in bound}
-    return {**state, "clients": away, PACKED: tables}
-
-
-PACKED = "packed"
 
 
 def _kept(row: Mapping[str, float], key: str, start: float) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._engines.passes.altered import altered
 from fedgradnorm._engines.passes.network_stack import (
     DenseStack,
     ModuleStack,
@@ -163,7 +164,7 @@ def known_blocks(network: FlatNetwork) -> list[Block]:
     It is a plain stack, all of it trained, and nobody has put code of their own into it.
     """
     module = network.module
-    if type(module) is not nn.Sequential or any(map(_altered, module.modules())):
+    if type(module) is not nn.Sequential or altered(module):
         return []
     layers = [k for k, part in module.named_children() if isinstance(part, nn.Conv2d | nn.Linear)]
     named = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
@@ -171,13 +172,6 @@ def known_blocks(network: FlatNetwork) -> list[Block]:
     blocks = _blocks(module)
     plain = named == list(network.slices) == every and len(blocks) == len(layers)
     return blocks if plain and blocks and isinstance(blocks[0][0], nn.Conv2d) else []
-
-
-def _altered(part: nn.Module) -> bool:
-    """Whether a module does something else than its class."""
-    hooks = (part._forward_hooks, part._forward_pre_hooks)
-    back = (part._backward_hooks, part._backward_pre_hooks)
-    return any(hooks) or any(back) or "forward" in vars(part)
 
 
 def _blocks(module: nn.Sequential) -> list[Block]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._engines.passes.altered import altered
 from fedgradnorm._engines.passes.gauge_tap import linear_squared
 from fedgradnorm._engines.passes.shared_pass import SharedRows, scaled
 from fedgradnorm._engines.passes.streams import Streams
@@ -64,13 +65,14 @@ class DensePass:
             or (type(part) is nn.ReLU and k > 0 and type(parts[k - 1]) is nn.Linear)
             for k, part in enumerate(parts)
         )
-        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
         linear = [part for part in parts if type(part) is nn.Linear]
         once = len({id(part) for part in linear}) == len(linear)
-        trainable = all(p.requires_grad for p in module.parameters())
+        every = list(module.parameters())
+        trained = len(every) == 2 * len(linear) and all(p.requires_grad for p in every)
         last = [str(k) for k, part in enumerate(parts) if type(part) is nn.Linear][-1:]
         measured = [name.rpartition(".")[0] for name in gauge]
-        return known and once and trainable and not hooked and sorted(set(measured)) == last
+        plain = known and once and trained and not altered(module)
+        return plain and sorted(set(measured)) == last
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
