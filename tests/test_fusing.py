@@ -83,7 +83,7 @@ def test_without_triton_gradients_are_not_turned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "fedgradnorm._engines.passes.triton_backward", raising=False)
+    monkeypatch.delitem(sys.modules, "fedgradnorm._engines.passes.kernels.backward", raising=False)
     network = FlatNetwork(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     run = DensePass(network, ["0.weight"], Streams(torch.device("cpu")))
     with caplog.at_level(logging.WARNING, "fedgradnorm"):

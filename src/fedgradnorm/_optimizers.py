@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -140,6 +141,12 @@ class Joined:
         for parameter, owner in self._owners:
             moments[parameter] = owner.state[parameter]
 
+    @property
+    def how(self) -> Mapping[str, Any]:
+        """The options of a step."""
+        group: Mapping[str, Any] = self._optimizer.param_groups[0]
+        return group
+
     def set(self, options: Mapping[str, Any]) -> None:
         """Step with these options, such as a rate, from now on."""
         for group in self._optimizer.param_groups:
@@ -205,6 +212,19 @@ def adam(
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     below = square.sqrt().div_(root.to(x.dtype)).add_(eps)
     x.sub_(mean / below * rate.to(x.dtype))
+
+
+def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Its ``state_dict`` as copies.
+
+    Moments are cloned: a deep copy of a view holds all that it is of.
+    """
+    table = optimizer.state_dict()
+    state = {
+        key: {name: v.clone() if isinstance(v, Tensor) else v for name, v in moments.items()}
+        for key, moments in table["state"].items()
+    }
+    return {"state": state, "param_groups": copy.deepcopy(table["param_groups"])}
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from fedgradnorm._round.client_round import clip_factors
 from fedgradnorm._round.reports import StackedReports
 
 LINE = 16  # numbers: 64 bytes of the shortest kind
+MEASURES = 1  # the branch for what is only written down
 
 
 class Unshared(Assembly):
@@ -49,6 +50,9 @@ class Unshared(Assembly):
         rows = self.data.tensor, self.planner.plan(self.order).stretches, self.streams
         dense = self.dense is not None
         self._stack = network_stack(self.front, self.vectors, *rows, dense=dense)
+        self._measured = _as_slice(self.gauge)
+        for group in self.groups:
+            group.use_kernels()
         self.at_once = RoundsAtOnce()
 
     def engine_of(self, name: str) -> Engine:
@@ -93,17 +97,15 @@ class Unshared(Assembly):
         """One round of the clients in ``plan``, a row of the reports for each part's in turn."""
         start = self._starts(plan)
         updates = self._room("updates", len(start))
-        loss = self._descend(start, updates, rows, plan)
+        loss, ratio = self._descend(start, updates, rows, plan)
         if self.how.clip is not None:
             updates *= clip_factors(updates.norm(dim=1), self.how.clip)[:, None]
-        whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
-        ratio = self.first_losses.ratio(whole, plan.active)[plan.positions]
         return StackedReports(
             active=plan.active[plan.positions],
             size=self.sizes[plan.positions],
             loss=loss,
             loss_ratio=ratio,
-            gauge_norm=updates[:, self.gauge].norm(dim=1).double(),
+            gauge_norm=updates[:, self._measured].norm(dim=1).double(),
             failed=(),
             updates=updates,
         )
@@ -129,10 +131,12 @@ class Unshared(Assembly):
         here = self._last[1]
         return self._room("starts", len(here)).copy_(self.vectors.index_select(0, here))
 
-    def _descend(self, start: Tensor, mean: Tensor, rows: Tensor, plan: Plan) -> Tensor:
+    def _descend(
+        self, start: Tensor, mean: Tensor, rows: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor]:
         """Head steps, then local SGD from ``start``; ``mean`` gets the mean gradients.
 
-        Step s leads to ``start`` - lr (g_1 + ... + g_s). Returns the mean losses.
+        Step s leads to ``start`` - lr (g_1 + ... + g_s). Returns the mean losses and their ratios.
         """
         assert self.how.local_optimizer is not None
         lr, steps = self.how.local_optimizer["lr"], self.how.shared_steps
@@ -145,15 +149,32 @@ class Unshared(Assembly):
                 rows,
                 plan,
             )
-        total = torch.zeros(len(start), dtype=torch.float64, device=self.device)
+        seen = list[Tensor]()
         for number in range(steps):
             if number:
                 at = torch.add(start, mean, alpha=-lr * steps, out=self._room("moved", len(start)))
                 z = stack.forward(at, inputs[rows[number]], stretches)
             losses, signal = self.signal(z, rows[number], plan)
+            seen += losses
+            if number + 1 == steps:
+                with self.streams.branch(MEASURES):  # beside the way back
+                    told = self._told(seen, plan)
             stack.gradient(signal, mean, 1 / steps, add=number > 0)
-            total += torch.cat(losses).double() / steps
-        return total
+        self.streams.join()
+        return told
+
+    def _told(self, losses: Sequence[Tensor], plan: Plan) -> tuple[Tensor, Tensor]:
+        """The mean over all steps of each client's loss, and how far it has come."""
+        loss = torch.cat(list(losses)).double().view(self.how.shared_steps, -1).mean(dim=0)
+        whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
+        return loss, self.first_losses.ratio(whole, plan.active)[plan.positions]
+
+
+def _as_slice(places: Tensor) -> Tensor | slice:
+    """Places one after another as a slice, which needs no copy."""
+    first, last = int(places[0]), int(places[-1])
+    together = torch.equal(places, torch.arange(first, last + 1, device=places.device))
+    return slice(first, last + 1) if together else places
 
 
 def _rows_like(vector: Tensor, count: int) -> Tensor:

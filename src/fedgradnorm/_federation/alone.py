@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Plan, Unshared, make_unshared
+from fedgradnorm._engines import Plan, Unshared, adam_of_rows, make_unshared
 from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import COLUMNS, columns, server_round
+from fedgradnorm._round.server import COLUMNS, ServerState, columns, server_round
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import trainable_parameters
 from fedgradnorm.weighting import Equal, Weighting
@@ -80,11 +80,16 @@ class SideBySide(Federations):
             {server.shared: server.optimizer for server in self._servers},
             optimizers.resolve(settings.server_optimizer, settings.lr),
         )
+        self._adam = adam_of_rows(run.vectors, [server.optimizer for server in self._in_order()])
         self._steady = settings.participation == 1.0  # who takes part stays so until it stops
         # One client has weight 1, but a rule may still keep something of what it sees.
         self._plain = all(type(server.weighting) is Equal for server in self._servers)
         if settings.compile and self.burst > 1:
             run.fuse()
+
+    def _in_order(self) -> list[ServerState]:
+        """The servers, in the order of the pass's rows."""
+        return [self._named[name].server for name in self._run.order]
 
     @property
     def burst(self) -> int:
@@ -162,6 +167,10 @@ class SideBySide(Federations):
 
     def _descend(self, names: Sequence[str], reports: StackedReports, along: Tensor) -> None:
         """A step of all servers but those of clients that failed, along the rows of ``along``."""
+        everybody = not reports.failed and len(names) == len(self)
+        if everybody and self._adam is not None and self._adam.ready():
+            self._adam.step(along, self._optimizer.how)
+            return
         self._optimizer.link()  # a federation may have loaded other moments
         self._optimizer.clear()
         for name, direction in zip(names, along.unbind(), strict=True):

@@ -61,7 +61,7 @@ class ClientState:
         return {
             # Cloned: a deep copy of a view holds all that it is a view of.
             "head": {key: _copied(value) for key, value in self.head.state_dict().items()},
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "optimizer": optimizers.saved(self.optimizer),
             "buffers": copy.deepcopy(self.buffers),
             "first_loss": self.first_loss,
             "rounds": self.rounds,

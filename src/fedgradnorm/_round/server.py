@@ -71,7 +71,7 @@ class ServerState:
         """Everything needed to go on, as copies; ``weighting`` if its state is told otherwise."""
         return {
             "shared": self.shared.data.clone(),  # a deep copy of a view holds all that it is of
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "optimizer": optimizers.saved(self.optimizer),
             "weighting": weighting or copy.deepcopy(self.weighting.state_dict()),
         }
 

@@ -20,8 +20,9 @@ from fedgradnorm.tasks._measures import (
 
 
 class ClosedLoss(Protocol):
-    """A loss whose derivative has a closed form."""
+    """A loss whose derivative has a closed form; kernels know it by its ``kind``."""
 
+    kind: int
     factor: float
 
     def signal(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -34,6 +35,7 @@ class ClosedLoss(Protocol):
 class ClosedCrossEntropy:
     """softmax(output) - 1 at the target."""
 
+    kind = 0
     factor: float = 1.0
 
     def __init__(self, like: Tensor) -> None:
@@ -57,6 +59,8 @@ class ClosedCrossEntropy:
 class ClosedSquaredError:
     """2 (output - target) / outputs."""
 
+    kind = 1
+
     def __init__(self, outputs: int) -> None:
         self.factor = 2 / outputs
 
@@ -72,6 +76,8 @@ class ClosedSquaredError:
 
 class ClosedBinaryCrossEntropy:
     """(sigmoid(output) - target) / outputs."""
+
+    kind = 2
 
     def __init__(self, outputs: int) -> None:
         self.factor = 1 / outputs

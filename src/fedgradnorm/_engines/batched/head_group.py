@@ -106,6 +106,10 @@ class HeadGroup(ABC):
             total += part.reshape(len(total), -1).sum(dim=1)
         return total
 
+    def use_kernels(self) -> bool:
+        """Compute with kernels of our own, where there are any for such heads; whether it does."""
+        return False
+
     def fuse(self) -> None:  # noqa: B027  # nothing to fuse is an answer
         """Let the compiler make few kernels of the many small ones, where there are any."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from fedgradnorm._engines.batched.closed_losses import ClosedLoss, feature_signal, head_gradients
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup, Members, aligned, some
 from fedgradnorm._fusing import Fused
+
+log = logging.getLogger("fedgradnorm")
 
 
 class StackedHeads(HeadGroup):
@@ -88,9 +91,26 @@ class ClosedHeads(StackedHeads):
         super().retask(scale, weights)
         self.factor[: len(scale), 0, 0] = scale * (self.form.factor / self.batch)
 
+    def use_kernels(self) -> bool:
+        """Compute with one kernel a step, on a GPU and where the heads are small."""
+        if not self.weight.is_cuda:
+            return False
+        try:
+            from fedgradnorm._engines.passes.kernels import heads as kernels
+
+            if not kernels.fits(self.batch, self.bias.shape[1], self.weight):
+                return False
+            kernels.try_out(self.form, self.batch, self.weight[:1], self.bias[:1])
+        except Exception as error:  # no compiler, an old one: all cost only speed
+            log.info("no kernels for heads: %s", " ".join(str(error).split())[:120])
+            return False
+        self._gradients, self._signal = kernels.head_gradients, kernels.feature_signal
+        return True
+
     def fuse(self) -> None:
-        """Let the compiler make few kernels of the many small ones."""
-        self._gradients, self._signal = Fused(head_gradients), Fused(feature_signal)
+        """Make few kernels of the many small ones: our own, or else the compiler's."""
+        if not self.use_kernels():
+            self._gradients, self._signal = Fused(head_gradients), Fused(feature_signal)
 
     def head_gradients(self, features: Tensor, targets: Tensor, chosen: Chosen) -> Sequence[Tensor]:
         """Gradients of weights and biases."""

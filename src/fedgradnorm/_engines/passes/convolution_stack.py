@@ -21,7 +21,7 @@ from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import FlatNetwork
 
 if TYPE_CHECKING:
-    from fedgradnorm._engines.passes.triton_convolutions import Layer
+    from fedgradnorm._engines.passes.convolution_layer import Layer
 
 log = logging.getLogger("fedgradnorm")
 
@@ -35,7 +35,7 @@ class ConvolutionStack:
 
     def __init__(self, network: FlatNetwork, shape: torch.Size, streams: Streams) -> None:
         """For pictures of this ``shape``: channels, rows, columns."""
-        from fedgradnorm._engines.passes.triton_convolutions import Layer
+        from fedgradnorm._engines.passes.convolution_layer import Layer
 
         assert isinstance(network.module, nn.Sequential)
         self.layers: list[Layer] = []
@@ -59,7 +59,10 @@ class ConvolutionStack:
                 )  # fmt: skip
             high, wide, channels = made.shape
             self.layers.append(made)
-        self._vectors = torch.empty(0)
+        places = zip(self.layers, self._places, strict=True)
+        turned = torch.cat([layer.turned() + place.start for layer, place in places])
+        self._order = turned.to(network.vector.device)
+        self._turned = torch.empty(0)  # the vectors of the last forward pass
         self._stretches: Stretches = ()
         self._seen: list[list[Kept]] = []
 
@@ -85,23 +88,24 @@ class ConvolutionStack:
     @torch.no_grad()
     def forward(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
         """Outputs; those of all layers are kept."""
-        self._vectors, self._stretches = vectors, stretches
+        self._stretches = stretches
         self._seen = []  # the last ones go before new ones are made
-        self._seen = self._run(vectors, x, stretches)
+        self._turned = vectors.index_select(1, self._order)
+        self._seen = self._run(self._turned, x, stretches)
         return self._outputs(self._seen)
 
     @torch.no_grad()
     def features(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
         """Outputs alone."""
-        return self._outputs(self._run(vectors, x, stretches))
+        return self._outputs(self._run(vectors.index_select(1, self._order), x, stretches))
 
-    def _run(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> list[list[Kept]]:
+    def _run(self, turned: Tensor, x: Tensor, stretches: Stretches) -> list[list[Kept]]:
         found, pictures = [], _channels_last(x)
         for (rows, batch), mine in zip(stretches, clients_of(stretches), strict=True):
             z, seen = pictures[rows].unflatten(0, (-1, batch)), list[Kept]()
             for k, (layer, place) in enumerate(zip(self.layers, self._places, strict=True)):
                 x = _flattened(z) if k == self._flat else z
-                z, code = layer.forward(x, vectors[mine, place])
+                z, code = layer.forward(x, turned[mine, place])
                 seen.append((x, z, code))
             found.append(seen)
         return found
@@ -123,11 +127,10 @@ class ConvolutionStack:
                     d = _as_picture(d, z)
                 d = layer.spread(d, code)
                 with self._streams.branch(0):  # beside the chain that leads to the next layer
-                    found, goal = layer.gradient(x, d), into[mine, place]
-                    goal.add_(found, alpha=share) if add else torch.mul(found, share, out=goal)
-                    alive += [d, found]
+                    layer.gradient(x, d, into[mine, place], share, add=add)
+                    alive.append(d)
                 if k:
-                    d = layer.inputs_signal(d, self._vectors[mine, place])
+                    d = layer.inputs_signal(d, self._turned[mine, place])
         self._streams.join()
 
 

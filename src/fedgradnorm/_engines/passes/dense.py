@@ -23,7 +23,7 @@ from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs
 
 if TYPE_CHECKING:
-    from fedgradnorm._engines.passes.triton_backward import TurnedDescent
+    from fedgradnorm._engines.passes.kernels.backward import TurnedDescent
 
 log = logging.getLogger("fedgradnorm")
 
@@ -83,7 +83,7 @@ class DensePass:
     def _turned_descent(self) -> TurnedDescent | None:
         """Our own kernel, where Triton and what it needs are there."""
         try:
-            from fedgradnorm._engines.passes.triton_backward import TurnedDescent
+            from fedgradnorm._engines.passes.kernels.backward import TurnedDescent
 
             descent = TurnedDescent(self.layers, self.active, self.streams)
             descent.try_out(self.network.vector)

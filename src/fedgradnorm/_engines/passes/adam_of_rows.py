@@ -1,0 +1,94 @@
+"""Adam's step of many networks that are rows of one matrix, on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm import _optimizers as optimizers
+
+log = logging.getLogger("fedgradnorm")
+
+BEYOND = ("amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
+"""Options with which the step is left to torch's own optimiser."""
+
+
+class AdamOfRows:
+    """Steps all rows of ``vectors`` [networks, P] at once, with one kernel.
+
+    The moments are rows of matrices, too. Each network's own optimiser in ``owners`` holds its rows
+    as views, so it may take a step by itself, be saved and be loaded.
+    """
+
+    def __init__(self, vectors: Tensor, owners: Sequence[torch.optim.Optimizer]) -> None:
+        self._vectors, self._owners = vectors, owners
+        self._mean, self._square = (vectors.new_zeros(vectors.shape) for _ in range(2))
+        self._counts = vectors.new_zeros(len(vectors), dtype=torch.float32)
+        self._told: tuple[Any, ...] = ()
+        self._how = torch.empty(0)
+
+    @staticmethod
+    def fits(vectors: Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether these are Adam's steps on a GPU, with none of the rarer options."""
+        (group,) = optimizer.param_groups
+        plain = optimizers.is_adam(optimizer) and not any(group.get(key) for key in BEYOND)
+        return plain and vectors.is_cuda and vectors.dtype in (torch.float32, torch.float64)
+
+    def try_out(self) -> None:
+        """Fail now if the kernel cannot be built, and not in the middle of a round."""
+        group = self._owners[0].param_groups[0]
+        one, nothing = self._vectors[:1].clone(), torch.zeros_like(self._mean[:1])
+        self._step(one, nothing, (nothing, nothing), self._counts[:1] + 1, group)
+
+    def ready(self) -> bool:
+        """Whether everybody has moments. Those that were loaded are put into their rows."""
+        tables = {"exp_avg": self._mean, "exp_avg_sq": self._square, "step": self._counts}
+        kept = [next(iter(owner.state.values()), None) for owner in self._owners]
+        if not all(kept):
+            return False
+        for place, state in enumerate(kept):
+            assert state is not None
+            for key, table in tables.items():
+                row = table[place]
+                if state[key].data_ptr() != row.data_ptr():
+                    state[key] = row.copy_(state[key])
+        return True
+
+    @torch.no_grad()
+    def step(self, gradients: Tensor, how: Mapping[str, Any]) -> None:
+        """A step along the rows of ``gradients``, with the options of an optimiser's group."""
+        self._counts += 1
+        self._step(self._vectors, gradients, (self._mean, self._square), self._counts, how)
+
+    def _step(
+        self,
+        vectors: Tensor,
+        gradients: Tensor,
+        moments: tuple[Tensor, Tensor],
+        counts: Tensor,
+        how: Mapping[str, Any],
+    ) -> None:
+        from fedgradnorm._engines.passes.kernels import adam
+
+        told = tuple(how[key] for key in ("lr", "betas", "eps", "weight_decay"))
+        if told != self._told:  # kept on the device: a captured round may not copy to it
+            self._told, self._how = told, adam.options(how, vectors.device)
+        decays = bool(how["weight_decay"])
+        adam.adam(vectors, gradients, *moments, counts, self._how, decays=decays)
+
+
+def adam_of_rows(vectors: Tensor, owners: Sequence[torch.optim.Optimizer]) -> AdamOfRows | None:
+    """One kernel for everybody's step, where there is one for it."""
+    if not AdamOfRows.fits(vectors, owners[0]):
+        return None
+    found = AdamOfRows(vectors, owners)
+    try:
+        found.try_out()
+    except Exception as error:  # no compiler, an old one: all cost only speed
+        log.info("no kernel for steps: %s", " ".join(str(error).split())[:120])
+        return None
+    return found
