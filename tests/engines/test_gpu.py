@@ -61,7 +61,7 @@ def test_the_gpu_gives_the_loops_numbers(kind: str, steps: tuple[int, int], comp
 # moves the dense network by 2e-3 in 50, and the convolutions part at once. Small steps of SGD show
 # the engine (the same noise moves the dense network by 3e-6, and by 3e-3 at ten times this rate).
 FLOAT32 = {
-    "dense, Adam": ("dense", {"rounds": 20}),
+    "dense, Adam": ("dense", {"rounds": 20, "head_start": "random"}),
     "dense, SGD": ("dense", {"server_optimizer": {"name": "sgd", "lr": 0.01}}),
     "convolutions, SGD": ("convolutions", {"server_optimizer": {"name": "sgd", "lr": 1e-3}}),
 }

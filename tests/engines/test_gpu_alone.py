@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,19 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+from fedgradnorm._engines.batched.closed_losses import (
+    ClosedBinaryCrossEntropy,
+    ClosedCrossEntropy,
+    ClosedLoss,
+    ClosedSquaredError,
+    feature_signal,
+    head_gradients,
+)
 from fedgradnorm._engines.passes.convolution_stack import ConvolutionStack, network_stack
 from fedgradnorm._engines.passes.network_stack import ModuleStack
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm._federation.alone import SideBySide
+from fedgradnorm._optimizers import build
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Precision, Settings
 from fedgradnorm._runs.run import Run
@@ -20,7 +31,11 @@ from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.models._flat import FlatNetwork
 from oracle import mixed_clients
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    # torch's, where autograd's thread is the first to multiply: of the reference here
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
 
 GPU = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 NETWORKS = {"dense": ("network2", (256,)), "convolutions": ("network1", (1, 40, 40))}
@@ -129,6 +144,96 @@ def test_one_that_goes_wrong_keeps_nobody_from_learning(
     assert moved[0]
     assert moved[2]
     assert bool(made.federations[1].server.shared.data.isnan().all())
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("share", ["none", "all"])
+@pytest.mark.parametrize("metrics", [None, {"own": lambda output, _: output.mean()}])
+def test_evaluations_are_the_loops(kind: str, share: str, metrics: object) -> None:
+    name, shape = NETWORKS[kind]
+    clients = []
+    for client in mixed_clients(shape, (60, 50, 10)):
+        task = replace(client.task, metrics={**client.task.metrics, **(metrics or {})})
+        more = {"validation": client.train, "test": client.train}
+        clients.append(fgn.Client(client.name, task, client.train, **more))
+    torch.manual_seed(0)
+    network = getattr(fgn.models, name)().double()
+    ours, reference = (
+        fgn.train(
+            network, clients, rounds=6, eval_every=2, batch_size=16, share=share,
+            weighting=fgn.Equal(), device=device, engine=engine,
+        )
+        for device, engine in (("cuda", "auto"), ("cpu", "loop"))
+    )  # fmt: skip
+    for column in ("loss", "accuracy", "mae", "r2"):
+        found, expected = (torch.tensor(run.history[column]) for run in (ours, reference))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, equal_nan=True)
+
+
+FORMS: dict[str, Callable[[int], ClosedLoss]] = {
+    "cross-entropy": lambda _: ClosedCrossEntropy(torch.zeros(1, device=GPU).double()),
+    "squared error": ClosedSquaredError,
+    "binary": ClosedBinaryCrossEntropy,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [(4, 32, 256, 6), (3, 5, 70, 17), (2, 100, 16, 33), (1, 1, 3, 2)])
+def test_kernels_of_heads_do_what_the_closed_forms_do(
+    form: str, sizes: tuple[int, int, int, int]
+) -> None:
+    from fedgradnorm._engines.passes.kernels import heads
+
+    clients, batch, features, outputs = sizes
+    torch.manual_seed(0)
+    loss = FORMS[form](outputs)
+    z, weight = (torch.randn(clients, n, features, device=GPU) for n in (batch, outputs))
+    bias, factor = torch.randn(clients, outputs, device=GPU), torch.rand(clients, 1, 1, device=GPU)
+    y = torch.rand(clients * batch, outputs, device=GPU)
+    if form == "cross-entropy":
+        y = torch.randint(0, outputs, (clients * batch,), device=GPU)
+    given = factor, weight / features**0.5, bias, z
+    double = [part.double() for part in given]
+    for ours, plain in (
+        (heads.head_gradients, head_gradients),
+        (heads.feature_signal, feature_signal),
+    ):
+        expected = plain(loss, *double, y if form == "cross-entropy" else y.double())
+        for found, wanted in zip(ours(loss, *given, y), expected, strict=True):
+            assert found.shape == wanted.shape
+            assert float((found - wanted).norm()) < 2e-6 * float(wanted.norm()) + 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_of_rows_does_what_torch_does(dtype: torch.dtype, decay: float) -> None:
+    from fedgradnorm._engines.passes.adam_of_rows import adam_of_rows
+
+    torch.manual_seed(0)
+    wide = torch.randn(3, 1600, dtype=dtype, device=GPU)[:, :1500]
+    theirs = [nn.Parameter(row.clone()) for row in wide]
+    reference = torch.optim.Adam(theirs, lr=1e-2, weight_decay=decay)
+    ours = [nn.Parameter(row) for row in wide]
+    for row, parameter in zip(wide, ours, strict=True):
+        parameter.data = row
+    how = {"name": "adam", "lr": 1e-2, "weight_decay": decay}
+    owners = [build([parameter], how) for parameter in ours]
+    rows = adam_of_rows(wide, owners)
+    assert rows is not None
+    for step in range(6):
+        gradients = torch.randn(3, 1500, dtype=dtype, device=GPU)
+        for one, other, gradient in zip(ours, theirs, gradients, strict=True):
+            one.grad, other.grad = gradient, gradient.clone()
+        reference.step()
+        assert rows.ready() is (step > 0)
+        if step in (0, 3):  # by themselves
+            for owner in owners:
+                owner.step()
+        else:
+            rows.step(gradients, owners[0].param_groups[0])
+    near = 1e-6 if dtype == torch.float32 else 1e-14
+    for one, other in zip(ours, theirs, strict=True):
+        assert float((one - other).detach().norm() / other.detach().norm()) < near
 
 
 STACKS = {

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import (
     LocalSettings,
     Report,
@@ -26,6 +25,7 @@ from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.reports import Reports, StackedReports
+from fedgradnorm._round.scores import HostTargets, Scores, blaming
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input
@@ -76,6 +76,7 @@ class LoopEngine(Engine):
         }
         self.private = self._private(network, batch_size)
         self._ahead = ReadingAhead(self.batches, self.data)
+        self.host_targets = HostTargets()
 
     def _private(self, network: nn.Module, batch_size: int | None) -> dict[str, PrivateClient]:
         """The clients that clip and noise; they work on a scratch copy that is as it was given."""
@@ -170,12 +171,12 @@ class LoopEngine(Engine):
 
         Clients one after another that hold the very same rows share one pass of the network.
         """
-        results = {}
+        scores = Scores(split, self.host_targets)
         held: Tensor | None = None
         seen: tuple[Inputs, list[Tensor]] | None = None
-        for name in self.clients if names is None else names:
-            if split not in self.data[name]:
-                continue
+        wanted = self.clients if names is None else names
+        asked = [name for name in wanted if split in self.data[name]]
+        for name in asked:
             client, state = self.clients[name], self.states[name]
             vector = shared if state.own is None else state.own
             if vector is not held:
@@ -185,16 +186,17 @@ class LoopEngine(Engine):
                 seen = None
             x, y = self.data[name][split]
             front, task = state.front(self.network.module), client.task
-            try:
+            with blaming(name, split):
                 if isinstance(x, Streamed):
-                    results[name] = evaluate(task, front, state.head, x, y, client.scaling)
+                    found = evaluate(task, front, state.head, x, y, client.scaling)
+                    scores.put({name: found})
                     continue
                 if seen is None or seen[0] is not x:
                     seen = x, list(represented(front, x))
-                results[name] = task.measure(answers(state.head, seen[1]), y, client.scaling)
-            except ConfigError as error:
-                raise ConfigError(f"client {name!r}, {split} data: {error}") from error
-        return results
+                output = answers(state.head, seen[1])
+            assert isinstance(y, Tensor)
+            scores.add(client, output, y)
+        return scores.in_order(asked)
 
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
         """One client after another; the network's running statistics stay as they are."""

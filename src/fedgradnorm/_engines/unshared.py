@@ -6,8 +6,9 @@ round is undone, and whoever asked has the loop repeat it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from fedgradnorm._engines.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.passes.convolution_stack import network_stack
 from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.client_round import clip_factors
+from fedgradnorm._round.evaluation import ROWS_AT_ONCE, answers
 from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.scores import Scores
 
 LINE = 16  # numbers: 64 bytes of the shortest kind
 MEASURES = 1  # the branch for what is only written down
@@ -50,6 +53,7 @@ class Unshared(Assembly):
         rows = self.data.tensor, self.planner.plan(self.order).stretches, self.streams
         dense = self.dense is not None
         self._stack = network_stack(self.front, self.vectors, *rows, dense=dense)
+        self.evaluates_together = self.device.type == "cuda"
         self._measured = _as_slice(self.gauge)
         for group in self.groups:
             group.use_kernels()
@@ -110,6 +114,45 @@ class Unshared(Assembly):
             updates=updates,
         )
 
+    @torch.no_grad()
+    def evaluate(self, split: str, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Loss and metrics of those who can be evaluated together, which is for a GPU.
+
+        On a CPU one network already fills the cores, and clients are evaluated as by the loop.
+        """
+        scores, data = Scores(split, self.loop.host_targets), dict[str, tuple[Tensor, Tensor]]()
+        for name in names if self.evaluates_together else ():
+            x, y = self.loop.data[name].get(split, (None, None))
+            if isinstance(x, Tensor) and isinstance(y, Tensor) and self._passes(name, len(x)):
+                data[name] = x, y
+        some = sorted(data, key=lambda name: len(data[name][0]))
+        for portion in _portions(some, {name: len(x) for name, (x, _) in data.items()}):
+            z = self._features(portion, [data[name][0] for name in portion])
+            for name, features in zip(portion, z, strict=True):
+                output = answers(self.loop.states[name].head, [features])
+                scores.add(self.clients[name], output, data[name][1])
+        return scores.in_order(some)
+
+    def _passes(self, name: str, rows: int) -> bool:
+        """Whether so many rows of a client pass at once, through its row of ``vectors``."""
+        few = 0 < rows <= min(self._stack.most_rows, ROWS_AT_ONCE)
+        return few and self.loop.states[name].own is None
+
+    def _features(self, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What each client's own network makes of its rows."""
+        sizes, start, stretches = [len(x) for x in inputs], 0, list[tuple[slice, int]]()
+        for size, alike in groupby(sizes):
+            stop = start + size * len(list(alike))
+            stretches.append((slice(start, stop), size))
+            start = stop
+        here = torch.tensor([self._place[name] for name in names], device=self.device)
+        self.front.module.eval()
+        try:
+            z = self._stack.features(self.vectors[here], torch.cat(list(inputs)), stretches)
+        finally:
+            self.front.module.train()
+        return list(z.split(sizes))
+
     def fuse(self) -> None:
         """Let the compiler make few kernels of the heads' many small ones."""
         for group in self.groups:
@@ -168,6 +211,19 @@ class Unshared(Assembly):
         loss = torch.cat(list(losses)).double().view(self.how.shared_steps, -1).mean(dim=0)
         whole = torch.zeros_like(self.sizes).index_copy_(0, plan.positions, loss)
         return loss, self.first_losses.ratio(whole, plan.active)[plan.positions]
+
+
+def _portions(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Clients whose rows pass together."""
+    some, rows = list[str](), 0
+    for name in names:
+        if some and rows + sizes[name] > ROWS_AT_ONCE:
+            yield some
+            some, rows = [], 0
+        some.append(name)
+        rows += sizes[name]
+    if some:
+        yield some
 
 
 def _as_slice(places: Tensor) -> Tensor | slice:

@@ -18,7 +18,7 @@ from fedgradnorm._engines import Plan, Unshared, adam_of_rows, make_unshared
 from fedgradnorm._federation.federation import Basis, Federation, Outcome, gauge_of
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import COLUMNS, ServerState, columns, server_round
+from fedgradnorm._round.server import COLUMNS, ServerState, columns, weighed
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import trainable_parameters
 from fedgradnorm.weighting import Equal, Weighting
@@ -104,6 +104,15 @@ class SideBySide(Federations):
             found += self._next_rounds(first + len(found), coming[len(found) :])
         return [[outcome] for outcome in found]
 
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics, of those together who can be; the others by themselves."""
+        asked = [name for name in self._named if names is None or name in names]
+        found = self._run.evaluate(split, asked)
+        found |= super().evaluate(split, [name for name in asked if name not in found])
+        return {name: found[name] for name in asked if name in found}
+
     def _next_rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """All of these rounds where they can be had at once, or else the first of them."""
         active, count = actives[0], len(actives)
@@ -156,13 +165,17 @@ class SideBySide(Federations):
                 "weight": one,
                 "held": torch.zeros_like(one),
             }
-        tables = []
-        for row, name in enumerate(names):
+        tables, directions = list[dict[str, Tensor]](), list[Tensor]()
+        for row, name in self._run.streams.side_by_side(list(enumerate(names))):
             server, own = self._named[name].server, _one_of(reports, row)
             if name in reports.failed:  # its own federation will tell
                 tables.append(dict.fromkeys(COLUMNS, torch.zeros_like(own.loss)))
-            else:
-                tables.append(columns(server, own, server_round(server, own)))
+                directions.append(reports.updates[row])
+                continue
+            weights, direction = weighed(server, own)
+            tables.append(columns(server, own, weights))
+            directions.append(direction)
+        self._descend(names, reports, torch.stack(directions))
         return {key: torch.cat([table[key] for table in tables]) for key in COLUMNS}
 
     def _descend(self, names: Sequence[str], reports: StackedReports, along: Tensor) -> None:

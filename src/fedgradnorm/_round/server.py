@@ -87,9 +87,21 @@ class ServerState:
 def server_round(server: ServerState, reports: Reports) -> Tensor:
     """Algorithm 2, server part: new weights p, then one step on g = (1/N) sum_i p_i update_i.
 
+    Returns the weights after the round, one per client.
+    """
+    weights, server.shared.grad = weighed(server, reports)
+    server.optimizer.step()
+    if server.afterwards is not None:
+        server.afterwards(reports, weights)
+    return weights
+
+
+def weighed(server: ServerState, reports: Reports) -> tuple[Tensor, Tensor]:
+    """The weights after the round, one per client, and the direction g of the server's step.
+
     ``order="old"`` steps the network with the weights from before this round, as the centralised
     GradNorm does. A weighting that gives a direction of its own is followed; ``order`` and
-    ``aggregate`` say nothing then. Returns the weights after the round, one per client.
+    ``aggregate`` say nothing then.
     """
     signals = reports.signals(server.weighting.needs)
     if server.bounds is not None:
@@ -102,11 +114,7 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
         direction = server.weighting.direction(signals.among(len(weights)))
     if direction is None:
         direction = reports.aggregate(share)
-    server.shared.grad = direction
-    server.optimizer.step()
-    if server.afterwards is not None:
-        server.afterwards(reports, weights)
-    return weights
+    return weights, direction
 
 
 COLUMNS = ("loss", "loss_ratio", "gauge_norm", "weight", "held")

@@ -35,14 +35,18 @@ def measured(
     flat = flat_rows(task, output, target)
     values: dict[str, float] = {}
     for name, metric in task.metrics.items():
-        ours = metric in OURS or isinstance(metric, NamedMetric)
         try:
-            value = metric(*flat) if ours else metric(output, target)
+            value = metric(*flat) if is_ours(metric) else metric(output, target)
         except Exception as error:  # code of others may raise anything
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f"metric {name!r} fails: {reason}; correct the metric") from error
         values[name] = one_number(name, value)
     return values
+
+
+def is_ours(metric: Metric) -> bool:
+    """Whether it is one of this library's."""
+    return metric in OURS or isinstance(metric, NamedMetric)
 
 
 def in_units(

@@ -27,6 +27,7 @@ from fedgradnorm.tasks._row_losses import by_number, by_row, own_loss_problem
 from fedgradnorm.tasks._split_metrics import (
     Restoring,
     check_metrics,
+    is_ours,
     measured,
     one_number,
     shown_kind,
@@ -98,6 +99,11 @@ class Task:
         """Whether the loss is not one of ours, and so may be wrong."""
         ours = self.own_kind is None and self.loss_function == self.form.loss
         return not ours and not isinstance(self.loss_function, WeightedLoss)
+
+    @property
+    def measures_anywhere(self) -> bool:
+        """Whether loss and metrics are ours: those of others may hold tensors of one device."""
+        return not self.has_own_loss and all(map(is_ours, self.metrics.values()))
 
     @property
     def knows_trivial(self) -> bool:

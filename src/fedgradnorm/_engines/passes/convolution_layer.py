@@ -14,12 +14,13 @@ from fedgradnorm._engines.passes.kernels import convolutions as kernels
 CUT = 4  # the code of an output that ReLU made zero
 
 # All measured on an H200 with the paper's Network 1, as are the tiles below.
-PROGRAMS = 500  # that a GPU should have to work on when weights' gradients are summed
+PROGRAMS = 1000  # that a GPU should have to work on when weights' gradients are summed
 SMALL = 32  # numbers that an output is made of
 MANY = 256  # likewise
 FEW_ROWS = 512  # of a client
 MANY_ROWS = 4096
 ROW = 1024  # numbers of a plain kernel
+FEW = 128  # likewise, where each is a sum over parts
 
 FLOAT32, BY_THREES = "ieee", "tf32x3"  # a product of float32, and one made of three in tf32
 
@@ -168,14 +169,14 @@ class Layer:
             kernels.weights[tiles, parts, clients](
                 x, d, sums, clients, count, chunk, **self._sizes(), **tile.options()
             )
-            kernels.settle[triton.cdiv(numbers, ROW), clients](
+            kernels.settle[triton.cdiv(numbers, FEW), clients](
                 sums, into, share, clients, parts, into.stride(0), TAPS=self._taps,
-                CI=self.inputs, CO=outputs, ADD=add, BM=ROW, num_warps=4,
+                CI=self.inputs, CO=outputs, ADD=add, BP=16, BM=FEW, num_warps=4,
             )  # fmt: skip
 
     def _gradient_tile(self, rows: int) -> Tile:
         if self._made_of <= SMALL:
-            return Tile(64, 16, 32, 2, 2)
+            return Tile(64, 16, 32, 1, 2)
         if rows <= FEW_ROWS:
             return Tile(64, 64, 32, 4, 2)
         return Tile(64, 64, 64, 4, 2, FLOAT32) if self._made_of > MANY else Tile(32, 64, 32, 2, 2)

@@ -43,8 +43,9 @@ class ConvolutionStack:
         self._places: list[slice] = []
         self._flat = 0  # the first layer whose inputs are numbers in a row, no picture
         channels, high, wide = shape
-        slices = iter(network.slices.values())
-        for part, relu, pool in _blocks(network.module):
+        slices, blocks = iter(network.slices.values()), _blocks(network.module)
+        self.most_rows = _most_rows(blocks, shape)
+        for part, relu, pool in blocks:
             start, stop = next(slices).start, next(slices).stop
             self._places.append(slice(start, stop))
             if isinstance(part, nn.Linear):
@@ -75,8 +76,7 @@ class ConvolutionStack:
         ready = x.ndim == 4 and x.is_cuda and x.dtype == network.vector.dtype == torch.float32
         if not ready or not (blocks := known_blocks(network)):
             return False
-        wide = max(part.weight.shape[0] for part, _, _ in blocks)
-        return most * x[0].numel() * max(wide, x.shape[1]) < ADDRESSES
+        return most <= _most_rows(blocks, x.shape[1:])
 
     def try_out(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> None:
         """Build the kernels of a round, and fail now if one cannot be built."""
@@ -218,6 +218,12 @@ def _halves(part: nn.MaxPool2d) -> bool:
     pairs = [(v, v) if isinstance(v, int) else tuple(v) for v in (part.kernel_size, part.stride)]
     plain = part.padding in (0, (0, 0)) and part.dilation in (1, (1, 1))
     return pairs == [(2, 2), (2, 2)] and plain and not (part.ceil_mode or part.return_indices)
+
+
+def _most_rows(blocks: Sequence[Block], shape: torch.Size) -> int:
+    """Pictures of this shape that one client may have in a call."""
+    channels = max(shape[0], *(part.weight.shape[0] for part, _, _ in blocks))
+    return (ADDRESSES - 1) // (shape.numel() * channels)
 
 
 def _channels_last(x: Tensor) -> Tensor:

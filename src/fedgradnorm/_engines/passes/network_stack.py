@@ -7,6 +7,7 @@ Rows of inputs come client after client; a stretch is some of them and how many 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +23,9 @@ Stretches = Sequence[tuple[slice, int]]
 
 
 class NetworkStack(Protocol):
-    """How many networks are run at once."""
+    """How many networks are run at once, on ``most_rows`` of one client in a call."""
+
+    most_rows: int
 
     def forward(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
         """Outputs [rows, F] without a graph, of which a gradient may be asked for."""
@@ -49,6 +52,8 @@ def clients_of(stretches: Stretches) -> list[slice]:
 
 class DenseStack:
     """Linear layers and ReLUs in turn (``DensePass.fits``): batched products in closed form."""
+
+    most_rows = sys.maxsize
 
     def __init__(self, network: FlatNetwork) -> None:
         assert isinstance(network.module, nn.Sequential)
@@ -128,6 +133,8 @@ class ModuleStack:
     for a GPU. On a CPU, where one network already fills the cores, they are called in turn. So is
     a network that cannot be mapped, which the rows ``x`` are there to find out.
     """
+
+    most_rows = sys.maxsize
 
     def __init__(self, network: FlatNetwork, at_once: bool, x: Tensor) -> None:
         self.network = network

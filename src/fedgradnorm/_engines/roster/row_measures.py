@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,9 +10,9 @@ from torch.nn import functional as F
 
 from fedgradnorm._engines.roster.gathered import Reader, Rows
 from fedgradnorm._engines.roster.registry import SCALE, Registry, Seated
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.client_round import FirstLoss, log_classes
 from fedgradnorm._round.evaluation import evaluate, in_parts
+from fedgradnorm._round.scores import blaming
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
@@ -142,7 +141,7 @@ class Measuring:
         data = dict(zip(names, self._rows(names, split), strict=True))
         if isinstance(data[names[0]][0], Streamed):
             (name,) = names
-            with _blaming(name, split):
+            with blaming(name, split):
                 scaling = self._clients[name].scaling
                 return {name: self._in_pieces(name, data[name], scaling)}
         held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
@@ -155,14 +154,6 @@ class Measuring:
                 (source, y), client = data[name], self._clients[name]
                 output = F.linear(features[id(source)], weight[k], bias[k])
                 assert isinstance(y, Tensor)
-                with _blaming(name, split):
+                with blaming(name, split):
                     results[name] = client.task.measure(output, self._target(y), client.scaling)
         return {name: results[name] for name in names}
-
-
-@contextmanager
-def _blaming(name: str, split: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"client {name!r}, {split} data: {error}") from error

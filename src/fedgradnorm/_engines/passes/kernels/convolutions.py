@@ -241,6 +241,7 @@ def settle(
     CI: tl.constexpr,
     CO: tl.constexpr,
     ADD: tl.constexpr,
+    BP: tl.constexpr,
     BM: tl.constexpr,
 ):
     K: tl.constexpr = TAPS * CI
@@ -248,9 +249,11 @@ def settle(
     at = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = at < CO * (K + 1)
     found = tl.zeros((BM,), tl.float32)
-    for part in range(parts):
-        here = sums_at + (part * clients + client) * (CO * (K + 1)) + at
-        found += tl.load(here, mask=inside, other=0.0)
+    for first in range(0, parts, BP):
+        part = first + tl.arange(0, BP)
+        here = ((part * clients + client) * (CO * (K + 1)))[:, None] + at[None, :]
+        some = (part < parts)[:, None] & inside[None, :]
+        found += tl.sum(tl.load(sums_at + here, mask=some, other=0.0), axis=0)
     # As in the flat vector: weights [CO, CI, KH, KW], then biases.
     k = at // CO
     place = at % CO * K + k % CI * TAPS + k // CI

@@ -1,0 +1,159 @@
+"""Loss and metrics of many clients: answers wait for each other, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedgradnorm as fgn
+import toys
+from fedgradnorm._engines import unshared
+from fedgradnorm._round import scores
+from fedgradnorm._round.scores import HostTargets, Scores, on_host
+from side_by_side import clients, conv, half_frozen, mlp, open_end, trainer
+
+Measured = dict[str, dict[str, float]]
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Answers are taken for a GPU's; how many numbers came with each copy."""
+    found: list[list[int]] = []
+
+    def counted(tensors: list[Tensor]) -> list[Tensor]:
+        found.append([tensor.numel() for tensor in tensors])
+        return on_host(tensors)
+
+    monkeypatch.setattr(scores, "is_far", lambda _: True)
+    monkeypatch.setattr(scores, "on_host", counted)
+    return found
+
+
+def measured(those: list[fgn.Client], split: str = "test") -> Measured:
+    made = Scores(split, HostTargets())
+    for k, client in enumerate(those):
+        torch.manual_seed(k)
+        y = torch.as_tensor(getattr(client, split)[1])
+        made.add(client, torch.randn(len(y), client.task.outputs), y)
+    return made.in_order([client.name for client in those])
+
+
+def test_answers_that_wait_are_measured_as_the_others(
+    fetched: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = measured(clients())
+    assert len(fetched) == 1
+    assert len(fetched[0]) == 6
+    monkeypatch.setattr(scores, "is_far", lambda _: False)
+    assert measured(clients()) == together
+
+
+def test_only_so_many_wait(fetched: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measured(clients())
+    fetched.clear()
+    monkeypatch.setattr(scores, "NUMBERS_HELD", 50)
+    assert measured(clients()) == whole
+    assert max(map(sum, fetched)) < 50 + 60
+    assert len(fetched) > 2
+
+
+def test_metrics_of_ones_own_stay_where_the_answers_are(fetched: list[list[int]]) -> None:
+    rows = toys.rows("side", 12)
+    own = fgn.classification(2, metrics={"mean": lambda output, _: output.mean()})
+    mine = fgn.Client("mine", own, train=rows, test=rows)
+    named = fgn.Client("named", fgn.classification(2, metrics=["f1"]), train=rows, test=rows)
+    measured([mine, named])
+    assert fetched == [[24]]
+    assert not own.measures_anywhere
+    assert named.task.measures_anywhere
+
+
+def test_a_loss_of_ones_own_does_too() -> None:
+    own = fgn.regression(1, loss=lambda output, y: (output - y).abs().mean(dim=1))
+    assert not own.measures_anywhere
+    assert fgn.regression(1).measures_anywhere
+
+
+def test_what_is_wrong_names_client_and_split() -> None:
+    def fails(output: Tensor, y: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    task = fgn.regression(1, metrics={"bad": fails})
+    rows = torch.zeros(4, 6), torch.zeros(4, 1)
+    client = fgn.Client("broken", task, train=rows, validation=rows)
+    made = Scores("validation", HostTargets())
+    with pytest.raises(fgn.ConfigError, match=r"client 'broken', validation data: .*fails: no"):
+        made.add(client, torch.zeros(4, 1), rows[1])
+
+
+def test_tensors_of_several_types_come_back_in_their_order() -> None:
+    given = [torch.arange(6.0).view(2, 3), torch.arange(4), torch.ones(1, 2), torch.zeros(0, 3)]
+    for found, expected in zip(on_host(given), given, strict=True):
+        assert torch.equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+def test_targets_that_clients_share_are_kept_once() -> None:
+    y, kept = torch.arange(3), HostTargets()
+    assert kept.of(y) is kept.of(y)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "dense": mlp, "open end": open_end, "any": toys.network, "frozen": half_frozen, "conv": conv,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("rows", [4096, 40, 15])
+def test_networks_of_their_own_are_evaluated_together_as_one_by_one(
+    network: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unshared, "ROWS_AT_ONCE", rows)
+    made = trainer(NETWORKS[network](), clients(), "auto", eval_every=0)
+    for _ in range(3):
+        made.advance()
+    run = made.federations._run
+    for split in ("train", "validation", "test"):
+        alone = made.federations.evaluate(split)
+        run.evaluates_together = True
+        some = run.evaluate(split, list(made.clients))
+        assert set(some) == {
+            n for n, c in made.clients.items() if len(getattr(c, split)[0]) <= rows
+        }
+        together = made.federations.evaluate(split)
+        run.evaluates_together = False
+        assert list(together) == list(alone)
+        assert_near(together, alone)
+
+
+def assert_near(found: Measured, expected: Measured) -> None:
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-12, abs=1e-12)
+
+
+def test_those_who_are_asked_for_are_evaluated() -> None:
+    made = trainer(mlp(), clients(), "auto", eval_every=0)
+    made.federations._run.evaluates_together = True
+    assert list(made.federations.evaluate("test", ["side-24", "corner-5"])) == [
+        "corner-5",
+        "side-24",
+    ]
+    assert made.federations.evaluate("test", []) == {}
+
+
+def test_who_has_tuned_a_network_is_evaluated_with_that() -> None:
+    how: dict[str, Any] = {"personalize": {"steps": 5, "lr": 0.01, "what": "network"}, "rounds": 2}
+    made = trainer(mlp(), clients(), "auto", **how)
+    while not made.done:
+        made.advance()
+    made.evaluate()
+    run, alone = made.federations._run, made.federations.evaluate("test")
+    run.evaluates_together = True
+    shared = [name for name, state in run.loop.states.items() if state.own is None]
+    assert len(shared) < len(made.clients)
+    assert sorted(run.evaluate("test", list(made.clients))) == sorted(shared)
+    assert_near(made.federations.evaluate("test"), alone)
