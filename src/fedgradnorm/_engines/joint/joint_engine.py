@@ -19,6 +19,7 @@ from fedgradnorm._engines.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.joint.joint_reports import JointReports
 from fedgradnorm._engines.joint.one_pass import in_order, one_pass
 from fedgradnorm._engines.passes.autograd import AutogradPass
+from fedgradnorm._engines.passes.convolution_pass import ConvolutionPass, convolution_pass
 from fedgradnorm._engines.passes.inner_products import ProductPass
 from fedgradnorm._engines.passes.shared_pass import Pass
 from fedgradnorm._fusing import Fused
@@ -36,6 +37,11 @@ class JointEngine(BatchedEngine):
     ) -> None:
         super().__init__(*arguments, gauge=gauge, **settings)
         self._in_order: Callable[..., tuple[Tensor, Tensor]] = in_order
+        self._measured = gauge
+        rows = sum(self.loop.batches.batch.values())
+        self._has_kernels = not products and ConvolutionPass.fits(
+            self.front, gauge, self.data.inputs, rows
+        )
         self._pass: Pass
         if products:
             self._pass = ProductPass(self.front, gauge)
@@ -52,8 +58,16 @@ class JointEngine(BatchedEngine):
         """Let the compiler make few kernels of the many small ones."""
         for group in self.groups:
             group.fuse()
+        self._pass = self._convolutions() or self._pass
         self._pass.fuse()
         self._in_order = Fused(in_order)
+
+    def _convolutions(self) -> Pass | None:
+        """Kernels of our own in place of autograd, where there are any for the network."""
+        if not self._has_kernels:
+            return None
+        parts = self.planner.plan(list(self.clients)).stretches
+        return convolution_pass(self.front, self._measured, self.data.tensor, parts, self.streams)
 
     def burst(self, server: ServerState) -> int:
         """Many on a GPU, unless something of a round is decided on the host."""

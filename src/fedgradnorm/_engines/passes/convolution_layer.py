@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,6 @@ PROGRAMS = 1000  # that a GPU should have to work on when weights' gradients are
 SMALL = 32  # numbers that an output is made of
 MANY = 256  # likewise
 FEW_ROWS = 512  # of a client
-MANY_ROWS = 4096
 ROW = 1024  # numbers of a plain kernel
 FEW = 128  # likewise, where each is a sum over parts
 
@@ -77,6 +77,21 @@ class Layer:
         return high, wide
 
     @property
+    def is_linear(self) -> bool:
+        """Whether it is a linear layer."""
+        return self.height == self.width == self._taps == 1
+
+    @property
+    def numbers(self) -> int:
+        """Weights and biases."""
+        return self.outputs * (self._made_of + 1)
+
+    def places(self, kinds: Sequence[str]) -> slice:
+        """Where weights, biases or both are among these."""
+        weights = self.outputs * self._made_of
+        return slice(0 if "weight" in kinds else weights, None if "bias" in kinds else weights)
+
+    @property
     def _taps(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
@@ -125,7 +140,7 @@ class Layer:
             return Tile(128, 16, 32, 4, 2, FLOAT32)
         if rows <= FEW_ROWS:
             return Tile(16, 32, 64, 2, 3)
-        return Tile(64, 16, 16, 2, 3) if rows > MANY_ROWS else Tile(64, 32, 64, 4, 3)
+        return Tile(64, 32, 64, 4, 3) if self._made_of >= MANY else Tile(64, 16, 16, 2, 3)
 
     def spread(self, d: Tensor, code: Tensor) -> Tensor:
         """d loss / d outputs of the convolution itself, from d loss / d what came out."""
@@ -158,18 +173,18 @@ class Layer:
     def gradient(self, x: Tensor, d: Tensor, into: Tensor, share: float, *, add: bool) -> None:
         """``share`` of d loss / d parameters, in the order of the flat vector."""
         clients, count, high, wide, outputs = d.shape
-        rows, numbers = count * high * wide, outputs * (self._made_of + 1)
+        rows = count * high * wide
         tile = self._gradient_tile(rows)
         tiles = triton.cdiv(self._made_of, tile.between) * triton.cdiv(outputs, tile.columns)
         parts = min(triton.cdiv(rows, 2 * tile.rows), triton.cdiv(PROGRAMS, tiles * clients))
         chunk = triton.cdiv(triton.cdiv(rows, parts), tile.rows) * tile.rows
         parts = triton.cdiv(rows, chunk)
-        sums = x.new_empty(parts, clients, numbers)
+        sums = x.new_empty(parts, clients, self.numbers)
         with torch.cuda.device_of(x):
             kernels.weights[tiles, parts, clients](
                 x, d, sums, clients, count, chunk, **self._sizes(), **tile.options()
             )
-            kernels.settle[triton.cdiv(numbers, FEW), clients](
+            kernels.settle[triton.cdiv(self.numbers, FEW), clients](
                 sums, into, share, clients, parts, into.stride(0), TAPS=self._taps,
                 CI=self.inputs, CO=outputs, ADD=add, BP=16, BM=FEW, num_warps=4,
             )  # fmt: skip

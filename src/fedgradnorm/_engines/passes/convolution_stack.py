@@ -17,6 +17,7 @@ from fedgradnorm._engines.passes.network_stack import (
     Stretches,
     clients_of,
 )
+from fedgradnorm._engines.passes.shared_pass import SharedRows
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import FlatNetwork
 
@@ -113,6 +114,17 @@ class ConvolutionStack:
     def _outputs(self, seen: Sequence[Sequence[Kept]]) -> Tensor:
         """The last layer's, as rows."""
         return torch.cat([_flattened(kept[-1][1]).flatten(0, 1).flatten(1) for kept in seen])
+
+    def last(self, signal: Tensor, shared: SharedRows | None) -> tuple[Layer, Tensor, Tensor]:
+        """The last layer of one network, its inputs and the signal at its outputs, row by row.
+
+        They are of the rows that passed, or of all places of ``shared``.
+        """
+        layer, (x, z, code) = self.layers[-1], self._seen[0][-1]
+        x, z, code = (
+            part[0] if shared is None else shared.spread(part[0]) for part in (x, z, code)
+        )
+        return layer, x, layer.spread(_as_picture(signal[None], z[None]), code[None])[0]
 
     @torch.no_grad()
     def gradient(self, signal: Tensor, into: Tensor, share: float, *, add: bool) -> None:
