@@ -130,7 +130,7 @@ def measured(
 def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> record.Row:
     """Seconds of a whole run on a GPU: set-up, rounds, history, and networks on the host.
 
-    Bare runs have equal weights and no evaluations on the way; usual ones what a run has by default.
+    Bare runs have equal weights and no evaluations on the way; usual ones are as by default.
     """
 
     def seconds(kind: str, way: str, rounds: int) -> float:

@@ -15,11 +15,7 @@ from fedgradnorm._runs.run import Run
 from fedgradnorm._training.trainer import Progress, Trainer
 from oracle import mixed_clients
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # torch's, where autograd's thread is the first to multiply: of the reference here
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 GPU = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 NETWORKS = {"dense": ("network2", (256,)), "convolutions": ("network1", (1, 40, 40))}

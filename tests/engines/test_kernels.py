@@ -28,11 +28,7 @@ from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Precision
 from fedgradnorm.models._flat import FlatNetwork
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # torch's, where autograd's thread is the first to multiply: of the reference here
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 GPU = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
 

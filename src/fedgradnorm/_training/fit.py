@@ -36,7 +36,14 @@ from fedgradnorm._training.inputs import (
     warn_of_units,
 )
 from fedgradnorm._training.interrupt import held_back
-from fedgradnorm._training.ranked import Keeper, agreed, begun_settings, meet, open_folder
+from fedgradnorm._training.ranked import (
+    Keeper,
+    agreed,
+    begun_settings,
+    meet,
+    open_folder,
+    usual_weighting,
+)
 from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Weighting
@@ -67,6 +74,9 @@ def train_with(
     world = meet(settings.engine)
     if place is not None:
         settings = begun_settings(settings, Path(place), resume, world)
+    if weighting is None:
+        begun = Path(place) if place is not None and resume else None
+        weighting = usual_weighting(settings, begun, world)
     clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)

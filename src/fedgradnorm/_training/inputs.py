@@ -13,7 +13,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._runs.folder import Place
-from fedgradnorm.weighting import GradNorm, Weighting
+from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -55,11 +55,9 @@ def warn_of_units(clients: Iterable[Client], about: Mapping[str, Any]) -> None:
             )
 
 
-def checked_weighting(weighting: object) -> Weighting:
-    """The weighting, the paper's by default; a ConfigError unless it is one."""
-    if weighting is None:
-        return GradNorm()
-    if isinstance(weighting, Weighting):
+def checked_weighting(weighting: object) -> Weighting | None:
+    """The weighting, or None where none is given; a ConfigError unless it is one."""
+    if weighting is None or isinstance(weighting, Weighting):
         return weighting
     if isinstance(weighting, type) and issubclass(weighting, Weighting):
         name = weighting.__name__

@@ -93,7 +93,8 @@ def train(
     Args:
         network: any module from an input row to a feature vector; it is copied, never changed.
         clients: who takes part; see :class:`fedgradnorm.Client`.
-        weighting: how the server weighs clients; the paper's ``GradNorm(gamma=0.9)`` by default.
+        weighting: how the server weighs clients; the paper's ``GradNorm(gamma=0.9)`` by default,
+            or ``Equal()`` where nothing is shared.
         rounds, epochs: how long; a round is one communication, an epoch one pass over the largest
             client's training rows. Ten epochs if neither is given.
         batch_size: rows per local step (a smaller client uses all its rows); None for all rows.
