@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._engines import unshared
-from fedgradnorm._round import scores
-from fedgradnorm._round.scores import HostTargets, Scores, on_host
+from fedgradnorm._engines import scores
+from fedgradnorm._engines.scores import HostTargets, Scores, on_host
 from side_by_side import clients, conv, half_frozen, mlp, open_end, trainer
 
 Measured = dict[str, dict[str, float]]

@@ -23,7 +23,7 @@ from fedgradnorm._engines.protocol import Engine
 from fedgradnorm._round.client_round import clip_factors
 from fedgradnorm._round.evaluation import ROWS_AT_ONCE, answers
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.scores import Scores
+from fedgradnorm._engines.scores import Scores
 
 LINE = 16  # numbers: 64 bytes of the shortest kind
 MEASURES = 1  # the branch for what is only written down

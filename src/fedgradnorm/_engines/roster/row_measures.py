@@ -12,7 +12,7 @@ from fedgradnorm._engines.roster.gathered import Reader, Rows
 from fedgradnorm._engines.roster.registry import SCALE, Registry, Seated
 from fedgradnorm._round.client_round import FirstLoss, log_classes
 from fedgradnorm._round.evaluation import evaluate, in_parts
-from fedgradnorm._round.scores import blaming
+from fedgradnorm._engines.scores import blaming
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
