@@ -191,3 +191,14 @@ def test_clients_side_by_side_are_one_line_of_the_log(caplog: pytest.LogCaptureF
 
 
 # ------------------------------------------------------------------------------ saved and resumed
+
+
+@pytest.mark.parametrize("gauge", [["4", "0"], ["0", "4"], ["2", "0"], ["4.bias", "4.weight"]])
+def test_the_gauge_may_be_any_layers_in_any_order(gauge: list[str]) -> None:
+    def three() -> nn.Module:
+        layers = (nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 5))
+        return nn.Sequential(*layers)
+
+    network = toys.seeded(three)
+    both = (finished(trainer(network, clients(), e, gauge=gauge)) for e in ("auto", "loop"))
+    assert_same_training(*both)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines import unshared
-from fedgradnorm._engines import scores
+from fedgradnorm._engines import scores, unshared
 from fedgradnorm._engines.scores import HostTargets, Scores, on_host
 from side_by_side import clients, conv, half_frozen, mlp, open_end, trainer
 
@@ -97,9 +96,35 @@ def test_tensors_of_several_types_come_back_in_their_order() -> None:
         assert found.dtype == expected.dtype
 
 
-def test_targets_that_clients_share_are_kept_once() -> None:
+def test_targets_that_clients_share_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "cpu", Tensor.clone)  # as from a GPU, where it is a copy
     y, kept = torch.arange(3), HostTargets()
+    assert kept.of(y) is not y
     assert kept.of(y) is kept.of(y)
+
+
+def test_targets_of_the_host_stay_there(fetched: list[list[int]]) -> None:
+    client = clients()[0]
+    y, made = torch.as_tensor(client.test[1]), Scores("test", HostTargets())
+    made.add(client, torch.randn(len(y), client.task.outputs), y)
+    assert set(made.in_order([client.name])[client.name]) == {"loss", *client.task.metrics}
+    assert len(fetched) == 1
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
+def test_where_they_cannot_be_evaluated_together_they_are_one_by_one(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(mlp(), clients(), "auto", eval_every=0)
+    run, alone = made.federations._run, made.federations.evaluate("test")
+
+    def fails(*_: object) -> None:
+        raise kind("too little")
+
+    monkeypatch.setattr(run, "_features", fails)
+    run.evaluates_together = True
+    assert made.federations.evaluate("test") == alone
+    assert not run.evaluates_together
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

@@ -221,7 +221,10 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """
     table = optimizer.state_dict()
     state = {
-        key: {name: v.clone() if isinstance(v, Tensor) else v for name, v in moments.items()}
+        key: {
+            name: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v)
+            for name, v in moments.items()
+        }
         for key, moments in table["state"].items()
     }
     return {"state": state, "param_groups": copy.deepcopy(table["param_groups"])}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fedgradnorm as fgn
+import stretch
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines.passes.adam_of_rows import AdamOfRows, adam_of_rows
 from fedgradnorm._federation.alone import SideBySide
@@ -74,6 +75,22 @@ def test_moments_that_were_loaded_are_put_into_their_rows() -> None:
         played(one, 12)
     assert len(STEPS) == 11
     assert_same_training(rows, loop)
+
+
+def test_moments_that_were_loaded_before_rounds_come_at_once_are_in_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stretch.use_graphs(monkeypatch)
+    rows, loop = pair(rounds=14)
+    for one in (rows, loop):
+        played(one, 4)
+        one.federations[2].load_state_dict(one.federations[2].state_dict())
+        while one.round < 14:
+            one.advance(5)
+    assert_same_training(rows, loop)
+    moments = [next(iter(one.server.optimizer.state.values())) for one in rows.federations]
+    kept = {moment["exp_avg"].untyped_storage().data_ptr() for moment in moments}
+    assert len(kept) == 1
 
 
 def test_those_who_are_left_and_those_who_fail_step_by_themselves() -> None:

@@ -60,6 +60,8 @@ def test_the_gpu_gives_the_loops_numbers(kind: str, steps: tuple[int, int], comp
 # on one CPU: half a unit in the last place, at random, opens another ReLU after some 25 rounds and
 # moves the dense network by 2e-3 in 50, and the convolutions part at once. Small steps of SGD show
 # the engine (the same noise moves the dense network by 3e-6, and by 3e-3 at ten times this rate).
+# Heads that begin at the targets bring that nearer: on one CPU joint and loop are then 5e-5 apart
+# after 20 rounds of Adam, and 4e-7 with heads that begin at random.
 FLOAT32 = {
     "dense, Adam": ("dense", {"rounds": 20, "head_start": "random"}),
     "dense, SGD": ("dense", {"server_optimizer": {"name": "sgd", "lr": 0.01}}),

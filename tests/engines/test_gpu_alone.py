@@ -148,3 +148,21 @@ def test_evaluations_are_the_loops(kind: str, share: str, metrics: object) -> No
     for column in ("loss", "accuracy", "mae", "r2"):
         found, expected = (torch.tensor(run.history[column]) for run in (ours, reference))
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, equal_nan=True)
+
+
+def test_evaluations_by_kernels_are_the_loops() -> None:
+    clients = [
+        fgn.Client(client.name, client.task, client.train, test=client.train)
+        for client in mixed_clients((1, 40, 40), (60, 50, 10))
+    ]
+    torch.manual_seed(0)
+    network = fgn.models.network1()
+    settings = Settings(rounds=1, batch_size=16, share="none")
+    ours, reference = (
+        Trainer(network, clients, fgn.Equal(), replace(settings, engine=engine), device)
+        for engine, device in (("auto", GPU), ("loop", torch.device("cpu")))
+    )
+    found, expected = (made.federations.evaluate("test") for made in (ours, reference))
+    assert ours.federations._run.evaluates_together
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-4)

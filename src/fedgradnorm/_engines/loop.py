@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.protocol import Engine
+from fedgradnorm._engines.scores import HostTargets, Scores, blaming
 from fedgradnorm._round.client_round import (
     LocalSettings,
     Report,
@@ -25,7 +26,6 @@ from fedgradnorm._round.presence import batches_of
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_round import private_round
 from fedgradnorm._round.reports import Reports, StackedReports
-from fedgradnorm._engines.scores import HostTargets, Scores, blaming
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning, tune
 from fedgradnorm.models._fitting import as_input

@@ -42,7 +42,7 @@ class Scores:
         self._held = 0
 
     def add(self, client: Client, output: Tensor, y: Tensor) -> None:
-        """A client's answers for all rows of the split, and its targets."""
+        """A client's answers for all rows of the split, and its targets, here or on the host."""
         alone = not is_far(output) or not client.task.measures_anywhere
         if alone or output.numel() > NUMBERS_HELD:
             self._measure(client, output, y)
@@ -64,12 +64,13 @@ class Scores:
     def _fetch(self) -> None:
         outputs = on_host([output for _, output, _ in self._waiting])
         for (client, _, y), output in zip(self._waiting, outputs, strict=True):
-            self._measure(client, output, self._targets.of(y))
+            self._measure(client, output, self._targets.of(y) if is_far(y) else y)
         self._waiting, self._held = [], 0
 
     def _measure(self, client: Client, output: Tensor, y: Tensor) -> None:
         with blaming(client.name, self._split):
-            self._found[client.name] = client.task.measure(output, y, client.scaling)
+            found = client.task.measure(output, y.to(output.device), client.scaling)
+        self._found[client.name] = found
 
 
 def is_far(output: Tensor) -> bool:

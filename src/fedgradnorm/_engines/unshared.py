@@ -6,6 +6,7 @@ round is undone, and whoever asked has the loop repeat it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -20,10 +21,12 @@ from fedgradnorm._engines.batched.snapshot import Snapshot
 from fedgradnorm._engines.captured_rounds import RoundsAtOnce
 from fedgradnorm._engines.passes.convolution_stack import network_stack
 from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._round.client_round import clip_factors
-from fedgradnorm._round.evaluation import ROWS_AT_ONCE, answers
-from fedgradnorm._round.reports import StackedReports
 from fedgradnorm._engines.scores import Scores
+from fedgradnorm._round.client_round import clip_factors
+from fedgradnorm._round.evaluation import NUMBERS_READ, ROWS_AT_ONCE, answers
+from fedgradnorm._round.reports import StackedReports
+
+log = logging.getLogger("fedgradnorm")
 
 LINE = 16  # numbers: 64 bytes of the shortest kind
 MEASURES = 1  # the branch for what is only written down
@@ -123,20 +126,25 @@ class Unshared(Assembly):
         scores, data = Scores(split, self.loop.host_targets), dict[str, tuple[Tensor, Tensor]]()
         for name in names if self.evaluates_together else ():
             x, y = self.loop.data[name].get(split, (None, None))
-            if isinstance(x, Tensor) and isinstance(y, Tensor) and self._passes(name, len(x)):
+            if isinstance(x, Tensor) and isinstance(y, Tensor) and self._passes(name, x):
                 data[name] = x, y
         some = sorted(data, key=lambda name: len(data[name][0]))
-        for portion in _portions(some, {name: len(x) for name, (x, _) in data.items()}):
-            z = self._features(portion, [data[name][0] for name in portion])
+        for portion in _portions({name: data[name][0] for name in some}):
+            try:
+                z = self._features(portion, [data[name][0] for name in portion])
+            except Exception as error:  # too little memory, a kernel that cannot be built
+                log.info("one by one: %s", " ".join(str(error).split())[:120])
+                self.evaluates_together = False
+                return {}
             for name, features in zip(portion, z, strict=True):
                 output = answers(self.loop.states[name].head, [features])
                 scores.add(self.clients[name], output, data[name][1])
         return scores.in_order(some)
 
-    def _passes(self, name: str, rows: int) -> bool:
-        """Whether so many rows of a client pass at once, through its row of ``vectors``."""
-        few = 0 < rows <= min(self._stack.most_rows, ROWS_AT_ONCE)
-        return few and self.loop.states[name].own is None
+    def _passes(self, name: str, x: Tensor) -> bool:
+        """Whether a client's rows pass at once, through its row of ``vectors``."""
+        few = 0 < len(x) <= min(self._stack.most_rows, ROWS_AT_ONCE)
+        return few and x.numel() <= NUMBERS_READ and self.loop.states[name].own is None
 
     def _features(self, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Tensor]:
         """What each client's own network makes of its rows."""
@@ -213,24 +221,24 @@ class Unshared(Assembly):
         return loss, self.first_losses.ratio(whole, plan.active)[plan.positions]
 
 
-def _portions(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+def _portions(inputs: Mapping[str, Tensor]) -> Iterator[list[str]]:
     """Clients whose rows pass together."""
-    some, rows = list[str](), 0
-    for name in names:
-        if some and rows + sizes[name] > ROWS_AT_ONCE:
+    some, rows, numbers = list[str](), 0, 0
+    for name, x in inputs.items():
+        rows, numbers = rows + len(x), numbers + x.numel()
+        if some and (rows > ROWS_AT_ONCE or numbers > NUMBERS_READ):
             yield some
-            some, rows = [], 0
+            some, rows, numbers = [], len(x), x.numel()
         some.append(name)
-        rows += sizes[name]
     if some:
         yield some
 
 
 def _as_slice(places: Tensor) -> Tensor | slice:
     """Places one after another as a slice, which needs no copy."""
-    first, last = int(places[0]), int(places[-1])
-    together = torch.equal(places, torch.arange(first, last + 1, device=places.device))
-    return slice(first, last + 1) if together else places
+    first, count = int(places[0]), len(places)
+    together = torch.equal(places, first + torch.arange(count, device=places.device))
+    return slice(first, first + count) if together else places
 
 
 def _rows_like(vector: Tensor, count: int) -> Tensor:

@@ -108,7 +108,8 @@ class SideBySide(Federations):
         self, split: str, names: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
         """Loss and metrics, of those together who can be; the others by themselves."""
-        asked = [name for name in self._named if names is None or name in names]
+        wanted = self._named if names is None else set(names)
+        asked = [name for name in self._named if name in wanted]
         found = self._run.evaluate(split, asked)
         found |= super().evaluate(split, [name for name in asked if name not in found])
         return {name: found[name] for name in asked if name in found}
@@ -119,6 +120,8 @@ class SideBySide(Federations):
         same = self._steady and bool(active) and all(one == active for one in actives)
         if count > 1 and same and self.burst > 1:
             servers = [self._named[name].server for name in active]
+            if self._adam is not None:
+                self._adam.ready()  # loaded moments are in their rows before a round is captured
             run, one_round = self._run, self._captured
             results = run.at_once.run(run, first, count, active, one_round, servers)
             if results is not None:

@@ -16,6 +16,8 @@ log = logging.getLogger("fedgradnorm")
 BEYOND = ("amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
 """Options with which the step is left to torch's own optimiser."""
 
+MOST_ROWS = 65535  # of a kernel's programs along one axis
+
 
 class AdamOfRows:
     """Steps all rows of ``vectors`` [networks, P] at once, with one kernel.
@@ -26,8 +28,7 @@ class AdamOfRows:
 
     def __init__(self, vectors: Tensor, owners: Sequence[torch.optim.Optimizer]) -> None:
         self._vectors, self._owners = vectors, owners
-        self._mean, self._square = (vectors.new_zeros(vectors.shape) for _ in range(2))
-        self._counts = vectors.new_zeros(len(vectors), dtype=torch.float32)
+        self._mean = self._square = self._counts = torch.empty(0)  # until they are needed
         self._told: tuple[Any, ...] = ()
         self._how = torch.empty(0)
 
@@ -36,20 +37,29 @@ class AdamOfRows:
         """Whether these are Adam's steps on a GPU, with none of the rarer options."""
         (group,) = optimizer.param_groups
         plain = optimizers.is_adam(optimizer) and not any(group.get(key) for key in BEYOND)
-        return plain and vectors.is_cuda and vectors.dtype in (torch.float32, torch.float64)
+        few = len(vectors) <= MOST_ROWS
+        return plain and few and vectors.is_cuda and vectors.dtype in (torch.float32, torch.float64)
 
     def try_out(self) -> None:
         """Fail now if the kernel cannot be built, and not in the middle of a round."""
         group = self._owners[0].param_groups[0]
-        one, nothing = self._vectors[:1].clone(), torch.zeros_like(self._mean[:1])
-        self._step(one, nothing, (nothing, nothing), self._counts[:1] + 1, group)
+        one = self._vectors[:1].clone()
+        nothing, once = one.new_zeros(one.shape), one.new_ones(1, dtype=torch.float32)
+        self._step(one, nothing, (nothing, nothing), once, group)
 
     def ready(self) -> bool:
-        """Whether everybody has moments. Those that were loaded are put into their rows."""
-        tables = {"exp_avg": self._mean, "exp_avg_sq": self._square, "step": self._counts}
+        """Whether everybody has moments. Those that were loaded are put into their rows.
+
+        To be asked before rounds are captured: what is put there then would be put there again.
+        """
         kept = [next(iter(owner.state.values()), None) for owner in self._owners]
         if not all(kept):
             return False
+        if not len(self._counts):
+            rows, numbers = self._vectors.shape
+            self._mean, self._square = (self._vectors.new_zeros(rows, numbers) for _ in range(2))
+            self._counts = self._vectors.new_zeros(rows, dtype=torch.float32)
+        tables = {"exp_avg": self._mean, "exp_avg_sq": self._square, "step": self._counts}
         for place, state in enumerate(kept):
             assert state is not None
             for key, table in tables.items():

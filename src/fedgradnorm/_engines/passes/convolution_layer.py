@@ -79,7 +79,7 @@ class Layer:
     @property
     def is_linear(self) -> bool:
         """Whether it is a linear layer."""
-        return self.height == self.width == self._taps == 1
+        return self.height == self.width == self._taps == 1 and not self.pad
 
     @property
     def numbers(self) -> int:

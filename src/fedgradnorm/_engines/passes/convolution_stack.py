@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -98,16 +99,19 @@ class ConvolutionStack:
     @torch.no_grad()
     def features(self, vectors: Tensor, x: Tensor, stretches: Stretches) -> Tensor:
         """Outputs alone."""
-        return self._outputs(self._run(vectors.index_select(1, self._order), x, stretches))
+        return self._outputs(self._run(vectors.index_select(1, self._order), x, stretches, kept=1))
 
-    def _run(self, turned: Tensor, x: Tensor, stretches: Stretches) -> list[list[Kept]]:
+    def _run(
+        self, turned: Tensor, x: Tensor, stretches: Stretches, kept: int = sys.maxsize
+    ) -> list[list[Kept]]:
+        """What each stretch's last ``kept`` layers saw."""
         found, pictures = [], _channels_last(x)
         for (rows, batch), mine in zip(stretches, clients_of(stretches), strict=True):
             z, seen = pictures[rows].unflatten(0, (-1, batch)), list[Kept]()
             for k, (layer, place) in enumerate(zip(self.layers, self._places, strict=True)):
                 x = _flattened(z) if k == self._flat else z
                 z, code = layer.forward(x, turned[mine, place])
-                seen.append((x, z, code))
+                seen = [*seen, (x, z, code)][-kept:]
             found.append(seen)
         return found
 
@@ -233,9 +237,18 @@ def _halves(part: nn.MaxPool2d) -> bool:
 
 
 def _most_rows(blocks: Sequence[Block], shape: torch.Size) -> int:
-    """Pictures of this shape that one client may have in a call."""
-    channels = max(shape[0], *(part.weight.shape[0] for part, _, _ in blocks))
-    return (ADDRESSES - 1) // (shape.numel() * channels)
+    """Pictures of this shape that one client may have in a call: a layer's numbers are counted."""
+    most, (_, high, wide) = shape.numel(), shape
+    for part, _, pool in blocks:
+        if isinstance(part, nn.Linear):
+            most = max(most, part.out_features)
+            continue
+        assert isinstance(part.padding, tuple)
+        sizes = zip((high, wide), part.kernel_size, part.stride, part.padding, strict=True)
+        high, wide = ((n + 2 * pad - k) // stride + 1 for n, k, stride, pad in sizes)
+        most = max(most, part.out_channels * high * wide)
+        high, wide = high // pool, wide // pool
+    return (ADDRESSES - 1) // most
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from fedgradnorm._engines.roster.gathered import Reader, Rows
 from fedgradnorm._engines.roster.registry import SCALE, Registry, Seated
+from fedgradnorm._engines.scores import HostTargets, Scores, blaming
 from fedgradnorm._round.client_round import FirstLoss, log_classes
 from fedgradnorm._round.evaluation import evaluate, in_parts
-from fedgradnorm._engines.scores import blaming
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
@@ -147,13 +147,12 @@ class Measuring:
         held: dict[int, Inputs] = {id(x): x for x, _ in data.values()}
         parts = self._features(list(held.values())).split([len(rows) for rows in held.values()])
         features = dict(zip(held, parts, strict=True))
-        results = {}
+        scores, like = Scores(split, HostTargets()), self._network.vector
         for kind, own, _, _, rows in self._registry.grouped(names):
             weight, bias = kind.shelf.table("weight")[rows], kind.shelf.table("bias")[rows]
             for k, name in enumerate(own):
                 (source, y), client = data[name], self._clients[name]
                 output = F.linear(features[id(source)], weight[k], bias[k])
                 assert isinstance(y, Tensor)
-                with blaming(name, split):
-                    results[name] = client.task.measure(output, self._target(y), client.scaling)
-        return {name: results[name] for name in names}
+                scores.add(client, output, y.to(like.dtype) if y.is_floating_point() else y)
+        return scores.in_order(names)
