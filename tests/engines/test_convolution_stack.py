@@ -15,6 +15,7 @@ from fedgradnorm._engines.passes.convolution_stack import (
     known_blocks,
     network_stack,
 )
+from fedgradnorm._engines.passes.kernels import built
 from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import FlatNetwork
@@ -122,3 +123,13 @@ def test_on_a_cpu_networks_are_called_as_they_are() -> None:
     vectors, x = dense.vector[None], torch.zeros(4, 3)
     made = network_stack(dense, vectors, x, rows, Streams(cpu), dense=True)
     assert isinstance(made, DenseStack)
+
+
+def test_without_a_kernel_a_run_goes_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> int:
+        raise RuntimeError("no compiler\nhere")
+
+    caplog.set_level("INFO", "fedgradnorm")
+    assert built("heads", fails) is None
+    assert caplog.messages == ["no kernels for heads: no compiler here"]
+    assert built("heads", lambda: 3) == 3

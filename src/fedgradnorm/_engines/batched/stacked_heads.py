@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor, nn
 
 from fedgradnorm._engines.batched.closed_losses import ClosedLoss, feature_signal, head_gradients
 from fedgradnorm._engines.batched.head_group import Chosen, HeadGroup, Members, aligned, some
+from fedgradnorm._engines.passes.kernels import built
 from fedgradnorm._fusing import Fused
-
-log = logging.getLogger("fedgradnorm")
 
 
 class StackedHeads(HeadGroup):
@@ -93,19 +91,17 @@ class ClosedHeads(StackedHeads):
 
     def use_kernels(self) -> bool:
         """Compute with one kernel a step, on a GPU and where the heads are small."""
-        if not self.weight.is_cuda:
-            return False
-        try:
-            from fedgradnorm._engines.passes.kernels import heads as kernels
 
-            if not kernels.fits(self.batch, self.bias.shape[1], self.weight):
+        def make() -> bool:
+            from fedgradnorm._engines.passes.kernels import heads
+
+            if not heads.fits(self.batch, self.bias.shape[1], self.weight):
                 return False
-            kernels.try_out(self.form, self.batch, self.weight[:1], self.bias[:1])
-        except Exception as error:  # no compiler, an old one: all cost only speed
-            log.info("no kernels for heads: %s", " ".join(str(error).split())[:120])
-            return False
-        self._gradients, self._signal = kernels.head_gradients, kernels.feature_signal
-        return True
+            heads.try_out(self.form, self.batch, self.weight[:1], self.bias[:1])
+            self._gradients, self._signal = heads.head_gradients, heads.feature_signal
+            return True
+
+        return self.weight.is_cuda and built("heads", make) is True
 
     def fuse(self) -> None:
         """Make few kernels of the many small ones: our own, or else the compiler's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm import _optimizers as optimizers
-
-log = logging.getLogger("fedgradnorm")
+from fedgradnorm._engines.passes.kernels import built
 
 BEYOND = ("amsgrad", "maximize", "differentiable", "decoupled_weight_decay")
 """Options with which the step is left to torch's own optimiser."""
@@ -95,10 +93,10 @@ def adam_of_rows(vectors: Tensor, owners: Sequence[torch.optim.Optimizer]) -> Ad
     """One kernel for everybody's step, where there is one for it."""
     if not AdamOfRows.fits(vectors, owners[0]):
         return None
-    found = AdamOfRows(vectors, owners)
-    try:
+
+    def make() -> AdamOfRows:
+        found = AdamOfRows(vectors, owners)
         found.try_out()
-    except Exception as error:  # no compiler, an old one: all cost only speed
-        log.info("no kernel for steps: %s", " ".join(str(error).split())[:120])
-        return None
-    return found
+        return found
+
+    return built("Adam", make)

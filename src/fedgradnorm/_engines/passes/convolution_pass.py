@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor
 
 from fedgradnorm._engines.passes.convolution_stack import ConvolutionStack
 from fedgradnorm._engines.passes.gauge_tap import linear_squared
+from fedgradnorm._engines.passes.kernels import built
 from fedgradnorm._engines.passes.network_stack import Stretches
 from fedgradnorm._engines.passes.shared_pass import SharedRows, scaled
 from fedgradnorm._engines.passes.streams import Streams
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import Inputs
-
-log = logging.getLogger("fedgradnorm")
 
 
 class ConvolutionPass:
@@ -85,10 +83,10 @@ def convolution_pass(
     network: FlatNetwork, gauge: Sequence[str], x: Tensor, parts: Stretches, streams: Streams
 ) -> ConvolutionPass | None:
     """For a network that fits, and stretches of rows like ``x``; None if no kernel can be built."""
-    try:
+
+    def make() -> ConvolutionPass:
         found = ConvolutionPass(network, gauge, x.shape[1:], streams)
         found.try_out(x, parts)
-    except Exception as error:  # no compiler, an old one: all cost only speed
-        log.info("no kernels for convolutions: %s", " ".join(str(error).split())[:120])
-        return None
-    return found
+        return found
+
+    return built("convolutions", make)

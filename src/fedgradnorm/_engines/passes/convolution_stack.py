@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.passes.altered import altered
+from fedgradnorm._engines.passes.kernels import built
 from fedgradnorm._engines.passes.network_stack import (
     DenseStack,
     ModuleStack,
@@ -164,12 +165,13 @@ def network_stack(
         return DenseStack(network)
     if ConvolutionStack.fits(network, x, max(batch for _, batch in stretches)):
         log.info("kernels for convolutions are built, the first time in some seconds")
-        try:
+
+        def make() -> ConvolutionStack:
             stack = ConvolutionStack(network, x.shape[1:], streams)
             stack.try_out(vectors, x, stretches)
-        except Exception as error:  # no compiler, an old one: all cost only speed
-            log.info("no kernels for convolutions: %s", " ".join(str(error).split())[:120])
-        else:
+            return stack
+
+        if (stack := built("convolutions", make)) is not None:
             return stack
     return ModuleStack(network, x.device.type == "cuda", x[:2])
 
