@@ -27,7 +27,7 @@ quick: $(DEV)      ## the tests to run while working
 coverage: $(DEV)   ## which lines the tests reach, processes of their own aside
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
 
-test-cpus: $(DEV)  ## engines, resuming and precision with older instructions, more threads, other orders
+test-cpus: $(DEV)  ## engines and resuming with older instructions, more threads, other orders
 	PYTHON=$(BIN)/python tools/test-cpus.sh $(ARGS)
 
 check: lint types layers test   ## the gate: format, lint, types, layers, tests

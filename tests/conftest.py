@@ -17,9 +17,8 @@ from torch import nn
 
 import toys
 from fedgradnorm import Client
-from fedgradnorm._instructions import LIMIT, obstacle
 
-HELD = ("ATEN_CPU_CAPABILITY", LIMIT, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+HELD = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ORDER = 1
 """The seed of the tests' order, and of Python's and NumPy's generators at each test's start."""
 AT_ONCE = 8
@@ -33,7 +32,6 @@ ARGUMENTS = (
 
 # The toys are far too small for more than one thread; a test of the machine may want more.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-NO_BF16 = obstacle()  # asked before any test computes: then older instructions can be chosen
 # A shell that runs the tests in the background has them ignore Ctrl-C, which some of them press.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -69,7 +67,6 @@ def pytest_report_header() -> list[str]:
     return [
         f"CPU: {platform.machine()}, ATen {capability}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}; held: {held or 'nothing'}",
-        f"bfloat16 products: {NO_BF16 or 'work'}",
     ]
 
 
@@ -78,13 +75,6 @@ def _own_start() -> None:
     """PyTorch's generator and the log's level start anew in every test, whichever came before."""
     torch.manual_seed(0)
     logging.getLogger("fedgradnorm").setLevel(logging.NOTSET)
-
-
-@pytest.fixture
-def bf16() -> None:
-    """Skips a test where no process may take products in bfloat16."""
-    if reason := obstacle():
-        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -169,18 +169,3 @@ def test_where_nothing_is_shared_nothing_is_weighed(tmp_path: Path) -> None:
     assert alone.about["weighting"] == {"name": "Equal"}
     shared = train(tmp_path / "shared", share="all", weighting=None)
     assert shared.about["weighting"]["name"] == "GradNorm"
-
-
-@pytest.mark.parametrize("given", [fgn.GradNorm(), fgn.Equal(), None], ids=["older", "newer", "no"])
-def test_a_run_alone_goes_on_with_the_weighting_that_it_began_with(
-    tmp_path: Path, given: fgn.Weighting | None
-) -> None:
-    def stop(event: Any) -> None:
-        if event.round == 3:
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(tmp_path, weighting=given, progress=stop)
-    resumed = train(tmp_path, weighting=None, resume=True)
-    assert resumed.finished
-    assert resumed.about["weighting"]["name"] == type(given or fgn.Equal()).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +15,11 @@ import fedgradnorm as fgn
 import shared_heads
 import toys
 from experiments.small_config import small_config
-from fedgradnorm._errors import RunFolderError
 from fedgradnorm._federation.head_start import random_because, start_at_targets, trivial_answer
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config, run
-from fedgradnorm.experiments._compare import compare
-from fedgradnorm.experiments._execute import execute, resume_config
+from fedgradnorm.experiments._execute import resume_config
 from test_own_kinds import Counts
 from test_streamed import Pairs
 
@@ -31,7 +28,6 @@ X = RNG.normal(size=(40, toys.FEATURES))
 PRICE = fgn.Client("price", fgn.regression(2), train=(X, 100 + RNG.normal(size=(40, 2))))
 RARE = fgn.Client("rare", fgn.classification(3), train=(X, np.array([0] * 36 + [1] * 4)))
 NUMBERS = PRICE.train[1].numpy()
-OLD = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "head_start": "random"}
 
 
 def head_of(client: fgn.Client, **settings: Any) -> torch.nn.Module:
@@ -196,66 +192,3 @@ def test_a_config_begins_at_the_targets_and_says_so_in_its_folder(tmp_path: Path
         assert f'head_start = "{start or "auto"}"' in (folder / "config.toml").read_text()
         assert resume_config(folder).settings.head_start == (start or "auto")
     assert first[""] < 5 < 10_000 < first["random"]
-
-
-def made_old(folder: Path) -> Path:
-    """A run folder as it was before there was the setting."""
-    about = json.loads((folder / "run.json").read_text())
-    assert about["settings"].pop("head_start") == "random"
-    (folder / "run.json").write_text(json.dumps(about))
-    if (config := folder / "config.toml").exists():
-        kept = [line for line in config.read_text().splitlines() if "head_start" not in line]
-        config.write_text("\n".join(kept))
-    return folder
-
-
-def test_an_older_run_goes_on_with_heads_at_random(tmp_path: Path) -> None:
-    """The roster makes the head of who comes later after the run was resumed."""
-    clients = [toys.client(f"c{i}", 20, "place") for i in range(6)]
-
-    def train(**more: Any) -> fgn.Run:
-        how = {**OLD, "participation": [[f"c{i}"] for i in range(5)], "engine": "roster", **more}
-        return fgn.train(toys.network(), clients, **how)
-
-    whole, folder = train(), tmp_path / "part"
-    toys.interrupted(train, 2, folder=folder)
-    made_old(folder)
-    with pytest.raises(RunFolderError, match="other settings"):
-        train(folder=folder, resume=True, head_start="targets")
-    went_on = train(folder=folder, resume=True, head_start="auto")
-    assert went_on.history.equals(whole.history)
-    for name, head in whole.heads.items():
-        assert toys.same(dict(went_on.heads[name].state_dict()), dict(head.state_dict()))
-
-
-def test_a_config_in_an_older_run_folder_says_what_the_run_did(tmp_path: Path) -> None:
-    config = load_config(small_config(tmp_path), ["training.head_start='random'"])
-    whole = run(config, tmp_path / "whole")
-    toys.interrupted(lambda **o: execute(config, tmp_path / "part", **o), 4)
-    folder = made_old(tmp_path / "part")
-    assert load_config(folder / "config.toml").settings.head_start == "random"
-    went_on = execute(resume_config(folder), folder, resume=True)
-    assert went_on.history.equals(whole.history)
-
-
-def test_a_comparison_names_the_setting_that_differs(tmp_path: Path) -> None:
-    file = small_config(tmp_path)
-    old = load_config(file, ["training.head_start='random'"])
-    made_old(compare(old, ["fedrep"], folder=tmp_path / "runs")[0])
-    assert compare(old, ["fedrep"], folder=tmp_path / "runs")  # which is there
-    words = r"another config \(training.head_start = 'random' there, 'auto' here\)"
-    with pytest.raises(RunFolderError, match=words):
-        compare(load_config(file), ["fedrep"], folder=tmp_path / "runs")
-
-
-def test_who_joins_an_older_run_later_begins_at_random(tmp_path: Path) -> None:
-    late, finished = toys.client("late", 20, "place"), tmp_path / "run"
-    fgn.train(toys.network(), toys.clients(), folder=finished, **OLD)
-    known = fgn.load(finished)
-    old = fgn.load(made_old(finished))
-    for join in (
-        lambda run: run.personalize(late, steps=2),
-        lambda run: run.add(late, toys.clients(), rounds=2),
-    ):
-        heads = (dict(join(run).heads["late"].state_dict()) for run in (known, old))
-        assert toys.same(*heads)

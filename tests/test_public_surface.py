@@ -1,18 +1,15 @@
-"""The public line: what users may import, that nothing else looks public, and old paths."""
+"""The public interface: what users may import, and that nothing else looks public."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import fedgradnorm
-from fedgradnorm._moved import MOVED
 
 ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 
@@ -74,25 +71,3 @@ def test_documents_import_public_names_alone(page: str, statement: str) -> None:
     else:
         assert isinstance(node, ast.Import)
         assert [a.name for a in node.names] == ["fedgradnorm"], page
-
-
-def test_paths_that_were_taught_still_work_and_warn() -> None:
-    """In a process of its own, as a user's program would import them: quietly, and strictly."""
-    quiet, strict = [], []
-    for path in MOVED:
-        strict.append(f"import {path}")
-        for name, place in MOVED[path].items():
-            package, _, public = place.rpartition(".")
-            quiet.append(f"from {path} import {name} as old; from {package} import {public} as new")
-            quiet.append("assert old is new and callable(new), new")
-            strict.append(f"from {path} import {name}")
-    subprocess.run([sys.executable, "-c", "\n".join(quiet)], check=True)
-    tries = [f"try:\n    {line}\nexcept DeprecationWarning as w:\n    print(w)" for line in strict]
-    loud = [sys.executable, "-W", "error::DeprecationWarning", "-c", "\n".join(tries)]
-    said = subprocess.run(loud, capture_output=True, text=True, check=True).stdout.splitlines()
-    wanted = [
-        f"{path} is now {', '.join(names.values())}"
-        for path, names in MOVED.items()
-        for _ in range(1 + len(names))  # the module, and each of its names
-    ]
-    assert said == wanted

@@ -10,14 +10,13 @@ import pytest
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._round.settings import EARLIER, Settings, completed
+from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._training import train
 
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
     parameters = inspect.signature(fgn.train).parameters
     own = {"network", "clients", "weighting", "start", "folder", "resume", "progress"}
-    own |= {"average_heads"}
     assert set(parameters) == own | {field.name for field in fields(Settings)}
     for field in fields(Settings):
         assert field.default is not MISSING
@@ -92,9 +91,8 @@ def test_every_keyword_of_train_reaches_the_settings_as_it_was_given(
     assert getattr(seen[0], name) == OTHER[name] != getattr(Settings(), name)
 
 
-def test_settings_of_an_older_run_are_completed_by_the_defaults_of_newer_ones() -> None:
-    assert completed({}) == asdict(Settings(head_start="random"))  # as all heads began then
-    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7, **EARLIER))
+def test_settings_that_a_manifest_lacks_have_their_defaults() -> None:
+    assert completed({"lr": 0.5, "seed": 7}) == asdict(Settings(lr=0.5, seed=7))
     assert completed(asdict(Settings())) == asdict(Settings())
 
 

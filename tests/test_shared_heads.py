@@ -34,7 +34,7 @@ def assert_one_head_a_task(heads: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def averaged_as_before(heads: list[nn.Module], shares: Tensor) -> None:
-    """What the flag ``average_heads`` did, word for word."""
+    """The mean of all heads in float64, weighted by ``shares``, parameter by parameter."""
     parts = shares.tolist()
     for own in zip(*(head.parameters() for head in heads), strict=True):
         mean = sum(part * p.double() for part, p in zip(parts, own, strict=True) if part)

@@ -4,8 +4,7 @@
 # Arguments go to pytest: tools/test-cpus.sh -n 2 -k resumes
 set -uo pipefail
 python=${PYTHON:-.venv/bin/python}
-chosen=(tests/test_instructions.py
-  tests/engines/test_{agreement,oracle,precision,distributed}.py
+chosen=(tests/engines/test_{agreement,oracle,distributed}.py
   tests/experiments/test_resume{,_interrupted,_killed,_refused}.py)
 more=("$@")
 failed=0

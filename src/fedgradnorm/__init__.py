@@ -18,7 +18,6 @@ from fedgradnorm._errors import (
     TrainingError,
 )
 from fedgradnorm._lazy import on_demand
-from fedgradnorm._moved import keep_old_paths
 from fedgradnorm._version import __version__
 
 if TYPE_CHECKING:
@@ -96,6 +95,3 @@ __getattr__ = on_demand(
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-keep_old_paths()

@@ -1,4 +1,4 @@
-"""bf16: the shared network's products have fewer digits, and nothing else does."""
+"""bf16: only the matrix products of the shared network have fewer digits; it needs a GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+from experiments.small_config import small_config
 from fedgradnorm._engines.stacked import StackedEngine
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.trainer import Progress
+from fedgradnorm.experiments import load_config, run
+from fedgradnorm.experiments._compare import compare
 from fedgradnorm.models._flat import working_copy
 from fedgradnorm.weighting import MGDA
 from oracle import mixed_clients
 
-pytestmark = pytest.mark.usefixtures("bf16")
-CPU = torch.device("cpu")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = torch.device("cuda")
+REFUSED = "precision = 'bf16' needs a GPU; use 'float32'"
 NETWORKS = {"network1": (1, 40, 40), "network2": (256,)}
 ENGINES = {"loop": 2, "stacked": 2, "joint": 1}
 """With how many shared steps each is tried."""
@@ -29,7 +33,8 @@ ENGINES = {"loop": 2, "stacked": 2, "joint": 1}
 def train(network: str, precision: str, engine: str, **settings: object) -> Run:
     torch.manual_seed(0)
     clients = mixed_clients(NETWORKS[network], (60, 50, 40))
-    options = {"rounds": 8, "batch_size": 16, "eval_every": 0, "device": "cpu", **settings}
+    device = "cuda" if precision == "bf16" else "cpu"
+    options = {"rounds": 8, "device": device, "batch_size": 16, "eval_every": 0, **settings}
     return fgn.train(
         getattr(fgn.models, network)(), clients, precision=precision, engine=engine, **options
     )  # type: ignore[arg-type]
@@ -40,12 +45,14 @@ def reports(run: Run, column: str) -> Tensor:
     return torch.tensor(run.history.loc[batch, column].to_numpy())
 
 
+@gpu
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_losses_are_nearly_those_of_float32(network: str, engine: str) -> None:
     steps = ENGINES[engine]
     exact, rough = (
-        train(network, precision, engine, shared_steps=steps) for precision in ("float32", "bf16")
+        train(network, precision, engine, shared_steps=steps, device="cuda")
+        for precision in ("float32", "bf16")
     )
     for column, apart in (("loss", 0.02), ("gauge_norm", 0.3)):
         a, b = (reports(run, column) for run in (exact, rough))
@@ -55,6 +62,7 @@ def test_losses_are_nearly_those_of_float32(network: str, engine: str) -> None:
     assert all(p.dtype == torch.float32 for h in rough.heads.values() for p in h.parameters())
 
 
+@gpu
 def test_copies_stepped_together_are_those_stepped_one_by_one(monkeypatch) -> None:
     apart = train("network2", "bf16", "stacked", shared_steps=2)
     make = StackedEngine.__init__
@@ -76,10 +84,11 @@ class Watching(nn.Linear):
     seen: ClassVar[set[tuple[torch.dtype, bool]]] = set()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.add((x.dtype, torch.is_autocast_enabled("cpu")))
+        self.seen.add((x.dtype, torch.is_autocast_enabled("cuda")))
         return super().forward(x)
 
 
+@gpu
 @pytest.mark.parametrize("engine", ENGINES)
 def test_heads_and_losses_have_all_their_digits(engine: str, monkeypatch) -> None:
     monkeypatch.setattr(Watching, "seen", set())
@@ -89,16 +98,18 @@ def test_heads_and_losses_have_all_their_digits(engine: str, monkeypatch) -> Non
     ]
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
     how = {"precision": "bf16", "engine": engine, "shared_steps": ENGINES[engine]}
-    fgn.train(network, clients, rounds=2, batch_size=8, device="cpu", **how)  # type: ignore[arg-type]
+    fgn.train(network, clients, rounds=2, batch_size=8, device="cuda", **how)  # type: ignore[arg-type]
     assert Watching.seen == {(torch.float32, False)}
 
 
+@gpu
 def test_inner_products_and_conflict_are_taken_from_it() -> None:
     run = train("network2", "bf16", "joint", weighting=MGDA(), record_conflict=4)
     assert all(math.isfinite(weight) for weight in run.weights.values())
     assert run.conflict["cosine"].between(-1, 1).all()
 
 
+@gpu
 @pytest.mark.parametrize(
     "settings", [{"participation": 0.6}, {"ditto": 0.1}, {"final_head_steps": 3}], ids=str
 )
@@ -116,7 +127,8 @@ def test_it_goes_with_other_settings_and_resumes_exactly(tmp_path: Path, setting
 
 
 @pytest.mark.parametrize(
-    ("precision", "products"), [("float32", "highest"), ("tf32", "high"), ("bf16", "highest")]
+    ("precision", "products"),
+    [("float32", "highest"), ("tf32", "high"), pytest.param("bf16", "highest", marks=gpu)],
 )
 def test_the_processs_own_numerics_are_put_back(precision: str, products: str) -> None:
     def now() -> tuple[str, bool, bool, bool]:
@@ -134,19 +146,20 @@ def test_the_processs_own_numerics_are_put_back(precision: str, products: str) -
     assert now() == before
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=gpu)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_autocast_around_the_call_changes_nothing(precision: str, engine: str) -> None:
     how = {"rounds": 2, "shared_steps": ENGINES[engine]}
     plain = train("network2", precision, engine, **how)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cuda" if precision == "bf16" else "cpu", torch.bfloat16):
         inside = train("network2", precision, engine, **how)
     assert inside.history.equals(plain.history)
 
 
+@gpu
 def test_a_network_in_double_precision_is_refused() -> None:
     with pytest.raises(fgn.ModelError, match="in float32, this one is in float64"):
-        working_copy(nn.Linear(4, 3).double(), CPU, bf16=True)
+        working_copy(nn.Linear(4, 3).double(), GPU, bf16=True)
 
 
 class Moody(nn.Linear):
@@ -160,26 +173,43 @@ class Moody(nn.Linear):
         return super().forward(x)
 
 
+@gpu
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
 def test_it_ends_with_the_forward_pass_whatever_happens(problem: type[BaseException]) -> None:
-    module = working_copy(Moody(4, 3), CPU, bf16=True).module
-    x = torch.randn(2, 4)
+    module = working_copy(Moody(4, 3), GPU, bf16=True).module
+    x = torch.randn(2, 4, device=GPU)
     assert module(x).dtype == torch.float32
     assert not torch.equal(module(x), nn.functional.linear(x, module.weight, module.bias))
     module.problem = problem()
     with pytest.raises(problem):
         module(x)
-    assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cuda")
     module.problem = None
     assert module(x).dtype == torch.float32
 
 
+@gpu
 def test_a_copy_of_a_working_copy_has_weights_of_its_own() -> None:
-    module = working_copy(nn.Linear(4, 3), CPU, bf16=True).module
+    module = working_copy(nn.Linear(4, 3), GPU, bf16=True).module
     other = copy.deepcopy(module)
     with torch.no_grad():
         other.weight.zero_()
         other.bias.zero_()
-    x = torch.randn(2, 4)
+    x = torch.randn(2, 4, device=GPU)
     assert not other(x).any()
     assert module(x).any()
+
+
+def test_bf16_on_a_cpu_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(fgn.ConfigError, match=REFUSED):
+        train("network2", "bf16", "auto", device="cpu", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bf16_on_a_cpu_is_refused_in_a_config_and_a_comparison(tmp_path: Path) -> None:
+    file = small_config(tmp_path)
+    config = load_config(file, ["training.precision='bf16'", "training.device='cpu'"])
+    with pytest.raises(fgn.ConfigError, match=REFUSED):
+        run(config, tmp_path / "run")
+    with pytest.raises(fgn.ConfigError, match=REFUSED):
+        compare(config, ["fedrep"], folder=tmp_path / "runs")

@@ -211,7 +211,7 @@ def test_what_cannot_be_is_refused(table: dict, message: str) -> None:
 
 
 def test_off_is_as_if_it_were_not_there() -> None:
-    """A run from before there was the choice can be resumed, and stands in the same arm."""
+    """Both are the same run, so one resumes the other and they are grouped together."""
     assert Settings(personalize={"alone": False}) == Settings(personalize={})
 
 

@@ -171,7 +171,7 @@ def test_bad_values() -> None:
         train(record_conflict=-1)
 
 
-def test_a_run_from_before_a_setting_existed_can_still_be_resumed(tmp_path: Path) -> None:
+def test_a_setting_that_the_manifest_lacks_has_its_default(tmp_path: Path) -> None:
     def stop(event: Any) -> None:
         raise KeyboardInterrupt
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedgradnorm as fgn
-from experiments.spoiling import stop, toy_run
+from experiments.spoiling import toy_run
 from fedgradnorm._runs import blueprint, checkpoint
 from fedgradnorm._runs.about import read_about
 from fedgradnorm.experiments._averaged import averaged_weights
@@ -71,25 +71,11 @@ def test_one_content_is_one_file(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_files_of_older_versions_still_load_and_resume(tmp_path: Path) -> None:
-    with pytest.raises(fgn.Interrupted):
-        toy_run(tmp_path / "run", progress=stop)
-    toy_run(tmp_path / "whole")
-    path = tmp_path / "run" / "checkpoint.safetensors"
-    state = checkpoint.load(path)
-    del state["metrics_sum"], state["conflict_sum"]
-    tensors: dict[str, torch.Tensor] = {}
-    note = json.dumps(checkpoint._strip(state, tensors))
-    save_file(tensors, path, {"note": note})
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    del about["checkpoint"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
-    assert toy_run(tmp_path / "run", resume=True).finished
-    for name in ("metrics.csv", "checkpoint.safetensors", "network.safetensors"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    network = tmp_path / "run" / "network.safetensors"
-    save_file(checkpoint.read_tensors(network)[0], network)
-    assert fgn.load(tmp_path / "run").finished
+def test_a_file_without_a_checksum_is_refused(spoiled: Path) -> None:
+    path = spoiled / "network.safetensors"
+    save_file(checkpoint.read_tensors(path)[0], path)
+    with pytest.raises(fgn.RunFolderError, match="does not fit its checksum"):
+        fgn.load(spoiled)
 
 
 def test_a_run_without_a_checkpoint_starts_over_if_it_never_had_one(tmp_path: Path) -> None:

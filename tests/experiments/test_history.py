@@ -67,13 +67,13 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     history = attached(path)
     history.append([row(1, client="ü")])
-    size = history.sync()
+    size, checksum = history.sync(), history.checksum
     expected = path.read_bytes()
     assert size == len(expected)
     history.append([row(2), row(3)])
     history.close()
     later = History(["r2"])
-    later.reattach(path, size)
+    later.reattach(path, size, checksum)
     assert [r["round"] for r in later.rows] == [1]
     later.append([row(2)])
     assert later.sync() == path.stat().st_size
@@ -85,10 +85,10 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
 def test_a_file_shorter_than_its_checkpoint_says_is_damaged(tmp_path: Path) -> None:
     history = attached(tmp_path / "metrics.csv")
     history.append([row(1)])
-    size = history.sync()
+    size, checksum = history.sync(), history.checksum
     history.close()
     with pytest.raises(RunFolderError, match="shorter than its checkpoint says"):
-        History(["r2"]).reattach(tmp_path / "metrics.csv", size + 1)
+        History(["r2"]).reattach(tmp_path / "metrics.csv", size + 1, checksum)
 
 
 @pytest.mark.parametrize("torn", [b"2,0.5", "2,0.5,ü".encode()[:-1]])

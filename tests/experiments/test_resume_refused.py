@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,6 @@ class TestWhatIsRefused:
         options = {**killed_training.options(), "folder": folder, "resume": True}
         with pytest.raises(fgn.RunFolderError, match=f"other data: client '{first.name}'"):
             fgn.train(toys.noisy_network(), [changed, *rest], **options)
-        assert go(folder).finished
-
-    def test_a_run_that_knows_no_fingerprint_resumes(self, tmp_path: Path) -> None:
-        folder = begun(tmp_path / "run")
-        about = json.loads((folder / "run.json").read_text())
-        for client in about["clients"].values():
-            for key in ("fingerprint", "splits", "inputs"):
-                del client[key]
-        (folder / "run.json").write_text(json.dumps(about))
         assert go(folder).finished
 
     def test_resuming_a_module_of_ones_own_that_has_another_shape(self, tmp_path: Path) -> None:

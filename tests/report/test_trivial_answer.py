@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -89,20 +88,3 @@ def test_tables_show_the_named_metric_and_the_trivial_answer(folders, tmp_path) 
         "rain": "AUROC 0.500",
         "price": f"MAE {np.abs(PRICE[40:] - PRICE[:40].mean()).mean():.1f}",
     }
-
-
-def test_a_resumed_run_of_an_earlier_version_says_that_its_units_change(tmp_path, caplog) -> None:
-    def train(**options) -> fgn.Run:
-        how = {"rounds": 3, "lr": 0.01, "device": "cpu", "folder": tmp_path / "run"}
-        return fgn.train(toys.network(), clients(), **how, **options)
-
-    toys.interrupted(train, at=2)
-    about = tmp_path / "run" / "run.json"
-    stored = json.loads(about.read_text())
-    for client in stored["clients"].values():
-        del client["trivial"]
-    about.write_text(json.dumps(stored))
-    train(resume=True)
-    said = [line.getMessage() for line in caplog.records if "target's units" in line.getMessage()]
-    assert len(said) == 1
-    assert "client 'price': an earlier version began this run" in said[0]

@@ -296,18 +296,16 @@ class Coordinator:
         return {**kept, **own, **tables, **heads}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         self.run, self.round = state["run"], state["round"]
         self.server.load_state_dict(state["server"])
-        self.sizes = dict(state.get("sizes", {}))  # older states have none
-        self.notices.load_state_dict(state.get("notices", {}))
+        self.sizes = dict(state["sizes"])
+        self.notices.load_state_dict(state["notices"])
         if self.heads:
             self.heads.load_state_dict(state["heads"])
         for key in _TABLES:
-            known = state.get(key) or dict.fromkeys(self.names, 0)
-            setattr(self, key, {name: known[name] for name in self.names})
-        if "attendance" in state:
-            self.attendance.load_state_dict(state["attendance"])
+            setattr(self, key, {name: state[key][name] for name in self.names})
+        self.attendance.load_state_dict(state["attendance"])
 
 
 _TABLES = ("states", "refused", "missed", "bytes", "bounded")

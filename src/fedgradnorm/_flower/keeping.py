@@ -82,14 +82,10 @@ class Keeping:
         try:
             state = checkpoint.load(self.path)
             self.best.load_state_dict(state["best"])
-            self.values = {k: self._by_task(v) for k, v in state["values"].items()}
+            self.values = dict(state["values"])
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the best is looked for again", self.path, error)
             self.best, self.values = OwnBest(self.present, patience), {}
-
-    def _by_task(self, found: dict[str, Any]) -> Evaluation:
-        """An evaluation; one of an older version is of the only task that there was."""
-        return {self.present.names[0]: found} if "loss" in found else found
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether there is an evaluation at this round: at the first one that the client sees, and

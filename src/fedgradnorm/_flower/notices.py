@@ -45,8 +45,7 @@ class Notices:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; an older server kept nothing of this."""
-        if state:
-            self.silent.load_state_dict(state["silent"])
-            self.refused.load_state_dict(state["refused"])
-            self.watch.load_state_dict(state["watch"])
+        """Restore the state saved by :meth:`state_dict`."""
+        self.silent.load_state_dict(state["silent"])
+        self.refused.load_state_dict(state["refused"])
+        self.watch.load_state_dict(state["watch"])

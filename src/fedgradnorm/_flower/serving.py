@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._round.server import ServerState
-from fedgradnorm._runs.about import FORMAT, as_begun, describe_weighting, now, read_about
+from fedgradnorm._runs.about import FORMAT, describe_weighting, now, read_about
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
@@ -75,8 +75,6 @@ def serve(
     """
     terms = read_federation(federation)
     agreement = agree(config, _private(federation, terms))
-    if resume:
-        agreement = replace(agreement, settings=as_begun(agreement.settings, folder))
     network, _, weighting, settings = build(config, [])
     network = divided(network, settings.shared, settings.frozen)
     weighting.run_seed = config.seed

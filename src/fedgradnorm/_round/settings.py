@@ -209,35 +209,8 @@ class Settings:
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a run folder holds them, and of those that came later than the run the defaults.
-
-    A default never changes what a run did before there was the setting: see ``EARLIER``.
-    """
-    return {**asdict(Settings()), **EARLIER, **renamed(stored)}
-
-
-EARLIER = {"head_start": "random"}
-"""What runs did before there was the setting, where that is no longer the default."""
-
-RENAMED = {"average_heads": "heads"}
-"""Settings of earlier versions, and what each is called now."""
-
-
-def renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their names of today: ``heads`` was a flag, ``average_heads``, before.
-
-    >>> renamed({"average_heads": True, "lr": 0.1})
-    {'heads': 'all', 'lr': 0.1}
-    """
-    return {
-        RENAMED.get(name, name): _of_flag(value) if name in RENAMED else value
-        for name, value in stored.items()
-    }
-
-
-def _of_flag(value: object) -> object:
-    """What ``heads`` is where ``average_heads`` was ``value``; what was no flag stays as it is."""
-    return ("all" if value else "own") if isinstance(value, bool) else value
+    """The settings stored in a manifest, with the default of every setting that it lacks."""
+    return {**asdict(Settings()), **stored}
 
 
 _LEAST = {

@@ -6,10 +6,9 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -17,7 +16,6 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._privacy.terms import privacy_table
-from fedgradnorm._round.settings import HeadStart, Settings, completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present, read_file
@@ -90,18 +88,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     for name, client in about["clients"].items():
         _check(path, client, _CLIENT, {"kind"}, f"clients.{name}.")
     return about
-
-
-def as_begun(settings: Settings, folder: Path) -> Settings:
-    """The settings to resume a run with: where none says how heads begin, they begin as they did.
-
-    A client that has not taken part yet may still get its first head.
-    """
-    if settings.head_start != "auto":
-        return settings
-    stored = completed(read_about(folder)["settings"])["head_start"]
-    known = stored in get_args(HeadStart)  # else the folder is refused later, as a whole
-    return replace(settings, head_start=stored) if known else settings
 
 
 def client_info(client: Client, trivial: bool = True) -> dict[str, Any]:

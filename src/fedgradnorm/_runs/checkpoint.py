@@ -97,7 +97,7 @@ _KINDS = list(_CALLED)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """What :func:`write_tensors` wrote; files from before there were checksums are taken too."""
+    """What :func:`write_tensors` wrote; a RunFolderError if the file is damaged."""
     from safetensors import safe_open
 
     if not present(path):
@@ -118,14 +118,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 def _verify(path: Path, metadata: Mapping[str, str]) -> None:
     """Refuse a file whose content is not what its checksum was made of."""
-    if CHECKSUM not in metadata:
-        return
     with opened(path) as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header.pop("__metadata__", None)
         chunks = iter(lambda: file.read(1 << 20), b"")
         found = _checksum(header, metadata.get("note", ""), chunks)
-    if found != metadata[CHECKSUM]:
+    if found != metadata.get(CHECKSUM):
         raise RunFolderError(
             f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
             "back, or start the run again in another folder"

@@ -66,14 +66,14 @@ class Table:
         self._sum = _digest()
         self._write(self.text())
 
-    def recall(self, path: Path, size: int, checksum: str | None = None) -> None:
+    def recall(self, path: Path, size: int, checksum: str) -> None:
         """Take the rows of the file's first ``size`` bytes; the file is only read."""
         data = read_file(path) if present(path) else b""
         if len(data) < size:
             raise RunFolderError(f"{path} is shorter than its checkpoint says: it was damaged")
         data = data[:size]
         self._sum = _digest(data)
-        if checksum is not None and self.checksum != checksum:
+        if self.checksum != checksum:
             raise RunFolderError(
                 f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
                 "of the file back"
@@ -81,7 +81,7 @@ class Table:
         self.rows = _whole_rows(path, data, self.always)
         self._told = len(self.rows)
 
-    def reattach(self, path: Path, size: int, checksum: str | None = None) -> None:
+    def reattach(self, path: Path, size: int, checksum: str) -> None:
         """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
         self.recall(path, size, checksum)
         self._file, self._folder = path.open("r+", newline="", encoding="utf-8"), path.parent

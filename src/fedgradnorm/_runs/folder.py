@@ -26,7 +26,6 @@ from fedgradnorm._runs.layout import (
     DROPPED,
     FILES,
     LOG,
-    SPREAD,
     TEMPORARY,
 )
 from fedgradnorm._runs.many.segments import Segments
@@ -111,8 +110,7 @@ class RunFolder:
             if self.trainer.journal is not None:
                 self._segments.restore(state, self.trainer.journal)
             for name, table in self.trainer.tables.items():
-                if _began(state, name):
-                    table.recall(self.path / name, *_extent(state, name))
+                table.recall(self.path / name, *_extent(state, name))
         except FedGradNormError:
             raise
         except Exception as error:  # a state of another shape may fail anywhere, in any way
@@ -134,7 +132,7 @@ class RunFolder:
             checkpoint.write_atomically(self.path / DROPPED, lines.encode())
         self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
-            if state is None or not _began(state, name):
+            if state is None:
                 table.attach(self.path / name)
             else:
                 table.reattach(self.path / name, *_extent(state, name))
@@ -267,32 +265,24 @@ def _check_unbegun(path: Path, about: Mapping[str, Any], now: Mapping[str, Any])
 
 
 def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """In what the clients differ from those that the run was started with; empty if in nothing.
-
-    What an older version did not store is not compared.
-    """
+    """In what the clients differ from those that the run was started with; empty if in nothing."""
     if list(before) != list(now):
         were, are = listed(list(before)), listed(list(now))
         return f"clients: it was started with {were}, not {are}"
     for name, then in before.items():
-        known = {"privacy": None, **then}  # only a client that promises something has it
-        keys = [k for k in known if k not in UNCOMPARED and known[k] != now[name].get(k)]
+        given = now[name]
+        keys = [k for k in {**then, **given} if k not in UNCOMPARED and then.get(k) != given.get(k)]
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:
-            was = ", ".join(f"{key} was {known[key]}, is {now[name].get(key)}" for key in keys)
+            was = ", ".join(f"{key} was {then.get(key)}, is {given.get(key)}" for key in keys)
             return f"clients: client {name!r} has changed ({was})"
     return ""
 
 
-def _began(state: Mapping[str, Any], name: str) -> bool:
-    """Whether a checkpoint knows of this table; an older version had no quantiles."""
-    return name != SPREAD or _size_of(name) in state
-
-
-def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str | None]:
-    """The size that a table had at the checkpoint, and its checksum; older ones have none."""
-    size, checksum = state[_size_of(name)], state.get(_sum_of(name))
+def _extent(state: Mapping[str, Any], name: str) -> tuple[int, str]:
+    """The size that a table had at the checkpoint, and its checksum."""
+    size, checksum = state[_size_of(name)], state[_sum_of(name)]
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"{_size_of(name)} is {size!r}")
     return size, checksum

@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fedgradnorm._round.settings import EARLIER, completed, renamed
+from fedgradnorm._round.settings import completed
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm.experiments._methods import METHODS
 
@@ -31,7 +31,7 @@ LOSS_SCALE = "data.loss_scale"
 def facts_of(run: StoredRun) -> Facts:
     """Everything that decides a run's numbers but its seed and method.
 
-    A setting that came later than the run has the value that the run was made with: its default.
+    A setting that an archived run does not store has its default.
     """
     parts = {
         "training": _training(run),
@@ -110,9 +110,17 @@ def frozen(value: Any) -> Hashable:
 
 def _training(run: StoredRun) -> Facts:
     settings, start = run.part("settings"), run.part("start").get("fingerprint")
-    table = completed(settings) if settings else {**EARLIER, **renamed(run.part("training"))}
+    table = completed(_published(settings)) if settings else _published(run.part("training"))
     later = _flat(run.part("personalized"), "personalized.")  # after the run was over
     return {**table, **later, **({} if start is None else {"start": start})}
+
+
+def _published(stored: Facts) -> Facts:
+    """The settings of an archive in docs/results; most predate ``heads`` and ``head_start``."""
+    named = {"head_start": "random", **stored}
+    if "average_heads" in named:
+        named["heads"] = "all" if named.pop("average_heads") else "own"
+    return named
 
 
 def _weighting(run: StoredRun) -> Facts:

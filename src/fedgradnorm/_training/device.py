@@ -5,18 +5,15 @@ from __future__ import annotations
 import torch
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._instructions import require_bf16
 from fedgradnorm._round.settings import Settings
+from fedgradnorm.models._flat import require_gpu
 
 
 def usable_device(settings: Settings) -> torch.device:
-    """Where a run is trained; a ConfigError unless device and precision can be used here.
-
-    It is asked before anything is computed: later, oneDNN's instructions cannot be chosen.
-    """
+    """Where a run is trained; a ConfigError unless device and precision can be used here."""
     device = _device(settings.device)
     if settings.precision == "bf16":
-        require_bf16(device)
+        require_gpu(device)
     return device
 
 

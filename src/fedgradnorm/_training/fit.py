@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -33,20 +32,17 @@ from fedgradnorm._training.inputs import (
     checked_clients,
     checked_folder,
     checked_weighting,
-    warn_of_units,
 )
 from fedgradnorm._training.interrupt import held_back
 from fedgradnorm._training.ranked import (
     Keeper,
     agreed,
-    begun_settings,
     meet,
     open_folder,
-    usual_weighting,
 )
 from fedgradnorm._training.trainer import Progress, Trainer
 from fedgradnorm.models._dividing import divided
-from fedgradnorm.weighting import Weighting
+from fedgradnorm.weighting import Equal, GradNorm, Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -72,11 +68,8 @@ def train_with(
     if begin is not None:
         network, clients = begin.network, begin.clients
     world = meet(settings.engine)
-    if place is not None:
-        settings = begun_settings(settings, Path(place), resume, world)
     if weighting is None:
-        begun = Path(place) if place is not None and resume else None
-        weighting = usual_weighting(settings, begun, world)
+        weighting = GradNorm() if settings.share == "all" else Equal()
     clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)
@@ -90,7 +83,6 @@ def train_with(
     if place is not None:
         keeper = open_folder(place, trainer, about, resume, world)
         about = keeper.about
-        warn_of_units(clients, about)
     display = _display(progress if world.leads else False, trainer)
     try:
         with display as show, numerics(settings.precision, trainer.device), stoppable(world):

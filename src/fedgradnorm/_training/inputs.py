@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -14,8 +12,6 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._runs.folder import Place
 from fedgradnorm.weighting import Weighting
-
-log = logging.getLogger("fedgradnorm")
 
 
 def check_is_module(network: object) -> None:
@@ -40,19 +36,6 @@ def checked_clients(clients: object) -> list[Client]:
         if not isinstance(client, Client):
             raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}")
     return [row for client in given for row in client.rows]
-
-
-def warn_of_units(clients: Iterable[Client], about: Mapping[str, Any]) -> None:
-    """Say where a run goes on whose earlier rows have metrics in standard deviations."""
-    for client in clients:
-        stored, scaling = about["clients"].get(client.name, {}), client.scaling
-        scaled = getattr(scaling, "target_std", None) is not None
-        if scaled and "trivial" not in stored and client.task.own_kind is None:
-            log.warning(
-                "client %r: an earlier version began this run, and its metrics are in standard "
-                "deviations of the target; from here on they are in the target's units",
-                client.name,
-            )
 
 
 def checked_weighting(weighting: object) -> Weighting | None:

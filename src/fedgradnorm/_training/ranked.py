@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +11,7 @@ from fedgradnorm._engines.distributed import RanksJournal
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
-from fedgradnorm._round.settings import HeadStart, Settings
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import as_begun, read_about
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.folder import Place, RunFolder
 from fedgradnorm._runs.layout import CHECKPOINT
@@ -24,7 +20,6 @@ from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._runs.writing import CHOOSE, writing
 from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.weighting import Equal, GradNorm, Weighting
 
 
 class Keeper(Protocol):
@@ -74,34 +69,6 @@ def meet(engine: str) -> World:
             "use engine='distributed' or 'auto', or leave torchrun out"
         )
     return World()
-
-
-def begun_settings(settings: Settings, folder: Path, resume: bool, world: World) -> Settings:
-    """The settings that a run goes on with; rank 0 alone knows its folder."""
-    start: HeadStart | FedGradNormError = settings.head_start
-    if resume and world.leads:
-        try:
-            start = as_begun(settings, folder).head_start
-        except FedGradNormError as error:
-            start = error
-    start = world.leaders(start)
-    if isinstance(start, FedGradNormError):
-        raise start
-    return replace(settings, head_start=start)
-
-
-def usual_weighting(settings: Settings, folder: Path | None, world: World) -> Weighting:
-    """The weighting of a run that is given none: the paper's, or none where nothing is shared.
-
-    A run of an earlier version had the paper's there, too. It goes on with it from its ``folder``.
-    """
-    if settings.share == "all":
-        return GradNorm()
-    begun = ""
-    if folder is not None and world.leads:
-        with suppress(FedGradNormError):  # then the folder is refused later, as a whole
-            begun = read_about(folder)["weighting"]["name"]
-    return GradNorm() if world.leaders(begun) == GradNorm.__name__ else Equal()
 
 
 def open_folder(

@@ -55,30 +55,14 @@ def _stored(name: str, state: Any) -> Spell:
     return Spell(on, *counts)
 
 
-def _of_older(state: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The state of a version that kept the rounds of each client in the fourth place of a list."""
-    rounds, told = [], {}
-    for name in names:
-        known = list(state.get(name, (False, 0, 0, 0, 0, 0)))
-        rounds.append(known.pop(_ROUNDS))
-        told[name] = known
-    if not all(type(count) is int for count in rounds):
-        raise ValueError(f"watch: rounds are {rounds!r:.40}")
-    found = {name: spell for name, spell in told.items() if any(spell[:3])}
-    return {"rounds": torch.tensor(rounds), "clients": found}
-
-
-_ROUNDS = 3
-
-
 def packed_counts(counts: Mapping[str, int]) -> Tensor:
     """Counts of all clients as one tensor, in their order: a checkpoint has them as few bytes."""
     return torch.tensor(list(counts.values()), dtype=torch.int64)
 
 
-def unpacked_counts(packed: Any, names: Sequence[str], what: str) -> dict[str, int]:
-    """Counts by name; a ValueError if they cannot be such. Older checkpoints hold a table."""
-    counts = packed.tolist() if isinstance(packed, Tensor) else [packed[name] for name in names]
+def unpacked_counts(packed: Tensor, names: Sequence[str], what: str) -> dict[str, int]:
+    """Counts by name; a ValueError if they cannot be such."""
+    counts = packed.tolist()
     if len(counts) != len(names):
         raise ValueError(f"{what} has {len(counts)} counts for {len(names)} clients")
     found = dict(zip(names, counts, strict=True))
@@ -145,9 +129,7 @@ class Spells:
         return {"rounds": packed_counts(self.rounds), "clients": told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, or what older versions did: a list a client."""
-        if not isinstance(state.get("rounds"), Tensor):
-            state = _of_older(state, self.rounds)
+        """Restore the state saved by :meth:`state_dict`."""
         self.rounds = unpacked_counts(state["rounds"], list(self.rounds), "watch")
         told = state["clients"]
         self.clients = {name: _stored(name, told[name]) for name in self.rounds if name in told}

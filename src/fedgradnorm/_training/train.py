@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
-from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
@@ -86,7 +83,6 @@ def train(
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool | Callable[[Progress], None] = False,
-    average_heads: bool | None = None,
 ) -> Run:
     """Train one shared network and a personal head per client.
 
@@ -154,8 +150,8 @@ def train(
         engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
             spreads them over its processes (``distributed``).
         device: "cpu", "cuda", or "auto".
-        precision: of products: ``float32``, ``tf32`` (GPU), or ``bf16`` for those of the shared
-            network, evaluations included.
+        precision: of matrix products: ``float32``, or on a GPU ``tf32``, or ``bf16`` for those of
+            the shared network, evaluations included.
         compile: on a GPU, let torch.compile fuse a round's small kernels. It takes some seconds at
             the start, so it pays in long runs; numbers change by rounding only.
         seed: decides heads, batches, participation and dropout.
@@ -182,7 +178,6 @@ def train(
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
-        average_heads: the old name of ``heads``: True is "all", False is "own". It warns.
 
     Returns:
         A :class:`fedgradnorm.Run`.
@@ -207,7 +202,7 @@ def train(
         schedule=schedule,
         proximal=proximal,
         final_head_steps=final_head_steps,
-        heads=_heads(heads, average_heads),
+        heads=heads,
         head_start=head_start,
         personalize=personalize,
         ditto=ditto,
@@ -244,18 +239,3 @@ def train(
         resume=resume,
         progress=progress,
     )
-
-
-def _heads(heads: Heads, average_heads: bool | None) -> Heads:
-    """``heads``, or what the flag of earlier versions says of it."""
-    if average_heads is None:
-        return heads
-    if heads != "own":
-        raise ConfigError(
-            f"heads={heads!r} and average_heads={average_heads!r} are both given; average_heads is "
-            "the old name, leave it out"
-        )
-    now: Heads = "all" if flag("average_heads", average_heads) else "own"
-    words = f"average_heads={average_heads} is now heads={now!r}"
-    warnings.warn(words, DeprecationWarning, stacklevel=3)
-    return now

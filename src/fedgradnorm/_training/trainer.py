@@ -308,10 +308,7 @@ class Trainer:
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
         self.recording.taken = unpacked_counts(state["taken"], self.names, "taken")
-        if "watch" in state:
-            self.watch.load_state_dict(state["watch"])
-        else:
-            self.watch.load_old({**state, "taken": self.recording.taken})
+        self.watch.load_state_dict(state["watch"])
         self.personal = dict(state.get("personal", {}))
         self.start = state.get("start", self.start)
         self.ending = bool(state.get("ending"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.divergence import Divergence
-from fedgradnorm._training.spells import Spell, Spells
+from fedgradnorm._training.spells import Spells
 
 SOLVED = 1e-30
 """A first loss below this is zero but for rounding."""
@@ -79,17 +79,3 @@ class Watch:
         self.failing.load_state_dict(state["failing"])
         self.holding.load_state_dict(state["holding"])
         self.divergence.named = dict.fromkeys(state["diverged"])
-
-    def load_old(self, state: Mapping[str, Any]) -> None:
-        """Take over what older checkpoints hold: failures so far, and who was held last.
-
-        In how many rounds a client was held they do not say: that is counted from here on.
-        """
-        for name, count in state["failures"].items():
-            rounds = count + state["taken"][name]
-            self.failing.rounds[name] = rounds
-            if count:
-                self.failing.clients[name] = Spell(lines=1, total=count)
-        for name in self.holding.rounds:
-            if name in state["held"]:
-                self.holding.clients[name] = Spell(on=True, lines=1)

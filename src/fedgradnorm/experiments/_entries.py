@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import RENAMED
 from fedgradnorm.experiments._config.overrides import parse_value
 from fedgradnorm.experiments._methods import find_method
 
@@ -69,7 +68,6 @@ def read_entry(text: str) -> Entry:
             )
         if key in own:
             raise ConfigError(f"{text!r} sets {key} twice")
-        setting = RENAMED.get(setting, setting)
         if table == "training" and setting in method.settings:
             raise ConfigError(f"{text!r}: {name} is {setting} = {method.settings[setting]!r}")
         own[key] = parse_value(value)

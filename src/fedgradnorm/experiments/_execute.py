@@ -24,7 +24,7 @@ from fedgradnorm._runs.run import Run
 from fedgradnorm._training.fit import train_with
 from fedgradnorm._training.sinks import Show, tracked
 from fedgradnorm.data._sources import DataProgress
-from fedgradnorm.experiments._config.config_file import Config, build, clients_of, read_config
+from fedgradnorm.experiments._config.config_file import Config, build, clients_of, load_config
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
             "fgn.train(..., folder=..., resume=True)"
         )
     check_file(path)
-    return read_config(path, allow=allow, stored=True)
+    return load_config(path, allow=allow)
 
 
 def new_folder(config: Config) -> Path:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import RENAMED
 from fedgradnorm.experiments._methods import find_method
 
 Point = dict[str, Any]
@@ -60,7 +59,7 @@ def felt_by(point: Mapping[str, Any], method: str) -> Point:
         table, name, *_ = [*key.split("."), ""]
         if table == "weighting":
             return not name or name in options
-        return table != "training" or RENAMED.get(name, name) not in fixed
+        return table != "training" or name not in fixed
 
     return {key: value for key, value in point.items() if feels(key)}
 

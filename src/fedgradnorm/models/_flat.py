@@ -9,8 +9,7 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._errors import ModelError
-from fedgradnorm._instructions import require_bf16
+from fedgradnorm._errors import ConfigError, ModelError
 from fedgradnorm.models._dividing import private_names, put_parameters
 
 
@@ -97,14 +96,21 @@ class FlatNetwork:
             buffer.copy_(buffers[name])
 
 
+def require_gpu(device: torch.device) -> None:
+    """A ConfigError if bf16 products are asked for on a CPU."""
+    if device.type == "cpu":
+        raise ConfigError("precision = 'bf16' needs a GPU; use 'float32'")
+
+
 def working_copy(network: nn.Module, device: torch.device, *, bf16: bool = False) -> FlatNetwork:
     """A flat copy to train with; on a CPU a stack of convolutions gets channels last in memory.
 
-    With ``bf16`` its products are in bfloat16; parameters, gradients and outputs stay in float32.
+    With ``bf16``, which needs a GPU, its products are in bfloat16; parameters, gradients and
+    outputs stay in float32.
     """
     flat = FlatNetwork(network, device)
     if bf16:
-        require_bf16(device)
+        require_gpu(device)
         if flat.vector.dtype != torch.float32:
             raise ModelError(
                 f'precision = "bf16" is for networks in float32, this one is in '

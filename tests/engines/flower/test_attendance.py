@@ -103,15 +103,6 @@ def test_suspension_and_shutting_out_survive_a_resume(tmp_path):
     assert [r["client"] for r in together.server.history.rows if r["round"] == 3] == ["corner"]
 
 
-def test_a_state_from_before_there_was_attendance_loads(tmp_path):
-    together = Together(tmp_path)
-    together.run(1)
-    state = together.server.state_dict()
-    del state["attendance"]
-    together.server.load_state_dict(state)
-    assert together.server.attendance.takes_part("side", 1)
-
-
 def test_a_run_with_nobody_left_says_so(tmp_path):
     together = Together(tmp_path, patience=Patience(rules=Rules(misses=0, refusals=1)))
     together.exchange.tamper = lambda *_: Refused("no")

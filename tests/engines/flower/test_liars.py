@@ -105,16 +105,6 @@ def test_a_boast_gains_no_more_than_the_bound_itself(rule, tmp_path):
     assert weight(1e6) == weight(3.0)
 
 
-def test_a_state_of_before_there_were_bounds_is_taken(tmp_path):
-    together = Together(tmp_path)
-    together.run(2)
-    state = together.server.state_dict()
-    del state["bounded"], state["sizes"]
-    together.server.load_state_dict(state)
-    assert together.server.bounded == dict.fromkeys(toys.NAMES, 0)
-    together.run(1)
-
-
 def test_the_bounds_stand_in_the_federations_file(tmp_path):
     init_federation(tmp_path / "new", ["a", "b"], ["localhost"])
     assert read_federation(tmp_path / "new").bounds == Bounds()

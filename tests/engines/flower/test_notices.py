@@ -11,7 +11,6 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 
 from flwr.app import Array, ArrayRecord
 
-import toys
 from engines.flower.direct import Together
 from fedgradnorm._flower.attendance import Patience, Rules
 
@@ -72,13 +71,3 @@ def test_a_restarted_server_goes_on_with_its_log(tmp_path: Path, caplog):
     after.run()
     assert len(lines(caplog, "'place' left out")) == 1
     assert lines(caplog, "left out in 5 of the last 5 rounds")
-
-
-def test_a_state_from_before_there_were_notices_still_loads(tmp_path: Path):
-    whole, before = Together(tmp_path / "whole"), Together(tmp_path / "run")
-    before.run(2)
-    state = before.server.state_dict()
-    del state["notices"]
-    after = Together(tmp_path / "run")
-    after.server.load_state_dict(state)
-    assert toys.same(after.run(), whole.run())

@@ -37,7 +37,7 @@ def comparison(
     tasks = list(dict.fromkeys(row.task for row in rows))
     held_out = _held_out_losses(records)
     scales = {task: _scale([row.value for row in rows if row.task == task]) for task in tasks}
-    known = any(math.isfinite(row.trivial.mean) for row in rows)  # older runs do not have it
+    known = any(math.isfinite(row.trivial.mean) for row in rows)  # published archives lack it
     head = "".join(
         f'<th scope="col" aria-sort="none"{kind}><button type="button">{title}</button></th>'
         for title, kind in (

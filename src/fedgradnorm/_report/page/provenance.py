@@ -40,7 +40,7 @@ def made_when(runs: Sequence[StoredRun]) -> str:
 
 
 def _device(run: StoredRun) -> str:
-    """The device that a run was on; an older run tells only what it was asked for."""
+    """The device that a run was on, or the one it asked for where the manifest lacks it."""
     settings = run.part("settings") or run.part("training")
     return str(run.part("versions").get("device") or settings.get("device") or "-")
 

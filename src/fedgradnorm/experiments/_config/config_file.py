@@ -29,9 +29,7 @@ from torch import nn
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import EARLIER, RENAMED, Settings, renamed
-from fedgradnorm._runs.layout import ABOUT, CONFIG
-from fedgradnorm._runs.reading import present
+from fedgradnorm._round.settings import Settings
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import blaming, explain
 from fedgradnorm.experiments._config.config_tables import (
@@ -62,18 +60,12 @@ class _Training(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
-        """TOML has no null: ``batch_size = "none"`` says that there is no such limit.
-
-        Settings that an earlier version wrote under another name are read.
-        """
+        """TOML has no null: ``batch_size = "none"`` says that there is no such limit."""
         if not isinstance(data, dict):
             return data
-        for old, new in RENAMED.items():
-            if old in data and new in data:
-                raise ConfigError(f"training.{old} is the old name of training.{new}: give one")
         return {
             key: None if value == "none" and NoneType in get_args(_HINTS.get(key)) else value
-            for key, value in renamed(data).items()
+            for key, value in data.items()
         }
 
 
@@ -179,19 +171,9 @@ def load_config(
     ``allow`` names the modules whose programs ``network.name`` may call; none by default.
     """
     path = Path(path)
-    stored = path.name == CONFIG and present(path.with_name(ABOUT))
-    return read_config(path, overrides, allow=allow, stored=stored)
-
-
-def read_config(
-    path: Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = (), stored: bool = False
-) -> Config:
-    """``load_config``; what a ``stored`` one, in a run folder, does not say came after the run."""
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     with blaming(origin):
         raw = read_toml(path)
-        if stored and isinstance(training := raw.get("training", {}), dict):
-            raw["training"] = {**EARLIER, **training}
         stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
         raw.setdefault("name", stem or "run")
         changed = overridden(raw, overrides)

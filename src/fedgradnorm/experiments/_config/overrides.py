@@ -11,12 +11,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.experiments._config.plain import DEEPEST
 from fedgradnorm.experiments._config.toml_text import parse_toml
 
-_EITHER = {
-    "training.rounds": "epochs",
-    "training.epochs": "rounds",
-    "training.heads": "average_heads",  # the old name, which a file of earlier versions may hold
-    "training.average_heads": "heads",
-}
+_EITHER = {"training.rounds": "epochs", "training.epochs": "rounds"}
 """Setting one of these leaves out the other, which the file may hold."""
 
 
