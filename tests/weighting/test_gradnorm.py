@@ -164,6 +164,34 @@ def test_only_the_floor_keeps_plain_sgd_positive_beside_a_fifty_times_louder_tas
     assert all((w > 0).all() for w in played(weighting, [signals(norm, ratio)] * 400))
 
 
+@pytest.mark.parametrize(("rule", "lr"), [("absolute", 0.004), ("squared", 1e-4)])
+def test_without_a_floor_weights_are_the_papers_even_below_zero(rule: str, lr: float) -> None:
+    norm = torch.tensor([1.0, 1, 1, 1, 50]).double()
+    p, lowest = torch.ones(5).double(), 1.0
+    weighting = gradnorm(rule=rule, optimizer="sgd", lr=lr, floor=None)
+    for _ in range(50):
+        gap = p * norm - targets(p, norm, RATIO, 0.9)
+        p = rescaled(p - lr * (gap.sign() if rule == "absolute" else gap) * norm)
+        torch.testing.assert_close(weighting.update(signals(norm, RATIO)), p, rtol=0, atol=1e-12)
+        lowest = min(lowest, float(p.min()))
+    assert (lowest < 0) == (rule == "absolute")
+    assert not weighting.positive
+
+
+def test_without_a_floor_a_step_to_a_sum_below_zero_is_skipped() -> None:
+    weighting = gradnorm(3, optimizer="sgd", lr=10.0, floor=None)
+    weights = played(weighting, [signals([1, 1, 9])] * 3)[-1]
+    assert weights.tolist() == [1.0, 1.0, 1.0]
+    assert gradnorm(floor=None, rule="relative").positive
+
+
+def test_a_floor_of_zero_keeps_weights_positive() -> None:
+    weighting = gradnorm(3, optimizer="sgd", lr=10.0, floor=0)
+    weights = played(weighting, [signals([1, 1, 9])] * 3)[-1]
+    assert (weights > 0).all()
+    assert torch.isfinite(weights).all()
+
+
 @every_rule
 def test_a_slow_task_gets_more_weight(rule: str) -> None:
     weighting = gradnorm(3, rule=rule)
@@ -331,9 +359,9 @@ def test_few_active_rows_of_many_move_as_they_do_among_all(
         active[torch.randperm(12, generator=draw)[:5]] = True
         norm = torch.where(columns[3] < 0.2, 0, columns[3])
         signals = Signals(active, *columns[:3], norm)
-        monkeypatch.setattr("fedgradnorm.weighting._base.MANY", 1000)
+        monkeypatch.setattr("fedgradnorm.weighting._base.GATHER_FROM", 1000)
         whole.update(signals)
-        monkeypatch.setattr("fedgradnorm.weighting._base.MANY", 1)
+        monkeypatch.setattr("fedgradnorm.weighting._base.GATHER_FROM", 1)
         some.update(signals)
         for key, row in whole.rows.items():
             torch.testing.assert_close(some.rows[key], row, rtol=1e-14, atol=0)

@@ -10,10 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedgradnorm import ConfigError
 from fedgradnorm.experiments._methods import METHODS
-from fedgradnorm.weighting import GradNorm, Needs, Signals, Steady
-from fedgradnorm.weighting._base import Proportional, Summed
-from weighting.laws import NAMES, WEIGHTINGS, bound, draw
+from fedgradnorm.weighting import (
+    AFL,
+    GradNorm,
+    InverseFirstLoss,
+    Needs,
+    Signals,
+    Steady,
+    Weighting,
+)
+from fedgradnorm.weighting._secure_sums import OWN_NUMBERS, secure_sums
+from weighting.laws import NAMES, WEIGHTINGS, bound, draw, everybody
 
 ROUNDS = 150
 RULES: dict[str, Callable[[], GradNorm]] = {
@@ -30,16 +39,17 @@ RULES: dict[str, Callable[[], GradNorm]] = {
 OWN = {
     name: make
     for name, make in {**WEIGHTINGS, "steady": Steady}.items()
-    if isinstance(make(), Proportional)
+    if isinstance(make(), tuple(OWN_NUMBERS))
 }
 
 
 class Silo:
     """One client: its own row, what it was told at the end of its last round, and no more."""
 
-    def __init__(self, make: Callable[[], Summed], name: str) -> None:
+    def __init__(self, make: Callable[[], Weighting], name: str) -> None:
         self.weighting = make()
         self.weighting.bind([name])
+        self.sums = secure_sums(self.weighting)
         self.growth, self.loud = 1.0, 0.0
 
     def one(self, signals: Signals, row: int) -> Signals:
@@ -68,11 +78,11 @@ def private_round(silos: list[Silo], signals: Signals) -> tuple[Tensor, Tensor]:
     """Each client's weight and level, from sums over those that are there."""
     here = [i for i in range(len(silos)) if signals.active[i]]
     own = {i: silos[i].one(signals, i) for i in here}
-    first = sum(silos[i].weighting.first(own[i], silos[i].loud)[:, 0] for i in here)
-    second = sum(silos[i].weighting.second(own[i], first)[:, 0] for i in here)
+    first = sum(silos[i].sums.first(own[i], silos[i].loud) for i in here)
+    second = sum(silos[i].sums.second(first) for i in here)
     level = torch.full((len(silos),), torch.nan, dtype=torch.float64)
     for i in here:
-        level[i] = silos[i].weighting.settle(second)[0]
+        level[i] = silos[i].sums.finish(second)[0]
         silos[i].loud = 0.0
     return level * (len(here) / level[here].sum()), level
 
@@ -100,23 +110,23 @@ def test_the_direct_rule_may_move_by_an_earlier_rounds_sums() -> None:
         here = [i for i in range(len(silos)) if signals.active[i]]
         known = all(silos[i].weighting.rows["steps"] > 0 for i in here)
         weights, own = together.update(signals), {i: silos[i].one(signals, i) for i in here}
-        first = sum(silos[i].weighting.first(own[i])[:, 0] for i in here)
+        first = sum(silos[i].sums.first(own[i]) for i in here)
         used = first if earlier is None else earlier
-        second = sum(silos[i].weighting.second(own[i], used)[:, 0] for i in here)
-        coefficient = torch.stack([silos[i].weighting.coefficient()[0] for i in here])
+        second = sum(silos[i].sums.second(used) for i in here)
+        coefficient = torch.stack([silos[i].sums.coefficient()[0] for i in here])
         if known and not together.held[here].any():  # else a factor is not common to all
             shares = coefficient * len(here) / coefficient.sum()
             torch.testing.assert_close(shares, weights[here], rtol=1e-12, atol=0)
             compared += 1
         for i in here:
-            level = silos[i].weighting.settle(second, None if earlier is None else first)
+            level = silos[i].sums.finish(second, None if earlier is None else first)
             torch.testing.assert_close(level[0], together.rows["level"][i], rtol=1e-11, atol=1e-300)
         earlier = first
     assert compared > 30
 
 
 @pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
-def test_a_held_client_is_off_by_no_more_than_the_growth_of_a_round(rule: str) -> None:
+def test_a_frozen_client_is_off_by_no_more_than_the_growth_of_a_round(rule: str) -> None:
     """It must weigh its update before the second sums are there, with the last round's factor."""
     make = RULES[rule]
     together, silos = bound(make), [Silo(make, name) for name in NAMES]
@@ -124,19 +134,19 @@ def test_a_held_client_is_off_by_no_more_than_the_growth_of_a_round(rule: str) -
     for signals in map(_steady_scales, rounds_of(seed=7, count=80)):
         here = [i for i in range(len(silos)) if signals.active[i]]
         weights, own = together.update(signals), {i: silos[i].one(signals, i) for i in here}
-        first = sum(silos[i].weighting.first(own[i])[:, 0] for i in here)
-        second = sum(silos[i].weighting.second(own[i], first)[:, 0] for i in here)
+        first = sum(silos[i].sums.first(own[i]) for i in here)
+        second = sum(silos[i].sums.second(first) for i in here)
         growth = [silos[i].growth for i in here]
         numbers = torch.stack(
-            [silos[i].weighting.coefficient(g)[0] for i, g in zip(here, growth, strict=True)]
+            [silos[i].sums.coefficient(g)[0] for i, g in zip(here, growth, strict=True)]
         )
         shares = numbers * len(here) / numbers.sum()
-        now = silos[here[0]].weighting.growth(second)
+        now = silos[here[0]].sums.growth(second)
         bound_ = max(max(g / now, now / g) for g in growth) - 1 + 1e-12
         worst = max(worst, float((shares / weights[here] - 1).abs().max()))
         assert float((shares / weights[here] - 1).abs().max()) <= bound_
         for i in here:
-            silos[i].weighting.settle(second)
+            silos[i].sums.finish(second)
             silos[i].growth = now
     assert worst > 0
 
@@ -147,7 +157,7 @@ def _steady_scales(signals: Signals) -> Signals:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_weight_that_a_client_knows_is_proportional_to_a_number_of_its_own(name: str) -> None:
+def test_a_weight_that_a_client_knows_is_proportional_to_its_own_number(name: str) -> None:
     together, silos = bound(OWN[name]), [Silo(OWN[name], client) for client in NAMES]
     for drawn in draw(8, rounds=40):
         signals = replace(drawn, loss=drawn.loss ** (1 / 6))  # dwa takes the exponential of ratios
@@ -162,4 +172,36 @@ def test_every_method_says_whether_sums_are_enough() -> None:
         if Needs.GRAM in method.needs or Needs.GRADIENT in method.needs:
             assert method.beyond_sums
         if isinstance(method.weighting, type):
-            assert issubclass(method.weighting, Summed) == (not method.beyond_sums)
+            adapted = issubclass(method.weighting, (GradNorm, *OWN_NUMBERS))
+            assert adapted == (not method.beyond_sums)
+
+
+@pytest.mark.parametrize("make", [*RULES.values(), *OWN.values()], ids=[*RULES, *OWN])
+def test_sizes_are_those_of_the_sums(make: Callable[[], Weighting]) -> None:
+    silo, signals = Silo(make, "a"), draw(3)[0]
+    first = silo.sums.first(silo.one(signals, 0))
+    assert silo.sums.sizes == (len(first), len(silo.sums.second(first)))
+
+
+def test_a_method_that_needs_more_than_sums_has_no_adapter() -> None:
+    with pytest.raises(
+        ConfigError, match="AFL needs more than sums over clients: all clients' losses"
+    ):
+        secure_sums(AFL())
+    with pytest.raises(
+        ConfigError, match="GradNorm needs more than sums over clients: weights above 0"
+    ):
+        secure_sums(GradNorm(floor=None))
+    assert not GradNorm(rule="direct", floor=None).beyond_sums
+
+
+@pytest.mark.parametrize(
+    ("make", "column"), [(Steady, "gauge_norm"), (InverseFirstLoss, "loss")], ids=str
+)
+def test_a_client_without_a_number_contributes_none(
+    make: Callable[[], Weighting], column: str
+) -> None:
+    silo, signals = Silo(make, "a"), everybody(draw(3)[0])
+    nothing = replace(signals, **{column: torch.zeros(len(NAMES)).double()})
+    assert not torch.isfinite(silo.sums.first(silo.one(nothing, 0))).all()
+    assert torch.isfinite(silo.sums.first(silo.one(signals, 0))).all()

@@ -1,4 +1,4 @@
-"""Arithmetic on rows of clients that several weightings share."""
+"""Row-wise arithmetic for several weightings."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-12  # the least weight beside the largest: keeps logarithms and powers finite
-VANISHED = 1e-9  # a gradient this far below all clients' together is rounding, not a gradient
-LARGEST_LOG = 300.0  # of a number that stands by itself: its powers and sums stay finite
+SMALLEST = 1e-12  # smallest weight relative to the largest: keeps logarithms and powers finite
+VANISHED = 1e-9  # a gradient norm below this share of the sum over all clients is rounding error
+LARGEST_LOG = 300.0
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, as in torch.optim
 MOMENTS = dict.fromkeys(("first_moment", "second_moment", "steps"), 0.0)
-"""The rows that :func:`adam` reads and writes, with their start values."""
+"""The rows that :func:`adam` reads and writes, with their initial values."""
 
 
 def adam(rows: dict[str, Tensor], gradient: Tensor, live: Tensor, lr: float) -> Tensor:
-    """What one Adam step takes off each row; rows that are not live keep their moments.
+    """The step of Adam, to be subtracted from each row; rows that are not live keep their moments.
 
-    ``rows["steps"]`` counts the steps a row has taken so far; counting this one is the caller's.
+    ``rows["steps"]`` is the number of steps a row has taken before; the caller increments it.
     """
     steps = (rows["steps"] + live).clamp_min_(1)
     first, second = rows["first_moment"], rows["second_moment"]
@@ -32,19 +32,19 @@ def adam(rows: dict[str, Tensor], gradient: Tensor, live: Tensor, lr: float) -> 
 
 
 def safe_log(values: Tensor, active: Tensor) -> Tensor:
-    """log of the active rows, finite also at zero; 0 for the others."""
+    """log of the active rows, finite even at zero; 0 for the others."""
     limits = torch.finfo(torch.float64)
     return torch.where(active, values.double(), 1).clamp(limits.tiny, limits.max).log()
 
 
 def from_log(log_weight: Tensor, active: Tensor) -> Tensor:
-    """exp(log_weight) relative to the largest active row, and never quite zero."""
+    """exp(log_weight) relative to the largest active row, at least ``SMALLEST``."""
     top = torch.where(active, log_weight, -torch.inf).max()
     return (log_weight - top).exp().clamp_min(SMALLEST)
 
 
-def from_own_log(log_weight: Tensor) -> Tensor:
-    """exp(log_weight) beside nothing: the same number, whoever else is there."""
+def bounded_exp(log_weight: Tensor) -> Tensor:
+    """exp(log_weight), bounded so that powers and sums of it stay finite."""
     return log_weight.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
 
 
@@ -63,13 +63,13 @@ def onto_simplex(values: Tensor, active: Tensor) -> Tensor:
 
 
 def draw(*key: object) -> random.Random:
-    """A generator of its own for this key, the same in every process."""
+    """A random generator seeded by this key, the same in every process."""
     return random.Random("/".join(map(str, key)))
 
 
 @contextmanager
 def private_generator(seed: int, device: torch.device) -> Iterator[None]:
-    """Let torch's global generator start at ``seed`` inside, and be untouched outside."""
+    """Seed torch's global generator inside the block, and restore its state afterwards."""
     generator = torch.default_generator
     if device.type == "cuda":
         torch.cuda.init()

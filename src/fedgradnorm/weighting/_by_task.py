@@ -1,4 +1,4 @@
-"""Weights keyed by task, for several clients that share one."""
+"""One weight per task, for clients that share a task."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ByTask(Weighting):
         return self._member.T @ weights
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """The inner weighting's, from the tasks' mean updates."""
+        """The inner weighting's direction, from the tasks' mean updates."""
         if type(self.inner).direction is Weighting.direction:
             return None
         return self.inner.direction(self._of_tasks(signals))
@@ -73,7 +73,7 @@ class ByTask(Weighting):
 
     @property
     def held(self) -> Tensor | None:
-        """Clients whose task the inner weighting left alone."""
+        """Clients of the tasks whose weight the inner weighting froze."""
         inner = self.inner.held
         return None if inner is None else self._member.T @ inner.to(self._member) > 0
 
@@ -86,6 +86,6 @@ class ByTask(Weighting):
         return {**super().state_dict(), "tasks": self.inner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
         self.inner.load_state_dict(state["tasks"])

@@ -55,7 +55,7 @@ class Direction(Weighting):
         return {**super().state_dict(), "draws": self._draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
         self._draws = state["draws"]
 

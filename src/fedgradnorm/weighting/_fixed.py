@@ -10,30 +10,33 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.weighting._base import Needs, Proportional, Signals
+from fedgradnorm.weighting._base import Needs, Signals, Weighting
 
 log = logging.getLogger("fedgradnorm")
 
 
-class Equal(Proportional):
+class Equal(Weighting):
     """p_i = 1: FedRep's and FedPer's plain mean over clients."""
+
+    beyond_sums = ""
 
     def weigh(self, signals: Signals) -> Tensor:
         """One for every client."""
         return torch.ones_like(signals.active, dtype=torch.float64)
 
 
-class BySize(Proportional):
-    """p_i proportional to the client's number of training rows, as in FedAvg."""
+class BySize(Weighting):
+    """p_i proportional to the client's number of training examples, as in FedAvg."""
 
     needs = Needs.SIZE
+    beyond_sums = ""
 
     def weigh(self, signals: Signals) -> Tensor:
         """The sizes themselves."""
         return signals.size
 
 
-class Static(Proportional):
+class Static(Weighting):
     """Given weights, a positive number per client name, scaled to sum to the number of clients.
 
     Args:
@@ -41,6 +44,8 @@ class Static(Proportional):
 
     >>> weighting = Static({"landmark": 0.1, "gender": 1.0})
     """
+
+    beyond_sums = ""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__()

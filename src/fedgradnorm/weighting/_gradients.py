@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class TorchJD(GramWeighting):
     >>> weighting = TorchJD("MGDAWeighting", max_iters=50)
     """
 
-    positive: ClassVar[bool] = False
+    positive = False
 
     def __init__(self, rule: str, **options: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class TorchJD(GramWeighting):
         return {**super().state_dict(), "draws": self._draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
         self._draws = state["draws"]
 
@@ -181,7 +181,7 @@ class GradVac(TorchJD):
         return {**super().state_dict(), "cosines": cosines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
         self._cosines = {a: dict(row) for a, row in state["cosines"].items()}
 

@@ -14,60 +14,45 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import (
-    draw,
-    from_log,
-    from_own_log,
-    onto_simplex,
-    safe_log,
-)
-from fedgradnorm.weighting._base import Needs, Proportional, Signals, Weighting, active_mean
+from fedgradnorm.weighting._arithmetic import draw, from_log, onto_simplex, safe_log
+from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean
 
 
-class ByLog(Proportional):
-    """Weights whose logarithm each client knows by itself."""
+class ByLog(Weighting):
+    """Weights whose logarithm depends on the client's own signals alone, up to a constant."""
+
+    beyond_sums = ""
 
     @abstractmethod
-    def log_own(self, signals: Signals) -> Tensor:
+    def log_weight(self, signals: Signals) -> Tensor:
         """The logarithm, per row."""
 
     def weigh(self, signals: Signals) -> Tensor:
         """The exponential, relative to the largest active row."""
-        return from_log(self.log_own(signals), signals.active)
-
-    def own(self, signals: Signals) -> Tensor:
-        """The exponential."""
-        return from_own_log(self.log_own(signals))
+        return from_log(self.log_weight(signals), signals.active)
 
 
-class InverseFirstLoss(Proportional):
-    """p_i = 1 / F_i0: every task starts with the same loss; then the weights stay.
+class InverseFirstLoss(Weighting):
+    """p_i = 1 / F_i0: every task starts with the same weighted loss; then the weights stay.
 
-    The server needs one number of a client, once: F_i0 = loss / loss_ratio.
-    Source: the usual normalisation by the initial loss; a strong simple baseline.
+    The server needs one number per client, once: F_i0 = loss / loss_ratio.
+    Source: the usual normalization by the initial loss; a strong simple baseline.
     """
 
     needs = Needs.LOSS
+    beyond_sums = ""
     losses: ClassVar[tuple[str, ...]] = ("loss", "loss_ratio")
     starts: ClassVar[Mapping[str, float]] = {"first_loss": 0.0}
 
     def weigh(self, signals: Signals) -> Tensor:
-        """1 / F_i0, the mean of the others for a client whose first loss says nothing."""
-        level, known, active = *self._level(signals), signals.active
-        return from_log(torch.where(known, level, active_mean(level, known)), active)
-
-    def own(self, signals: Signals) -> Tensor:
-        """1 / F_i0; a client whose first loss says nothing has no number of its own."""
-        level, known = self._level(signals)
-        return torch.where(known, from_own_log(level), torch.nan)
-
-    def _level(self, signals: Signals) -> tuple[Tensor, Tensor]:
-        kept, active = self.rows["first_loss"], signals.active
+        """1 / F_i0, and the mean of the others for a client without a usable first loss."""
+        first, active = self.rows["first_loss"], signals.active
         seen = signals.loss.double() / signals.loss_ratio.double()
-        usable = active & (kept == 0) & torch.isfinite(seen) & (seen > 0)
-        kept.copy_(torch.where(usable, seen, kept))
-        known = active & (kept > 0)
-        return -safe_log(kept, known), known
+        usable = active & (first == 0) & torch.isfinite(seen) & (seen > 0)
+        first.copy_(torch.where(usable, seen, first))
+        known = active & (first > 0)
+        log_weight = -safe_log(first, known)
+        return from_log(torch.where(known, log_weight, active_mean(log_weight, known)), active)
 
 
 class GeometricMean(ByLog):
@@ -79,7 +64,7 @@ class GeometricMean(ByLog):
 
     needs = Needs.LOSS
 
-    def log_own(self, signals: Signals) -> Tensor:
+    def log_weight(self, signals: Signals) -> Tensor:
         """-log F_i."""
         return -safe_log(signals.loss, signals.active)
 
@@ -102,7 +87,7 @@ class QFFL(ByLog):
         super().__init__()
         self.q = bounded("q-FFL's q", q)
 
-    def log_own(self, signals: Signals) -> Tensor:
+    def log_weight(self, signals: Signals) -> Tensor:
         """q log F_i."""
         return self.q * safe_log(signals.loss, signals.active)
 
@@ -141,7 +126,7 @@ class AFL(Weighting):
         return level.copy_(torch.where(active, moved * share, level))  # all levels sum to N
 
 
-class RandomWeights(Proportional):
+class RandomWeights(Weighting):
     """RLW: p is the softmax of numbers drawn afresh from N(0, 1) in every round.
 
     What a client draws is decided by the run's seed, its name, and how many rounds it has taken
@@ -151,6 +136,7 @@ class RandomWeights(Proportional):
     """
 
     starts: ClassVar[Mapping[str, float]] = {"rounds": 0.0}
+    beyond_sums = ""
     capturable = False
 
     def weigh(self, signals: Signals) -> Tensor:
@@ -189,7 +175,7 @@ class DWA(ByLog):
         self.temperature = bounded("DWA's temperature", temperature, above=True)
         self.every = whole("DWA's every", every, 1)
 
-    def log_own(self, signals: Signals) -> Tensor:
+    def log_weight(self, signals: Signals) -> Tensor:
         """rate_i / T with the averages from before this round."""
         limits, rows = torch.finfo(torch.float64), self.rows
         rate = (rows["newer"] / rows["older"].clamp_min(limits.tiny)).clamp_max(limits.max)

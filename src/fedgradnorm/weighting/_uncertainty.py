@@ -38,7 +38,7 @@ class Uncertainty(ByLog):
         super().__init__()
         self.scale_lr = bounded(f"{type(self).__name__}'s scale_lr", scale_lr)
 
-    def log_own(self, signals: Signals) -> Tensor:
+    def log_weight(self, signals: Signals) -> Tensor:
         """-s_i, after one step on s."""
         active, s = signals.active, self.rows["log_scale"]
         loss = torch.where(active, signals.loss.double(), 1)

@@ -1,12 +1,11 @@
-"""A client's own level: the run's weighting with one row, moved by sums that come to it.
+"""A client's own level: the run's weighting with one row, updated from secure sums.
 
-A round's level is known when its second sums are, and these come with the next order. Until then
-the state holds what the round is worked out from again (``pending``).
+A round's level is known once its second sums are, and these arrive with the next order. Until then
+the state holds what the round is recomputed from (``pending``).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,28 +13,25 @@ import torch
 
 from fedgradnorm._flower.private.told_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
-from fedgradnorm.weighting import Signals
-from fedgradnorm.weighting._base import Summed
+from fedgradnorm.weighting import Signals, Weighting
+from fedgradnorm.weighting._secure_sums import SecureSums, secure_sums
 
 COLUMNS = ("size", "loss", "loss_ratio", "gauge_norm")
 
 
-def sizes_of(weighting: Summed) -> dict[str, int]:
-    """How many numbers an update's sums have, by kind; the weighting is left as it is."""
-    trial = copy.deepcopy(weighting)
-    ones = torch.ones(len(trial.clients), dtype=torch.float64)
-    first = trial.first(Signals(ones > 0, ones, ones, ones, ones))
-    second = trial.second(Signals(ones > 0, ones, ones, ones, ones), first.sum(dim=1))
-    return {"coefficient": 1, "second": len(second), "first": len(first)}
+def sizes_of(sums: SecureSums) -> dict[str, int]:
+    """How many numbers are summed with an update, by kind."""
+    first, second = sums.sizes
+    return {"coefficient": 1, "second": second, "first": first}
 
 
 class OwnLevel:
     """The weighting of one client."""
 
-    def __init__(self, weighting: Summed, name: str, largest_ratio: float) -> None:
+    def __init__(self, weighting: Weighting, name: str, largest_ratio: float) -> None:
         weighting.bind([name])
-        self.weighting, self.largest_ratio = weighting, largest_ratio
-        self.sizes = sizes_of(weighting)
+        self.weighting, self.sums = weighting, secure_sums(weighting)
+        self.sizes, self.largest_ratio = sizes_of(self.sums), largest_ratio
         self.initial: dict[str, Any] = {
             "rounds": 0,
             "weighting": weighting.state_dict(),
@@ -47,7 +43,7 @@ class OwnLevel:
     def first(self, state: Mapping[str, Any], reported: Mapping[str, float]) -> list[float]:
         """This client's part of the first sums."""
         self.weighting.load_state_dict(state["weighting"])
-        numbers = self.weighting.first(self.signals(reported), state["loud"])[:, 0]
+        numbers = self.sums.first(self.signals(reported), state["loud"])
         if not torch.isfinite(numbers).all():
             raise Refused("it has no weight: the method's number for this client is not finite")
         return [float(number) for number in numbers]
@@ -59,14 +55,14 @@ class OwnLevel:
         used: Sequence[float],
         ahead: bool,
     ) -> tuple[float, list[float]]:
-        """The coefficient of its update, and its part of an update's sums.
+        """The coefficient of its update, and this client's part of an update's sums.
 
-        What was in this round's first sums is not summed again, but for the count: who is lost
-        between the sums would be their difference.
+        What was in this round's first sums is not summed again, except the count: the difference
+        would reveal a client that drops out between the two sums.
         """
         first = self.first(state, reported)
-        second = self.weighting.second(self.signals(reported), _tensor(used))[:, 0]
-        coefficient = float(self.weighting.coefficient(state["growth"])[0])
+        second = self.sums.second(_tensor(used))
+        coefficient = float(self.sums.coefficient(state["growth"])[0])
         if not 0 < coefficient < float("inf"):
             raise Refused(f"it has no weight: its coefficient would be {coefficient!r}")
         again = first if ahead else [first[0], *(0.0 for _ in first[1:])]
@@ -80,7 +76,7 @@ class OwnLevel:
         ahead = pending["ahead"]
         coefficient, _ = self.second(state, pending["reported"], pending["used"], ahead)
         first, second = _tensor(sums["first"]), _tensor(sums["second"])
-        self.weighting.settle(second, first if ahead else None)
+        self.sums.finish(second, first if ahead else None)
         held = self.weighting.held
         row = {
             "weight": coefficient * sums["first"][0] / sums["coefficient"][0],
@@ -89,14 +85,14 @@ class OwnLevel:
         after = {
             "rounds": state["rounds"],
             "weighting": self.weighting.state_dict(),
-            "growth": self.weighting.growth(second),
+            "growth": self.sums.growth(second),
             "loud": (sums["first"] if ahead else pending["used"])[1],
             "pending": None,
         }
         return after, row
 
     def signals(self, reported: Mapping[str, float]) -> Signals:
-        """What it reported, as the weighting reads it."""
+        """What the client reported, as the weighting reads it."""
         columns = {key: _tensor([reported[key]]) for key in COLUMNS}
         columns["loss_ratio"] = columns["loss_ratio"].clamp_max(self.largest_ratio)
         return Signals(torch.ones(1, dtype=torch.bool), **columns)

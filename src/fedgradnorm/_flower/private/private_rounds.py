@@ -32,7 +32,7 @@ from fedgradnorm._masking.roster import Unsafe, threshold
 from fedgradnorm._round.participation import participants
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.trainer import Progress
-from fedgradnorm.weighting._base import Summed
+from fedgradnorm.weighting._secure_sums import secure_sums
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -48,11 +48,10 @@ class PrivateCoordinator(Coordinator):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        assert isinstance(self.server.weighting, Summed)
         assert self.agreement.private is not None
-        self.weighting, self.terms = self.server.weighting, self.agreement.private
+        self.sums, self.terms = secure_sums(self.server.weighting), self.agreement.private
         self.fewest = fewest_of(self.agreement.settings, self.agreement.rounds, self.names)
-        self.kinds = sizes_of(self.weighting)
+        self.kinds = sizes_of(self.sums)
         self.summing = Summing(self._ask, self.terms.roster, self._refuse)
         self.told: dict[str, Any] = {}  # of the last round of each client, by round
         self.last: dict[str, int] = {}  # the last round of each client
@@ -114,7 +113,7 @@ class PrivateCoordinator(Coordinator):
 
     def _ahead(self, asked: list[str]) -> tuple[bool, list[str]]:
         """Whether a round needs no first sums, decided once for it; who can be asked then."""
-        able = [n for n in asked if self.before and self.weighting.ahead(self.states[n])]
+        able = [n for n in asked if self.before and self.sums.reuses_sums(self.states[n])]
         if self.ahead is None:
             self.ahead = able == asked
         return self.ahead, able if self.ahead else asked

@@ -44,7 +44,7 @@ from fedgradnorm._masking.roster import Signer, Unsafe
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.history import History, read_history
 from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, TRAINED
-from fedgradnorm.weighting._base import Summed
+from fedgradnorm.weighting import Weighting
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -64,7 +64,7 @@ class Silo(Participant):
         agreement: Agreement,
         folder: Path,
         signer: Signer,
-        weighting: Summed,
+        weighting: Weighting,
     ) -> None:
         super().__init__(network, client, agreement, folder)
         if self.tasks:

@@ -1,0 +1,217 @@
+"""Weightings under secure aggregation: each client updates its own weight from sums over clients.
+
+A weighting reads the numbers of all clients at once. In a private federation nobody may see those,
+but secure aggregation can reveal sums over the clients of a round. An adapter wraps a weighting
+that is bound to one client, and computes the weight that a server would compute, from two sums:
+
+    adapter.first(signals)           this client's numbers; they are summed over the clients
+    adapter.second(first_sums)       the client updates its weight; numbers for the second sums
+    adapter.coefficient()            the factor of its update: proportional to its weight
+    adapter.finish(second_sums)      rescales, as the server would
+
+A round's weighted updates are summed along with the second sums, and the server divides by the sum
+of the coefficients.
+
+An adapter with ``reuses_sums`` saves the first sum: clients use an earlier round's first sums in
+``second``, because the new ones differ by a factor common to all clients. ``finish`` is then given
+the round's own first sums.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.weighting._arithmetic import bounded_exp, safe_log
+from fedgradnorm.weighting._base import Signals, Weighting, only
+from fedgradnorm.weighting._fixed import BySize, Equal, Static
+from fedgradnorm.weighting._gradnorm import GradNorm
+from fedgradnorm.weighting._loss_based import ByLog, InverseFirstLoss, RandomWeights
+from fedgradnorm.weighting._steady import Steady
+
+
+class SecureSums(ABC):
+    """The part of one client in a weighting that is computed from sums.
+
+    ``sizes`` is how many numbers the first and the second sums have. The first sums start with the
+    number of clients and the sum of their gradient norms (0 if the weighting does not use them).
+    """
+
+    sizes: tuple[int, int]
+
+    @abstractmethod
+    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:
+        """This client's numbers for the first sums; not finite if it can have no weight.
+
+        ``last_norm_sum`` is the sum of gradient norms in the client's last round.
+        """
+
+    @abstractmethod
+    def second(self, first_sums: Tensor) -> Tensor:
+        """Update the weight; this client's numbers for the second sums."""
+
+    @abstractmethod
+    def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:
+        """Rescale, and return the client's level.
+
+        ``own_first_sums`` are the round's first sums if :meth:`second` used an earlier round's.
+        """
+
+    @abstractmethod
+    def coefficient(self, growth: float = 1.0) -> Tensor:
+        """What the weight is proportional to, known before the second sums.
+
+        ``growth`` is that of the client's last round.
+        """
+
+    def growth(self, second_sums: Tensor) -> float:  # noqa: ARG002
+        """The factor by which the levels grew before rescaling: a frozen level needs it, too."""
+        return 1.0
+
+    def reuses_sums(self, rounds: int) -> bool:  # noqa: ARG002
+        """Whether a client after ``rounds`` rounds can use the first sums of an earlier one."""
+        return True
+
+
+class GradNormSums(SecureSums):
+    """Any rule of GradNorm: the first sums give the means, the second ones rescale."""
+
+    def __init__(self, weighting: GradNorm) -> None:
+        self.weighting, self.direct = weighting, weighting.rule == "direct"
+        self.sizes = (6 if self.direct else 5, 3)
+
+    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:
+        """1, G, whether the weight is free, and the terms of the means in ``GradNorm.weigh``."""
+        rule, p = self.weighting, self.weighting.rows["level"]
+        self._norm = norm = only(signals.active, signals.gauge_norm)
+        self._free = free = rule.find_free(norm, signals.active, norm.clamp_min(last_norm_sum))
+        self._ratio = ratio = only(free, signals.loss_ratio)
+        self._new = torch.zeros_like(free)
+        own = [signals.active.double(), norm, free.double()]
+        if not self.direct:
+            return torch.cat([*own, ratio, only(free, p * norm)])
+        self._log_q = rule.log_fixed_point(norm, ratio)
+        self._new = free & (rule.rows["steps"] == 0)
+        known, gap = free & ~self._new, p.log() - self._log_q
+        return torch.cat([*own, only(free, gap), known.double(), only(known, gap)])
+
+    def second(self, first_sums: Tensor) -> Tensor:
+        """The free levels before the step, and after it: of known clients, and of new ones."""
+        rule, free, new = self.weighting, self._free, self._new
+        if self.direct:
+            self._shift = _shift(first_sums)
+            self._moved = rule.direct(self._log_q + self._shift)
+        else:
+            mean_ratio, mean_weighted_norm = first_sums[3:5] / first_sums[2].clamp_min(1)
+            target = rule.target(mean_weighted_norm, self._ratio, mean_ratio)
+            self._moved = rule.step(self._norm, target, free)
+        rule.rows["steps"] += free
+        before, moved = rule.rows["level"], self._moved
+        return torch.cat([only(free, before), only(free & ~new, moved), only(new, moved)])
+
+    def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:
+        """The rescaled level."""
+        before, known, new = second_sums
+        moved = self._moved
+        if own_first_sums is not None:  # replace the earlier shift by this round's
+            late = _shift(own_first_sums) - self._shift
+            factor = ((1 - self.weighting.smoothing) * late).exp(), late.exp()
+            known, new = known * factor[0], new * factor[1]
+            moved = moved * torch.where(self._new, factor[1], factor[0])
+        return self.weighting.rescale(moved, self._free, before, known + new)
+
+    def coefficient(self, growth: float = 1.0) -> Tensor:
+        """The level before rescaling; a frozen one grows as the others did last."""
+        return torch.where(self._free, self._moved, self.weighting.rows["level"] * growth)
+
+    def growth(self, second_sums: Tensor) -> float:
+        """Sum of the free levels after the step over their sum before."""
+        before, after = float(second_sums[0]), float(second_sums[1] + second_sums[2])
+        return after / before if before > 0 and after > 0 else 1.0
+
+    def reuses_sums(self, rounds: int) -> bool:
+        """The direct rule: first sums shift all known clients' logarithms alike."""
+        return self.direct and rounds > self.weighting.warmup
+
+
+def _shift(first_sums: Tensor) -> Tensor:
+    """Mean of log p - log q over the clients known before, or over all if there are none."""
+    _, _, free, gap, known, known_gap = first_sums
+    return torch.where(known > 0, known_gap / known.clamp_min(1), gap / free.clamp_min(1))
+
+
+class ProportionalSums(SecureSums):
+    """p_i = N m_i / sum_j m_j, where each client computes its m_i (``own``) by itself."""
+
+    sizes = (3, 1)
+
+    def __init__(self, weighting: Weighting, own: OwnNumber) -> None:
+        self.weighting, self.own = weighting, own
+
+    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:  # noqa: ARG002
+        """1, 0 and m."""
+        self._own = self.own(self.weighting, signals).double()
+        return torch.cat([torch.ones_like(self._own), torch.zeros_like(self._own), self._own])
+
+    def second(self, first_sums: Tensor) -> Tensor:
+        """The weight."""
+        self._own = self._own * (first_sums[0] / first_sums[2])
+        return self._own
+
+    def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The weight."""
+        return self._own
+
+    def coefficient(self, growth: float = 1.0) -> Tensor:  # noqa: ARG002
+        """The weight."""
+        return self._own
+
+
+OwnNumber = Callable[[Any, Signals], Tensor]
+
+
+def _weighed(weighting: Weighting, signals: Signals) -> Tensor:
+    return weighting.weigh(signals)
+
+
+def _from_log(weighting: ByLog, signals: Signals) -> Tensor:
+    return bounded_exp(weighting.log_weight(signals))
+
+
+def _from_first_loss(weighting: InverseFirstLoss, signals: Signals) -> Tensor:
+    weighting.weigh(signals)
+    first = weighting.rows["first_loss"]
+    return torch.where(first > 0, bounded_exp(-safe_log(first, first > 0)), torch.nan)
+
+
+def _unless_frozen(weighting: Steady, signals: Signals) -> Tensor:
+    weight = weighting.weigh(signals)
+    return torch.where(weighting.rows["held"] > 0, torch.nan, weight)
+
+
+OWN_NUMBERS: dict[type[Any], OwnNumber] = {
+    Equal: _weighed,
+    BySize: _weighed,
+    Static: _weighed,
+    RandomWeights: _weighed,
+    ByLog: _from_log,
+    InverseFirstLoss: _from_first_loss,
+    Steady: _unless_frozen,
+}
+"""Weightings proportional to a number that each client computes by itself; NaN if it has none."""
+
+
+def secure_sums(weighting: Weighting) -> SecureSums:
+    """The adapter of a weighting; a ConfigError if sums are not enough for it."""
+    if weighting.beyond_sums:
+        name = type(weighting).__name__
+        raise ConfigError(f"{name} needs more than sums over clients: {weighting.beyond_sums}")
+    if isinstance(weighting, GradNorm):
+        return GradNormSums(weighting)
+    own = next(own for kind, own in OWN_NUMBERS.items() if isinstance(weighting, kind))
+    return ProportionalSums(weighting, own)
