@@ -1,18 +1,22 @@
-"""Optimisers by the names of torch.optim's classes."""
+"""Optimisers by the names of torch.optim's classes, as pure functions of rows.
+
+SGD, Adam and AdamW are written once, for matrices with one row per client, and are used for heads,
+local copies of the network and the server. Any other class of torch.optim runs row by row.
+"""
 
 from __future__ import annotations
 
-import copy
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedgradnorm._checks import number, shown
+from fedgradnorm._checks import flag, number, shown
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._fusing import Fused
+from fedgradnorm._state.layout import Layout
 
 OptimizerSpec = str | Mapping[str, Any]
 """A torch.optim class by name ("adam"), or a table {"name": "sgd", "lr": 0.1, "momentum": 0.9}."""
@@ -61,6 +65,8 @@ def resolve(spec: OptimizerSpec, lr: float) -> dict[str, Any]:
     table: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = choose(str(table.pop("name", "adam")).lower(), _CLASSES, "optimizer")
     table = {"name": name, "lr": lr, **table}
+    if "keep" in table:
+        flag(f"option 'keep' of optimizer {name!r}", table["keep"])
     rate = f"learning rate of optimizer {name!r}"
     if not 0 < number(rate, table["lr"]) < float("inf"):
         raise ConfigError(f"{rate} must be > 0, not {table['lr']!r}")
@@ -78,7 +84,7 @@ def _try(table: Mapping[str, Any]) -> None:
     """One step of nothing: some options are not looked at before."""
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)
-    optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE})
+    optimizer = build([parameter], {k: v for k, v in table.items() if k not in _WHERE | {"keep"}})
     try:
         optimizer.step()
     except Exception as error:
@@ -111,156 +117,181 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
     return {key: True for key, wanted in options.items() if wanted and key in known}
 
 
-def is_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is Adam itself, and not one of those derived from it."""
-    return type(optimizer) in (torch.optim.Adam, _CLASSES["adam"])
+State = dict[str, Tensor]
+"""What an optimiser keeps, one row per client in every tensor."""
 
 
-def capturable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its steps can be a part of a GPU graph: some count them on the host."""
-    told = all(group.get("capturable", False) for group in optimizer.param_groups)
-    return told or isinstance(optimizer, torch.optim.SGD)
+class Optimizer(ABC):
+    """A pure optimiser over rows: parameters and gradients are matrices ``[rows, numbers]``.
 
-
-class Joined:
-    """One optimiser that steps many parameters, while each one's own holds the same moments.
-
-    ``owners`` is each parameter's own optimiser, made from the same table.
+    Every row has a step count of its own, so rows that joined later are corrected for their own
+    bias. The same object serves a client's head, its local copy of the network, and the server.
+    ``in_rows`` says whether many rows are stepped in one call.
     """
 
-    def __init__(
-        self, owners: Mapping[Tensor, torch.optim.Optimizer], table: Mapping[str, Any]
+    in_rows: ClassVar[bool] = True
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = dict(table)
+
+    @abstractmethod
+    def start(self, like: Tensor) -> State:
+        """The state of one row before its first step; ``like`` is a row of parameters."""
+
+    @abstractmethod
+    def step(
+        self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
     ) -> None:
-        self._owners = list(owners.items())
-        self._optimizer = build(owners, table)
-        self.link()
-
-    def link(self) -> None:
-        """Take the moments of the owners: those that were loaded are other tensors than before."""
-        moments = self._optimizer.state
-        for parameter, owner in self._owners:
-            moments[parameter] = owner.state[parameter]
-
-    @property
-    def how(self) -> Mapping[str, Any]:
-        """The options of a step."""
-        group: Mapping[str, Any] = self._optimizer.param_groups[0]
-        return group
-
-    def set(self, options: Mapping[str, Any]) -> None:
-        """Step with these options, such as a rate, from now on."""
-        for group in self._optimizer.param_groups:
-            group.update(options)
-
-    def clear(self) -> None:
-        """Forget the gradients: a parameter without one does not step."""
-        self._optimizer.zero_grad()
-
-    def step(self) -> None:
-        """Every parameter that has a gradient takes a step."""
-        self._optimizer.step()
+        """Move ``x`` and ``state`` in place; ``options`` override the table (a schedule's rate)."""
 
 
-def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let the compiler make Adam's kernel: torch's own leaves half of a large GPU idle.
+class SGD(Optimizer):
+    """x <- x - lr d, with d = g + decay x; with momentum b <- mu b + (1 - dampening) d first.
 
-    For an optimiser of one tensor. Any other, and Adam with more options, stays as it is.
+    A row's first momentum is d itself, as in torch.
     """
-    first, *more = optimizer.param_groups
-    alone = not more and len(first["params"]) == 1
-    if not alone or not is_adam(optimizer) or any(first[option] for option in _BEYOND):
-        return
-    ordinary, update = optimizer.step, Fused(adam)
 
-    def step() -> None:
-        group = optimizer.param_groups[0]
-        (parameter,) = group["params"]
-        state = optimizer.state[parameter]
-        if not state:
-            ordinary()  # which also makes the moments
+    def start(self, like: Tensor) -> State:
+        """A momentum, where there is one, and the count that tells the first step."""
+        if not self.table.get("momentum"):
+            return {}
+        return {"step": like.new_zeros((), dtype=torch.float64), "momentum": torch.zeros_like(like)}
+
+    @torch.no_grad()
+    def step(
+        self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """One step of every row."""
+        how = {**self.table, **(options or {})}
+        d = -gradient if how.get("maximize") else gradient
+        if decay := how.get("weight_decay", 0.0):
+            d = d.add(x, alpha=decay)
+        if momentum := how.get("momentum", 0.0):
+            b = state["momentum"]
+            if dampening := how.get("dampening", 0.0):
+                first = (state["step"] == 0).view(-1, 1)
+                moved = b.mul(momentum).add_(d, alpha=1 - dampening)
+                b.copy_(torch.where(first, d, moved))
+            else:
+                b.mul_(momentum).add_(d)
+            state["step"] += 1
+            d = d.add(b, alpha=momentum) if how.get("nesterov") else b
+        x.add_(d, alpha=-how["lr"])
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, Algorithm 1), or AdamW (Loshchilov and Hutter 2019) by name.
+
+        m <- b1 m + (1 - b1) g,    v <- b2 v + (1 - b2) g^2
+        x <- x - lr / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+
+    Bias corrections are computed in double precision: in float32 1 - .999^t is off by 1e-5 at
+    first, enough to let another ReLU open and two runs part.
+    """
+
+    def start(self, like: Tensor) -> State:
+        """Zero moments."""
+        zero = torch.zeros_like(like)
+        return {"step": like.new_zeros((), dtype=torch.float64), "m": zero, "v": zero.clone()}
+
+    @torch.no_grad()
+    def step(
+        self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """One step of every row."""
+        how = {**self.table, **(options or {})}
+        (b1, b2), lr, eps = how.get("betas", (0.9, 0.999)), how["lr"], how.get("eps", 1e-8)
+        decoupled = self.table["name"] == "adamw"
+        decay = how.get("weight_decay", 0.01 if decoupled else 0.0)
+        step, m, v = state["step"], state["m"], state["v"]
+        step += 1
+        if len(x) == 1 and x.is_contiguous():  # one large row: torch's kernel reads it once
+            kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+            kernel(
+                [x], [gradient], [m], [v], [], [step[0].float()], lr=lr, beta1=b1, beta2=b2,
+                weight_decay=decay, eps=eps, amsgrad=False, maximize=bool(how.get("maximize")),
+            )  # fmt: skip
             return
-        moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
-        how = group["lr"], *group["betas"], group["eps"]
-        update(parameter.data, parameter.grad, *moments, *how)
+        g = -gradient if how.get("maximize") else gradient
+        if decay and decoupled:
+            x.mul_(1 - lr * decay)
+        elif decay:
+            g = g.add(x, alpha=decay)
+        rate = (lr / (1 - b1**step)).to(x.dtype).unsqueeze(1)
+        root = (1 - b2**step).sqrt().to(x.dtype).unsqueeze(1)
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        below = v.sqrt().div_(root).add_(eps)
+        x.sub_((m / below).mul_(rate))
 
-    vars(optimizer)["step"] = step  # this optimiser's own, before its class's
 
+class Torch(Optimizer):
+    """Any other class of torch.optim, row by row and parameter by parameter.
 
-_BEYOND = ("weight_decay", "amsgrad", "maximize", "differentiable")
-
-
-def adam(
-    x: Tensor,
-    gradient: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    step: Tensor,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> None:
-    """One step of Adam (Kingma and Ba 2015, Algorithm 1), everything in place.
-
-    The corrections of the bias are computed in double: in float32 1 - .999^t is off by 1e-5 at
-    first, which is enough to let another ReLU open and the runs part.
+    ``layout`` tells where the parameters are in a row. What the class keeps is stored as tensors,
+    which are ignored until the row has taken its first step.
     """
-    step += 1
-    count = step.double()
-    rate, root = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    below = square.sqrt().div_(root.to(x.dtype)).add_(eps)
-    x.sub_(mean / below * rate.to(x.dtype))
+
+    in_rows = False
+
+    def __init__(self, table: Mapping[str, Any], layout: Layout) -> None:
+        super().__init__(table)
+        self._layout = layout
+
+    def start(self, like: Tensor) -> State:
+        """Room for all that the class keeps, found out by a step on zeros."""
+        found: State = {"step": like.new_zeros((), dtype=torch.float64)}
+        for place, parameter in enumerate(self._parameters(like[None])):
+            parameter.grad = torch.zeros_like(parameter)
+            trial = build([parameter], self.table)
+            trial.step()
+            for key, value in trial.state[parameter].items():
+                found[f"{place}.{key}"] = torch.as_tensor(value).detach().clone().to(like.device)
+        return found
+
+    def step(
+        self, x: Tensor, gradient: Tensor, state: State, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """One step of every row, each by an optimiser of its own."""
+        for row in range(len(x)):
+            parameters = self._parameters(x[row : row + 1])
+            gradients = self._parameters(gradient[row : row + 1])
+            optimizer = build(parameters, {**self.table, **(options or {})})
+            for place, (parameter, own) in enumerate(zip(parameters, gradients, strict=True)):
+                parameter.grad = own.detach().clone()
+                if state["step"][row] > 0:
+                    kept = optimizer.state[parameter]
+                    kept |= {k: v[row].clone() for k, v in self._of(place, state).items()}
+            optimizer.step()
+            with torch.no_grad():
+                for place, parameter in enumerate(parameters):
+                    for key, value in optimizer.state[parameter].items():
+                        state[f"{place}.{key}"][row] = torch.as_tensor(value)
+                x[row] = torch.cat([p.detach().flatten() for p in parameters])
+                state["step"][row] += 1
+
+    def _parameters(self, row: Tensor) -> list[Tensor]:
+        """The parameters in a row, as contiguous leaves."""
+        views = self._layout.views(row.detach()).values()
+        return [view[0].clone().requires_grad_() for view in views]
+
+    def _of(self, place: int, state: State) -> State:
+        begin = f"{place}."
+        return {k.removeprefix(begin): v for k, v in state.items() if k.startswith(begin)}
 
 
-def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Its ``state_dict`` as copies.
-
-    Moments are cloned: a deep copy of a view holds all that it is of.
-    """
-    table = optimizer.state_dict()
-    state = {
-        key: {
-            name: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v)
-            for name, v in moments.items()
-        }
-        for key, moments in table["state"].items()
-    }
-    return {"state": state, "param_groups": copy.deepcopy(table["param_groups"])}
+_IN_ROWS = {
+    "sgd": (SGD, {"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}),
+    "adam": (Adam, {"lr", "betas", "eps", "weight_decay", "maximize"}),
+    "adamw": (Adam, {"lr", "betas", "eps", "weight_decay", "maximize"}),
+}
+"""The optimisers that step many rows at once, and the options that they know."""
 
 
-def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Take over moments from a ``state_dict``, but not its options: those follow the device."""
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if moments := optimizer.state.get(parameter):
-                _check_moments(moments, kept_moments(optimizer, parameter), parameter)
-
-
-def _check_moments(moments: Mapping[str, Any], trial: Mapping[str, Any], parameter: Tensor) -> None:
-    """A ValueError if these are not the moments that this optimiser keeps of this parameter."""
-    if set(moments) != set(trial):
-        raise ValueError(f"an optimizer keeps {sorted(trial)}, not {sorted(map(str, moments))}")
-    for name, one in trial.items():
-        found = moments[name]
-        if isinstance(one, Tensor) != isinstance(found, Tensor):
-            raise ValueError(f"{name} of an optimizer is {found!r:.40}")
-        if isinstance(one, Tensor) and one.shape == (2,) * parameter.ndim:
-            if found.shape != parameter.shape:
-                raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
-        elif isinstance(one, Tensor) and one.ndim != found.ndim:
-            raise ValueError(f"{name} of an optimizer has shape {tuple(found.shape)}")
-
-
-def kept_moments(optimizer: torch.optim.Optimizer, like: Tensor) -> Mapping[str, Any]:
-    """What the optimiser keeps after a step on a tiny parameter with as many axes."""
-    tiny = torch.zeros((2,) * like.ndim, dtype=like.dtype, device=like.device, requires_grad=True)
-    tiny.grad = torch.zeros_like(tiny)
-    kind = type(optimizer)
-    known = _OPTIONS[kind]
-    trial = kind([tiny], **{k: v for k, v in optimizer.defaults.items() if k in known})
-    trial.step()
-    return dict(trial.state[tiny])
+def make(table: Mapping[str, Any], layout: Layout) -> Optimizer:
+    """The optimiser of a resolved table, for rows that ``layout`` describes."""
+    kind, known = _IN_ROWS.get(table["name"], (None, set()))
+    given = {k for k, v in table.items() if v and k not in _WHERE | {"name", "keep"}}
+    if kind is None or not given <= known:
+        return Torch({k: v for k, v in table.items() if k != "keep"}, layout)
+    return kind(table)

@@ -42,6 +42,8 @@ REPORTED = {
 NOT_MEASURED = {"round", "epoch", "client", "split", "bytes", *REPORTED} - {"loss"}
 """Columns of the history that no evaluation fills."""
 RECORD = Path(__file__).with_name("record.py")
+EXECUTORS = {"stacked": "vmap", "roster": "auto"}
+"""What the recorded engines are called now; many registered clients need no engine of their own."""
 
 
 class Away(fgn.tasks.Kind):
@@ -123,7 +125,7 @@ def _given(case: Case) -> dict[str, Any]:
         "network": recipes.network(case.network),
         "clients": _clients(case),
         "weighting": weighting,
-        "engine": case.engine,
+        "engine": EXECUTORS.get(case.engine, case.engine),
         "device": "cpu",
         **settings,
     }

@@ -1,25 +1,23 @@
-"""Who runs the clients of a round. ``loop`` is the reference; all others must agree with it."""
+"""Who runs the clients of a round. ``loop`` is the reference; other executors agree with it."""
 
-from fedgradnorm._engines.batched import Plan
-from fedgradnorm._engines.choice import make_engine, make_unshared
-from fedgradnorm._engines.joint import JointEngine
-from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._engines.passes.adam_of_rows import adam_of_rows
-from fedgradnorm._engines.protocol import Engine, Journal
-from fedgradnorm._engines.roster import RosterEngine
-from fedgradnorm._engines.stacked import StackedEngine
-from fedgradnorm._engines.unshared import Unshared
+from fedgradnorm._engines.choice import EXECUTORS, Problem, make_engine
+from fedgradnorm._engines.elsewhere import Elsewhere, own_part, with_others
+from fedgradnorm._engines.engine import Engine
+from fedgradnorm._engines.kept_clients import Exported
+from fedgradnorm._engines.ranked_engine import RankedEngine, ranked_engine
+from fedgradnorm._engines.ranks_journal import Journal, RanksJournal
 
 __all__ = [
+    "EXECUTORS",
+    "Elsewhere",
     "Engine",
-    "JointEngine",
+    "Exported",
     "Journal",
-    "LoopEngine",
-    "Plan",
-    "RosterEngine",
-    "StackedEngine",
-    "Unshared",
-    "adam_of_rows",
+    "Problem",
+    "RankedEngine",
+    "RanksJournal",
     "make_engine",
-    "make_unshared",
+    "own_part",
+    "ranked_engine",
+    "with_others",
 ]

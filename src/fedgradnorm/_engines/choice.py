@@ -1,30 +1,28 @@
-"""Which engine runs a federation: the fastest that is right, and why."""
+"""Which executor runs the clients: the fastest that has no objection, and why.
+
+``joint`` makes one pass for everybody, ``vmap`` runs all clients of a part at once, ``loop`` one
+after another. What an executor cannot do is listed in its ``why_not`` function here, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.distributed import DistributedEngine
-from fedgradnorm._engines.joint import JointEngine
-from fedgradnorm._engines.loop import LoopEngine
-from fedgradnorm._engines.passes.gauge_tap import GaugeTap
-from fedgradnorm._engines.passes.inner_products import ProductTap
-from fedgradnorm._engines.protocol import Engine
-from fedgradnorm._engines.ranks import world
-from fedgradnorm._engines.roster import RosterEngine, roster_obstacle
-from fedgradnorm._engines.stacked import StackedEngine
-from fedgradnorm._engines.unshared import Unshared
+from fedgradnorm._engines.engine import Engine
+from fedgradnorm._engines.gradients import BlockGradients
+from fedgradnorm._engines.kept_clients import Choice
+from fedgradnorm._engines.norm_tap import NormTap, ProductTap
+from fedgradnorm._engines.parts import FirstHeads
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._launched import asked_for
-from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import form_words
@@ -41,230 +39,191 @@ from fedgradnorm.weighting import Needs
 
 log = logging.getLogger("fedgradnorm")
 
-PROBE_ROWS = 4
-NUMBERS_READ = 1 << 26  # of rows that lie elsewhere, in one round of the roster engine
+PROBE_EXAMPLES = 4
+NUMBERS_READ = 1 << 26  # of examples that are read from a disk, in one round
+LARGE = 100_000
+"""Parameters from which on a CPU steps one network at a time: a single one then fills its cores."""
+COPIES = 8  # of a network, for each client of a vmapped call: parameters, gradients, activations
+ALL_DIFFER = "no two clients can be run in one call"
+BYTES_AT_ONCE = {"cpu": 1 << 30, "cuda": 16 << 30}
 
 
-def make_engine(
-    name: str,
-    network: nn.Module,
-    clients: Sequence[Client],
-    gauge: Sequence[str],
-    how: LocalSettings,
-    needs: Needs,
-    device: torch.device,
-    **settings: Any,
-) -> Engine:
-    """The engine of this name, or with "auto" the fastest that does this training right.
+@dataclass(frozen=True)
+class Problem:
+    """What an executor is asked to run.
 
-    Under torchrun "auto" spreads the clients over ranks. A client alone is not worth a message:
-    every rank trains it, all with the same result.
+    ``shares`` is False where every client trains a network of its own.
     """
 
-    if name != "distributed" and not (name == "auto" and asked_for() > 1 and len(clients) > 1):
-        return _make_local(name, network, clients, gauge, how, needs, device, **settings)
+    network: nn.Module
+    clients: Sequence[Client]
+    norm_layer: Sequence[str]
+    spec: LocalSpec
+    needs: Needs
+    device: torch.device
+    batch_size: int | None
+    shares: bool = True
+    many: bool = False
 
-    here, heads = world(), settings.pop("heads")
-
-    def agreed(mine: str | None) -> str | None:
-        """Rows of clients are gathered from all ranks, so all of them keep such, or none does."""
-        others = [f"on rank {k}, {reason}" for k, reason in enumerate(here.gather(mine)) if reason]
-        return mine or next(iter(others), None)
-
-    def make_local(own: Sequence[Client]) -> Engine | None:
-        # Inner products across ranks are taken from the gradients themselves.
-        each = needs | Needs.GRADIENT if Needs.GRAM in needs else needs
-        streamed = here.anyone(settings.get("streamed", False))
-        if own:
-            given = {**settings, "heads": heads, "agreed": agreed, "streamed": streamed}
-            return _make_local("auto", network, own, gauge, how, each, device, **given)
-        if settings.get("few") or streamed:
-            agreed(None)
-        return None
-
-    return DistributedEngine(clients, heads, world=here, device=device, make_local=make_local)
+    def probe(self) -> Inputs:
+        """A few real examples, of the first clients."""
+        some = [_some_examples(client)[:PROBE_EXAMPLES] for client in self.clients[:2]]
+        return as_input(concatenated(some), self.network, "cpu")
 
 
-def _make_local(
-    name: str,
-    network: nn.Module,
-    clients: Sequence[Client],
-    gauge: Sequence[str],
-    how: LocalSettings,
-    needs: Needs,
-    device: torch.device,
-    few: bool = False,
-    streamed: bool = False,
-    unlike_roster: str | None = None,
-    agreed: Callable[[str | None], str | None] = lambda reason: reason,
-    **settings: Any,
-) -> Engine:
-    """An engine that runs all of these clients in this process.
-
-    ``few`` says that few of them take part in a round, ``streamed`` that somebody's rows are read
-    as they are needed, and ``unlike_roster`` why the roster engine would not do for other reasons.
-    ``agreed`` is told why not, and may have reasons of its own.
-    """
-    joint = _one_pass_obstacle(network, clients, gauge, how, needs)
-    obstacles = {
-        "joint": joint or _streamed(clients),
-        "stacked": stacked_obstacle(network, clients, how),
-        "loop": None,
-    }
-    if few or streamed or name == "roster":
-        reason = joint or unlike_roster or roster_obstacle(clients, how, Needs.GRAM in needs)
-        if not few:
-            reason = reason or _gathered_obstacle(clients, how, settings["batch_size"])
-        obstacles = {"roster": agreed(reason), **obstacles}
-    if name == "auto":
-        name = next(key for key, obstacle in obstacles.items() if obstacle is None)
-        reasons = "; ".join(f"not {key}: {o}" for key, o in obstacles.items() if o is not None)
-        log.info("engine %s%s", name, f" ({reasons})" if reasons else "")
-    elif obstacles[name] is not None:
-        raise ConfigError(f"engine {name!r} cannot run this: {obstacles[name]}; use engine='auto'")
-    given = {"gauge": gauge, "how": how, "device": device, **settings}
-    if name == "roster":
-        return RosterEngine(network, clients, **given)
-    given["heads"] = {client.name: given["heads"][client.name] for client in clients}
-    if name == "joint":
-        return JointEngine(network, clients, products=Needs.GRAM in needs, **given)
-    return (LoopEngine if name == "loop" else StackedEngine)(network, clients, **given)
-
-
-def _one_pass_obstacle(
-    network: nn.Module,
-    clients: Sequence[Client],
-    gauge: Sequence[str],
-    how: LocalSettings,
-    needs: Needs,
-) -> str | None:
-    """Why one pass for everybody would not be the same training, or None if it is."""
-    if how.shared_steps != 1:
-        return f"shared_steps = {how.shared_steps}, so the clients' networks differ"
-    if how.update != "gradient" or how.report_loss != "before":
+def joint_why_not(problem: Problem) -> str | None:
+    """Why one pass for everybody would be another training, or None if it would not."""
+    spec, clients = problem.spec, problem.clients
+    if not problem.shares:
+        return "every client has a network of its own"
+    if spec.shared_steps != 1:
+        return f"shared_steps = {spec.shared_steps}, so the clients' networks differ"
+    if spec.update != "gradient" or spec.report_loss != "before":
         return "it sends raw gradients and losses before the step only"
-    if Needs.GRADIENT in needs:
+    if Needs.GRADIENT in problem.needs:
         return "the weighting needs every client's gradient"
-    if how.clip is not None:
+    if spec.clip is not None:
         return "clip needs the length of every client's gradient"
-    return _mixing_obstacle(network, clients) or _tap_obstacle(network, clients, gauge, needs)
-
-
-def stacked_obstacle(
-    network: nn.Module, clients: Sequence[Client], how: LocalSettings
-) -> str | None:
-    """Why stacked networks would not be the same training, or None if they are."""
-    return (
-        _step_obstacle(how)
-        or _fields_obstacle(clients)
-        or _mixing_obstacle(network, clients)
-        or _streamed(clients)
-    )
-
-
-def _streamed(clients: Sequence[Client]) -> str | None:
-    """Who reads its rows as they are needed, so that they cannot be one tensor with others'."""
-    if first := next((c.name for c in clients if isinstance(c.train[0], Streamed)), None):
-        return f"client {first!r} reads its rows batch by batch, and others cannot join them"
-    return None
-
-
-def _gathered_obstacle(
-    clients: Sequence[Client], how: LocalSettings, batch_size: int | None
-) -> str | None:
-    """Whether a round of everybody's rows is too large to be read at once."""
-    numbers = sum(
-        how.steps * min(batch_size or c.drawn, c.drawn) * c.train[0].numbers
-        for c in clients
-        if isinstance(c.train[0], Streamed)
-    )
-    if numbers <= NUMBERS_READ:
-        return None
-    return f"a round reads {numbers:,} numbers from where they lie, which is more than it holds"
-
-
-def _step_obstacle(how: LocalSettings) -> str | None:
-    local = how.local_optimizer or {}
-    plain = {key: value for key, value in local.items() if key not in ("name", "lr") and value}
-    if how.update != "gradient" or how.report_loss != "before":
-        return "it sends raw gradients and losses before the step only"
-    if local.get("name") != "sgd" or plain:
-        return "its local steps are plain SGD"
-    if how.proximal and how.shared_steps > 1:
-        return "its local steps have no proximal term"
-    if how.clip is not None and how.shared_steps > 1:
-        return "it does not clip every local step"
-    return None
-
-
-def make_unshared(
-    network: nn.Module,
-    clients: Sequence[Client],
-    heads: Mapping[str, nn.Module],
-    how: LocalSettings,
-    **settings: Any,
-) -> Unshared | None:
-    """Clients that share nothing, to be run side by side; None where that is another training."""
-    reason = unshared_obstacle(network, clients, how)
-    log.info("%d clients %s", len(clients), f"in turn: {reason}" if reason else "side by side")
-    return None if reason else Unshared(network, clients, heads, how=how, **settings)
-
-
-def unshared_obstacle(
-    network: nn.Module, clients: Sequence[Client], how: LocalSettings
-) -> str | None:
-    """Why networks side by side would not be the same training, or None if they are."""
-    if next(network.buffers(), None) is not None:
-        return "the network has buffers, which each client keeps for itself"
-    steps = replace(how, local_optimizer={"name": "sgd"}) if how.shared_steps == 1 else how
-    return stacked_obstacle(network, clients, steps)
-
-
-def _fields_obstacle(clients: Sequence[Client]) -> str | None:
-    if all(isinstance(client.train[0], Tensor | Streamed) for client in clients):
-        return None  # rows that are read batch by batch have an obstacle of their own
-    return "its networks are called with one tensor"
-
-
-def _mixing_obstacle(network: nn.Module, clients: Sequence[Client]) -> str | None:
-    """Networks must be alike; rows must not see each other, nor chance.
-
-    The last two are tried out, not guessed from layer names.
-    """
-    if private := private_names(network):
+    if private := private_names(problem.network):
         return f"{len(private)} parameters of the network are private to each client"
-    if first := next((client.name for client in clients if client.stem is not None), None):
-        return f"client {first!r} has a first part of its own"
-    if promising := next((client.name for client in clients if client.privacy is not None), None):
-        return f"client {promising!r} has privacy, and clips the gradient of each of its rows"
-    shapes = {form_words(row_form(client.train[0])) for client in clients}
-    if len(shapes) > 1:
-        return f"clients have inputs of different shapes {sorted(shapes)}"
-    if any(has_sequences(_some_rows(client)) for client in clients):
+    for client in clients:
+        if client.stem is not None:
+            return f"client {client.name!r} has a stem"
+        if client.privacy is not None:
+            return f"client {client.name!r} clips the gradient of every example (privacy)"
+    forms = {form_words(row_form(client.train[0])) for client in clients}
+    if len(forms) > 1:
+        return f"clients have inputs of different shapes {sorted(forms)}"
+    if any(has_sequences(_some_examples(client)) for client in clients):
         return "sequences are padded to the longest of each batch"
     for client in clients:
-        if client.head is not None and _random_or_mixing(client.head, None):
+        if client.head is not None and is_random_or_mixing(client.head, None):
             return f"the head of client {client.name!r} has dropout or batch statistics"
-    if _random_or_mixing(network, _probe(network, clients)):
+    if is_random_or_mixing(problem.network, problem.probe()):
         return "the shared network has dropout or batch statistics"
+    return _tap_why_not(problem) or _reading_why_not(problem)
+
+
+def vmap_why_not(problem: Problem) -> str | None:
+    """Why clients cannot be run at once; whether vmap can run the network is tried later."""
+    return _reading_why_not(problem)
+
+
+def loop_why_not(problem: Problem) -> str | None:  # noqa: ARG001
+    """Nothing: the loop is the reference."""
     return None
 
 
-def _some_rows(client: Client) -> Inputs:
-    """A client's training rows; the first one where they are read as they are needed."""
+EXECUTORS: dict[str, Callable[[Problem], str | None]] = {
+    "joint": joint_why_not,
+    "vmap": vmap_why_not,
+    "loop": loop_why_not,
+}
+
+
+def make_engine(name: str, problem: Problem, heads: FirstHeads, *, seed: int, bf16: bool) -> Engine:
+    """An engine with the executor of this name, or with "auto" the fastest without objections."""
+
+    def engine(choice: Choice) -> Engine:
+        return Engine(
+            problem.network,
+            problem.clients,
+            heads,
+            norm_layer=problem.norm_layer,
+            spec=problem.spec,
+            batch_size=problem.batch_size,
+            seed=seed,
+            device=problem.device,
+            bf16=bf16,
+            choice=choice,
+            needs=problem.needs,
+        )
+
+    objections = dict[str, str]()
+    for executor, why_not in EXECUTORS.items() if name == "auto" else [(name, EXECUTORS[name])]:
+        reason = why_not(problem)
+        if reason is None:
+            choice = _choice(executor, problem)
+            made = engine(choice)
+            if executor == "vmap":
+                reason = _try_vmap(made)
+            if reason is None or (reason == ALL_DIFFER and name != "auto"):
+                words = "; ".join(f"not {key}: {why}" for key, why in objections.items())
+                words += (
+                    "" if choice.chunk > 1 or executor != "vmap" else "; large networks in turn"
+                )
+                log.info(
+                    "executor %s%s", executor, f" ({words.removeprefix('; ')})" if words else ""
+                )
+                return made
+        if name != "auto":
+            raise ConfigError(f"engine {name!r} cannot run this: {reason}; use engine='auto'")
+        objections[executor] = reason
+    raise AssertionError("the loop has no objections")
+
+
+def _choice(executor: str, problem: Problem) -> Choice:
+    size = sum(p.numel() for p in problem.network.parameters() if p.requires_grad)
+    width = next(problem.network.parameters()).element_size()
+    chunk = max(1, BYTES_AT_ONCE[problem.device.type] // (COPIES * width * max(1, size)))
+    if problem.device.type == "cpu" and size > LARGE:
+        chunk = 1
+    pure = executor == "joint"
+    if executor == "vmap":
+        plain = all(c.stem is None for c in problem.clients) and not private_names(problem.network)
+        forms = {form_words(row_form(client.train[0])) for client in problem.clients}
+        sequences = any(has_sequences(_some_examples(client)) for client in problem.clients)
+        pure = plain and len(forms) == 1 and not sequences
+        pure = pure and not is_random_or_mixing(problem.network, problem.probe())
+    return Choice(executor, pure, chunk, problem.many, not problem.many)
+
+
+def _try_vmap(engine: Engine) -> str | None:
+    """Why vmap cannot run a network or head, found out on two clients of every part."""
+    names = engine.names if not engine.choice.many else engine.names[:2]
+    tried = False
+    for group in engine.table.group(names):
+        if len(group.names) < 2 or not engine.runs_at_once(group):
+            continue
+        tried, some = True, group.only(torch.arange(2).numpy())
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                batch = engine.examples.block(some, 0)
+            part, row = some.part, engine.rows_of(some)
+            part.whole.train()
+            omega = engine.network.vector.detach().clone().expand(2, -1)
+            with torch.random.fork_rng(devices=[]):
+                gradients = BlockGradients(part, batch, 2, part.task)
+                gradients.of(omega, row, 0, shared=True, own=True)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
+            return f"vmap cannot run it ({(str(error).splitlines() or ['?'])[0][:160]})"
+    return None if tried else ALL_DIFFER
+
+
+def _reading_why_not(problem: Problem) -> str | None:
+    """Whether a round of everybody's examples is too large to be read at once."""
+    numbers = sum(
+        problem.spec.steps * min(problem.batch_size or c.drawn, c.drawn) * c.train[0].numbers
+        for c in problem.clients
+        if isinstance(c.train[0], Streamed)
+    )
+    if numbers <= NUMBERS_READ or problem.many:
+        return None
+    return f"a round reads {numbers:,} numbers from where they are, more than it can hold"
+
+
+def _some_examples(client: Client) -> Inputs:
+    """A client's training examples; the first one where they are read as they are needed."""
     x: Inputs = client.train[0]
     return x.first if isinstance(x, Streamed) else x
 
 
-def _probe(network: nn.Module, clients: Sequence[Client]) -> Inputs:
-    """A few real rows, from the first clients."""
-    rows = [_some_rows(client)[:PROBE_ROWS] for client in clients[:2]]
-    return as_input(concatenated(rows), network, "cpu")
-
-
 @torch.no_grad()
-def _random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
-    """Whether a row's output depends on chance or on the other rows of its batch."""
+def is_random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
+    """Whether an example's output depends on chance or on the other examples of its batch.
+
+    Beyond layers that are known to, this is tried out, not guessed from names.
+    """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             return True
@@ -283,14 +242,13 @@ def _random_or_mixing(module: nn.Module, x: Inputs | None) -> bool:
     )
 
 
-def _tap_obstacle(
-    network: nn.Module, clients: Sequence[Client], gauge: Sequence[str], needs: Needs
-) -> str | None:
-    trial = copy.deepcopy(network)
-    tap = GaugeTap(trial, gauge)
-    products = ProductTap(trial) if Needs.GRAM in needs else None
+def _tap_why_not(problem: Problem) -> str | None:
+    """Why the gradient norms, or the products of gradients, cannot be taken from one pass."""
+    trial = copy.deepcopy(problem.network)
+    tap = NormTap(trial, problem.norm_layer)
+    products = ProductTap(trial) if Needs.GRAM in problem.needs else None
     with torch.enable_grad():
-        call(trial, _probe(network, clients))
-    if products is not None and (problem := products.problem()) is not None:
-        return f"the weighting needs the products of all gradients, and {problem}"
+        call(trial, problem.probe())
+    if products is not None and (reason := products.problem()) is not None:
+        return f"the weighting needs the products of all gradients, and {reason}"
     return tap.problem()

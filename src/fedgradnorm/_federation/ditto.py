@@ -1,4 +1,4 @@
-"""Ditto: beside the shared network, each client trains a whole network of its own near to it."""
+"""Ditto: next to the shared network, each client trains a whole network of its own close to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._federation.alone import alone
+from fedgradnorm._engines import Exported
+from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.weighting import Equal, Weighting
+from fedgradnorm.weighting import Weighting
 
 
 class Ditto(Federation):
@@ -39,62 +40,57 @@ class Ditto(Federation):
     ) -> None:
         super().__init__(network, clients, weighting, settings, device)
         settings = replace(settings, ditto=0.0, participation=1.0, aggregate="mean", key="client")
-        self._own = alone(network, clients, Equal(), settings, device)
-        self.personal = {federation.names[0]: federation for federation in self._own}
-
-    @property
-    def burst(self) -> int:
-        """One: personal networks are stepped from the host."""
-        return 1
+        if settings.engine == "joint":
+            settings = replace(settings, engine="auto")
+        self.personal = Alone(network, clients, settings, device)
 
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
         """Personal steps toward the network as it was sent, then the federation's own round."""
-        self._own.pulled(round_number, active, self.server.shared.data, self.settings.ditto)
+        self.personal.round(round_number, active, self.server.shared, self.settings.ditto)
         return super().round(round_number, active)
 
     def finish(self, round_number: int) -> None:
         """The personal networks' heads, where they are tuned at the end."""
-        for own in self.personal.values():
-            own.finish(round_number)
+        self.personal.finish(round_number)
 
     def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
         """Copies of the personal networks."""
-        found = [own.personalize(round_number) for own in self.personal.values()]
-        return {name: kept for result in found for name, kept in result.items()}
+        return self.personal.personalize(round_number)
 
-    def owners(self) -> list[Federation]:
-        """The personal ones."""
-        return list(self.personal.values())
+    def trained(self, name: str) -> Exported:
+        """What a client has learned for itself."""
+        return self.personal.trained(name)
+
+    def install(self, name: str, client: Exported) -> None:
+        """Let a client end with something else."""
+        self.personal.install(name, client)
 
     def evaluate(
         self, split: str, names: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
         """Loss and metrics of the personal networks of the clients in ``names``; None: of all."""
-        return self._own.evaluate(split, names)
+        return self.personal.evaluate(split, names)
 
-    def part(self, state: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """A client's part, with its personal network."""
-        return self.personal[name].part(state["personal"][name], name)
+    def part(self, name: str) -> dict[str, Tensor]:
+        """A client's row, with its personal network."""
+        return self.personal.part(name)
 
     def give(self, name: str, part: Mapping[str, Any]) -> None:
         """Let a client have what ``part`` returned."""
-        self.personal[name].give(name, part)
+        self.personal.give(name, part)
 
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:
         """The networks are the personal ones."""
         super().begin(statistics, {})
-        for own in self.personal.values():
-            own.begin(statistics, networks)
+        self.personal.begin(statistics, networks)
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """The federation's state and every personal one."""
-        personal = {name: own.state_dict() for name, own in self.personal.items()}
-        return {**super().state_dict(rows), "personal": personal}
+        return {**super().state_dict(rows), "personal": self.personal.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         super().load_state_dict(state)
-        for name, own in self.personal.items():
-            own.load_state_dict(state["personal"][name])
+        self.personal.load_state_dict(state["personal"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -58,24 +58,24 @@ class SharedHeads:
             started |= {name: copy.deepcopy(heads[names[0]]) for name in names}
         return started
 
-    def average_round(
-        self, heads: Mapping[str, nn.Module], reports: Reports, weights: Tensor, by: Aggregate
-    ) -> None:
-        """Average after a round, each client counting as in the server's own step."""
-        signals = reports.signals(Needs.NOTHING)
-        share = coefficients(weights, signals, by)
-        self.average(heads, share, coefficients(torch.ones_like(weights), signals, by))
+    def averaged(
+        self,
+        heads: Callable[[Sequence[str]], Tensor],
+        reports: Reports,
+        weights: Tensor,
+        by: Aggregate,
+    ) -> Iterator[tuple[list[str], Tensor]]:
+        """The names of each group and its heads after a round, as rows.
 
-    def average(self, heads: Mapping[str, nn.Module], share: Tensor, even: Tensor) -> None:
-        """Give every head of a group their mean, client i counting ``share[i]`` in proportion.
-
-        Clients that did not take part have share 0. They get the mean too: the head is theirs as
-        much as the others'. A group of which nobody took part is left as it is.
-        ``even`` are the shares with all weights 1, for a task whose own cannot be normalised.
+        ``heads`` gives the heads of some clients as rows. Each client counts as in the server's own
+        step. Clients that did not take part get the mean too: the head is theirs as much as the
+        others'. A group of which nobody took part is left as it is.
         """
+        signals = reports.signals(Needs.NOTHING).among(len(weights))
+        share = coefficients(weights, signals, by)
+        even = coefficients(torch.ones_like(weights), signals, by)
         for names, row in zip(self.groups, self._rows, strict=True):
-            parts = self._parts(share[row], even[row])
-            average_heads([heads[name] for name in names], parts)
+            yield names, average_heads(heads(names), self._parts(share[row], even[row]))
 
     def _parts(self, share: Tensor, even: Tensor) -> Tensor:
         """Shares of a group that sum to 1, or all 0 where nobody took part.
@@ -105,40 +105,24 @@ class SharedHeads:
 
 
 @torch.no_grad()
-def average_heads(heads: Sequence[nn.Module], parts: Tensor | Sequence[float]) -> None:
-    """Give every head the mean of all, head i counting ``parts[i]`` (FedAvg).
+def average_heads(heads: Tensor, parts: Tensor | Sequence[float]) -> Tensor:
+    """Heads as rows, each replaced by the mean of all, head i counting ``parts[i]`` (FedAvg).
 
-    Only parameters are averaged. The mean is summed in float64, one head after another, so that it
-    is the same on every machine. Where all parts are 0 nothing changes. Nothing is read back to the
-    host, so that a round with it can be captured into a GPU graph.
+    The mean is summed in float64. Where all parts are 0 nothing changes. Nothing is read back to
+    the host, so that a round with it can be captured into a GPU graph.
 
-    >>> one, other = nn.Linear(1, 1), nn.Linear(1, 1)
-    >>> average_heads([one, other], [1.0, 0.0])
-    >>> bool(one.weight == other.weight)
-    True
+    >>> average_heads(torch.tensor([[1.0], [3.0]]), [0.5, 0.5]).tolist()
+    [[2.0], [2.0]]
     """
-    parts = torch.as_tensor(parts)
-    anybody = parts.any()
-    for own in zip(*(head.parameters() for head in heads), strict=True):
-        rows = torch.stack(own)
-        scaled = rows.double() * parts.to(rows.device, torch.float64).view(-1, *[1] * own[0].ndim)
-        mean = torch.as_tensor(sum(scaled.unbind())).to(rows.dtype)
-        kept = torch.where(anybody.to(rows.device), mean, rows)
-        torch._foreach_copy_(list(own), list(kept.unbind()))
+    parts = torch.as_tensor(parts).to(heads.device, torch.float64)
+    scaled = heads.double() * parts[:, None]
+    mean = scaled.sum(dim=0).to(heads.dtype)
+    return torch.where(parts.any(), mean.expand_as(heads), heads)
 
 
 def flat_head(head: nn.Module) -> Tensor:
     """A head's parameters as one vector of its own: what of it can be averaged."""
     return torch.cat([p.detach().flatten() for p in head.parameters()])
-
-
-@torch.no_grad()
-def fill_head(head: nn.Module, numbers: Tensor) -> None:
-    """Give a head the parameters that ``flat_head`` returned."""
-    parameters = list(head.parameters())
-    parts = numbers.split([p.numel() for p in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.copy_(part.view_as(parameter))
 
 
 def _groups(clients: Sequence[Member], how: Heads) -> list[list[str]]:

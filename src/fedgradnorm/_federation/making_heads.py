@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -88,8 +88,11 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         self._clients = {client.name: client for client in clients}
         self._dtype = next(network.parameters()).dtype
         self._chance = torch.Generator()
+        self._made: dict[str, nn.Module] = {}
 
     def __getitem__(self, name: str) -> nn.Module:
+        if name in self._made:
+            return self._made[name]
         client, in_common = self._clients[name], name in self._common
         return first_head(self._network, client, self._settings, in_common)
 
@@ -106,13 +109,21 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         assert isinstance(head, nn.Linear)
         return head.in_features
 
-    def numbers(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
+    def shape(self, client: Client) -> tuple[int, int] | None:
+        """Outputs and features of a client's linear head, where it can be drawn as a row."""
+        if client.head is not None or client.task.shape or client.stem is not None:
+            return None
+        return client.task.outputs, self.features
+
+    def rows(self, clients: Sequence[Client]) -> Tensor | None:
         """Weights and biases of clients' linear heads, which have one shape, a row each.
 
         They are those of ``make_head``, without modules: drawn as ``nn.Linear.reset_parameters``
         draws them. There the bound of weights is that of biases, 1 / sqrt(features), but for
-        rounding in float64. So one call draws both, the weights first.
+        rounding in float64. So one call draws both, the weights first. None for other heads.
         """
+        if self._made or any(self.shape(client) is None for client in clients):
+            return None
         chance, features = self._chance, self.features
         outputs, bound = clients[0].task.outputs, 1 / math.sqrt(features)
         seeds = _head_seeds([client.name for client in clients], self._settings.seed)
@@ -120,13 +131,16 @@ class HeadsOnDemand(Mapping[str, nn.Module]):
         for own, seed in zip(both.unbind(), seeds, strict=True):
             chance.manual_seed(seed)
             own.uniform_(-bound, bound, generator=chance)
-        weight, bias = both.to(self._dtype).split([outputs * features, outputs], dim=1)
-        weight, bias = weight.reshape(len(clients), outputs, features), bias.contiguous()
+        both = both.to(self._dtype)
         here = [k for k, one in enumerate(clients) if not random_because(one, self._settings)]
-        biases = bias[here]
+        biases = both[here, outputs * features :]
         start_at_targets(biases, [clients[k] for k in here])
-        bias[here] = biases
-        return weight, bias
+        both[here, outputs * features :] = biases
+        return both
+
+    def make_all(self, start: Callable[[Mapping[str, nn.Module]], dict[str, nn.Module]]) -> None:
+        """Make every head now, so that clients that do not fit are named; ``start`` may join."""
+        self._made = start({name: self[name] for name in self})
 
 
 def start_head(name: str, features: int, outputs: int, seed: int, dtype: torch.dtype) -> nn.Linear:

@@ -1,4 +1,4 @@
-"""Who shares a network with whom: the federations that a run consists of."""
+"""Who shares a network with whom, and what is checked of clients together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._federation.alone import Federations, alone
+from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.head_start import random_because
@@ -73,20 +73,20 @@ def _check_categories(clients: Sequence[Client]) -> None:
                 )
 
 
-def federations(
+def make_federation(
     network: nn.Module,
     clients: Sequence[Client],
     weighting: Weighting,
     settings: Settings,
     device: torch.device,
-) -> Federations:
-    """One federation of all clients, or with ``share="none"`` one for each client alone."""
+) -> Federation | Alone:
+    """All clients around one network, or with ``share="none"`` each with its own."""
     check_clients(clients, settings)
     check_private(clients, settings, told_to(weighting))
     if settings.share == "none":
-        return alone(network, clients, weighting, settings, device)
+        return Alone(network, clients, settings, device)
     kind = Ditto if settings.ditto else Federation
-    return Federations([kind(network, clients, copy.deepcopy(weighting), settings, device)])
+    return kind(network, clients, copy.deepcopy(weighting), settings, device)
 
 
 def warn_of_order(clients: Sequence[Client]) -> None:

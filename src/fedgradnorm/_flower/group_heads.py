@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.head_averaging import SharedHeads, flat_head
@@ -76,13 +76,12 @@ class GroupHeads:
     ) -> list[Cut]:
         """Take the heads that a round's clients sent; which of them were over their bound."""
         near, cuts = self._brought_near(sent)
-        heads = {
-            name: _Flat(near.get(name, self.vectors[label])) for name, label in self.group.items()
-        }
-        self.shared.average_round(heads, reports, weights, by)
-        self.vectors = {
-            label: heads[name].numbers.detach().clone() for name, label in self.group.items()
-        }
+
+        def heads(names: Sequence[str]) -> Tensor:
+            return torch.stack([near.get(n, self.vectors[self.group[n]]) for n in names])
+
+        for names, rows in list(self.shared.averaged(heads, reports, weights, by)):
+            self.vectors[self.group[names[0]]] = rows[0].clone()
         return cuts
 
     def _brought_near(self, sent: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Cut]]:
@@ -111,14 +110,6 @@ class GroupHeads:
         if found != {label: vector.shape for label, vector in self.vectors.items()}:
             raise ValueError("shared heads of other groups or shapes")
         self.vectors = dict(state)
-
-
-class _Flat(nn.Module):
-    """A head of which only its numbers are known."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        super().__init__()
-        self.numbers = nn.Parameter(numbers.clone())
 
 
 def group_heads(

@@ -16,10 +16,11 @@ from typing import Any
 from torch import Tensor
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._engines import Engine
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
+from fedgradnorm._state.table import ROUNDS
 from fedgradnorm._training.ending.best import SPLIT, OwnBest
 
 log = logging.getLogger("fedgradnorm")
@@ -28,7 +29,7 @@ log = logging.getLogger("fedgradnorm")
 class Present:
     """What a client has now: its own state, and the network that it was sent."""
 
-    def __init__(self, rows: Sequence[Client], engine: LoopEngine) -> None:
+    def __init__(self, rows: Sequence[Client], engine: Engine) -> None:
         self.clients, self.names, self.engine = list(rows), [row.name for row in rows], engine
         self.shared = engine.network.vector.detach().clone()
 
@@ -38,7 +39,7 @@ class Present:
 
     def state_dict(self) -> dict[str, Any]:
         """Both, as copies."""
-        return {"shared": self.shared.clone(), "client": packed(self.engine.state_dict())}
+        return {"shared": self.shared.clone(), "client": self.rows()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -46,23 +47,21 @@ class Present:
         if shared.shape != self.shared.shape:
             raise ValueError(f"a network of shape {tuple(shared.shape)}")
         self.shared = shared.to(self.engine.device)
-        self.engine.load_state_dict(unpacked(state["client"], self.names))
+        self.load(state["client"])
+
+    def rows(self) -> dict[str, Any]:
+        """The rows of the client's tasks, and in how many rounds it took part."""
+        rows = {name: self.engine.client_state(name) for name in self.names}
+        return {"rounds": max(int(row[ROUNDS]) for row in rows.values()), "rows": rows}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the state saved by :meth:`rows`."""
+        for name in self.names:
+            self.engine.load_client(name, state["rows"][name])
 
 
 Evaluation = dict[str, dict[str, float]]
 """Loss and metrics of each of a client's tasks."""
-
-
-def packed(states: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of a client's tasks as one; that of a single task is as it is."""
-    if len(states) == 1:
-        return dict(next(iter(states.values())))
-    return {"rounds": max(state["rounds"] for state in states.values()), "rows": dict(states)}
-
-
-def unpacked(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The same, taken apart again."""
-    return dict(state["rows"]) if "rows" in state else {names[0]: state}
 
 
 class Keeping:

@@ -19,7 +19,7 @@ from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._privacy.accountant import Steps
 from fedgradnorm._privacy.budget import FIRST, Budget
 from fedgradnorm._privacy.terms import Privacy
-from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.private.private_plan import budget_of, with_rounds
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Row
@@ -48,9 +48,7 @@ def at_home(client: Client, rounds: int, state: Path) -> Client:
 class Ledger:
     """The accounts of one client, by run, in one file."""
 
-    def __init__(
-        self, path: Path, client: Client, how: LocalSettings, batch_size: int | None
-    ) -> None:
+    def __init__(self, path: Path, client: Client, how: LocalSpec, batch_size: int | None) -> None:
         assert client.privacy is not None
         self._path, self._client, self._terms = path, client, client.privacy
         self._how, self._batch = how, batch_size

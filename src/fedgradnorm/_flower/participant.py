@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._engines.loop import LoopEngine
+from fedgradnorm._engines import Engine
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
-from fedgradnorm._federation.head_averaging import fill_head, flat_head
+from fedgradnorm._federation.head_averaging import flat_head
 from fedgradnorm._federation.head_start import log_starts
-from fedgradnorm._federation.making_heads import first_head
+from fedgradnorm._federation.making_heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
-from fedgradnorm._flower.keeping import Keeping, Present, packed, unpacked
+from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.ledger import Ledger, at_home
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
@@ -33,6 +33,7 @@ from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import LEDGER, RESULT
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._state.table import OWN, ROUNDS
 from fedgradnorm._training.ending.best import SPLIT
 from fedgradnorm._training.ending.stopping import log_personal
 from fedgradnorm.models._dividing import divided, log_division
@@ -70,32 +71,32 @@ class Participant:
                 f"heads = {settings.heads!r} cannot be run over the network by client "
                 f"{client.owner!r}, which has several tasks; leave it at 'own'"
             )
-        heads = {row.name: first_head(self.network, row, settings) for row in self.rows}
+        heads = HeadsOnDemand(self.network, self.rows, settings)
+        heads.make_all(dict)
         gauge = gauge_of(self.network, [client], settings)
         log_division(self.network, gauge)
         log_starts(self.rows, settings)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
-        self.engine = LoopEngine(
+        self.engine = Engine(
             self.network,
             self.rows,
             heads,
-            gauge=gauge,
-            how=settings.local(),
+            norm_layer=gauge,
+            spec=settings.local(),
             batch_size=settings.batch_size,
             seed=settings.seed,
             device=torch.device("cuda" if gpu else "cpu"),
-            bf16=settings.precision == "bf16",
         )
         self.ledger: Ledger | None = None
         if client.privacy is not None:
             how, batch = settings.local(), settings.batch_size
             self.ledger = Ledger(folder / LEDGER, client, how, batch)
         self.like = self.engine.network.vector.detach().cpu().clone()
-        self._initial = packed(self.engine.state_dict())
+        self.present = Present(self.rows, self.engine)
+        self._initial = self.present.rows()
         self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
         self.like_head = flat_head(heads[client.name]) if self.group else None
         self.tuned = tuned_parameters(self.network, settings)
-        self.present = Present(self.rows, self.engine)
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
@@ -135,9 +136,9 @@ class Participant:
         except StateLost as error:
             raise Refused(str(error)) from error
         keeping = self._kept_of(order.run)
-        self.engine.load_state_dict(unpacked(state, self.present.names))
+        self.present.load(state)
         if order.head is not None:
-            fill_head(self.engine.heads()[self.rows[0].name], order.head.to(self.engine.device))
+            self.engine.set_head_rows([self.rows[0].name], order.head[None])
         self.present.shared = order.shared.to(self.engine.device)
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
@@ -162,10 +163,11 @@ class Participant:
         reports = self.engine.run_clients(self.present.shared, order.round, active)
         if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
-        state = packed(self.engine.state_dict())
+        state = self.present.rows()
         slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         columns = {key: getattr(reports, key).tolist() for key in SCALARS}
-        told = dict(zip(names, zip(*columns.values(), strict=True), strict=True))
+        told = dict(zip(active, zip(*columns.values(), strict=True), strict=True))
+        told = {name: told.get(name, (0.0,) * len(columns)) for name in names}
         self.reported = dict(zip(columns, told[names[0]], strict=True))
         for name in active:
             loss = told[name][1]
@@ -176,7 +178,9 @@ class Participant:
             end = f"/{task}" if task else ""
             wanted = ((THERE,) if task else ()) + self.agreement.scalars
             scalars |= {key + end: every[key] for key in wanted}
-        updates = reports.gradients().cpu()
+        sent = reports.gradients().cpu()
+        updates = sent.new_zeros(len(names), sent.shape[1])
+        updates[[names.index(name) for name in active]] = sent
         return Answer(
             order.run,
             order.round,
@@ -184,15 +188,16 @@ class Participant:
             updates if self.tasks else updates[0],
             scalars,
             order.group,
-            None if order.head is None else flat_head(self.engine.heads()[names[0]]).cpu(),
+            None if order.head is None else self.engine.head_rows(names[:1])[0].cpu(),
         )
 
     def _charge(self, order: Order, ledger: Ledger) -> str:
         """Let the budget pay for the answer, before there is one; what is spent, for the log."""
         name = self.rows[0].name
-        private, state = self.engine.private[name], self.engine.states[name]
+        private, row = self.engine.private[name], self.engine.client_state(name)
         private.budget = ledger.budget(order.run)
-        asked = question(state, self.present.shared, order.round)
+        rounds = int(row[ROUNDS])
+        asked = question(row[OWN], rounds, self.present.shared, order.round)
         ledger.charge(order.run, order.round, asked)
         return f", epsilon {ledger.epsilon(order.run):.3g} of {private.budget.epsilon:g}"
 
@@ -226,10 +231,9 @@ class Participant:
     def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
         trained = {}
         for row in self.rows:
-            state = self.engine.states[row.name]
-            own = None if state.own is None else self._network(state.own)
-            head = copy.deepcopy(self.engine.heads()[row.name])
-            trained[row.name] = TrainedClient.from_client(row, head, state.state_dict(), own)
+            learned = self.engine.exported(row.name)
+            own = None if learned.network is None else self._network(learned.network)
+            trained[row.name] = TrainedClient.from_client(row, learned, own)
         heads = {name: one.head for name, one in trained.items()}
         about = {
             "format": FORMAT,

@@ -106,6 +106,7 @@ class Batches:
 
     WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
+    FEW = 200  # clients whose batches are drawn for many rounds at once, whoever takes part
 
     def __init__(
         self,
@@ -120,7 +121,8 @@ class Batches:
         bases = bases_of(seed, [(owners or {}).get(n, n) for n in sizes])
         self.base = dict(zip(sizes, bases, strict=True))
         per_round = steps * sum(self.batch.values())
-        check_rows_of_round(per_round, sum(sizes.values()), steps)
+        if len(self.sizes) <= self.FEW:
+            check_rows_of_round(per_round, sum(sizes.values()), steps)
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
         self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
         self._first = -1
@@ -144,6 +146,15 @@ class Batches:
         start = (round_number - first) * self.steps
         return {name: rows[start : start + self.steps] for name, rows in self._drawn_rows.items()}
 
+    def drawn(self, names: Sequence[str], round_number: int) -> dict[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of some clients in a round."""
+        if len(self.sizes) <= self.FEW:
+            rows = self.of_round(round_number)
+            return {name: rows[name] for name in names}
+        read = self.steps * sum(self.batch[name] for name in names)
+        check_rows_of_round(read, sum(self.sizes[name] for name in names), self.steps)
+        return self.many(names, round_number * self.steps, self.steps)
+
     def rows(self, name: str, step: int) -> NDArray[np.int64]:
         """Row numbers of client ``name``'s batch number ``step`` (counted from the run's start)."""
         batch: NDArray[np.int64] = self.many([name], step, 1)[name][0]
@@ -152,8 +163,10 @@ class Batches:
     def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
         """Row numbers [steps, batch] of each client for ``steps`` batches from ``first`` on."""
         found: dict[str, NDArray[np.int64]] = {}
-        for size in sorted({self.sizes[name] for name in names}):
-            alike = [name for name in names if self.sizes[name] == size]
+        by_size: dict[int, list[str]] = {}
+        for name in names:
+            by_size.setdefault(self.sizes[name], []).append(name)
+        for size, alike in by_size.items():
             bases = np.array([self.base[name] for name in alike], dtype=np.uint64)
             drawn = stretches(bases, size, self.batch[alike[0]], first, steps)
             found.update(zip(alike, drawn, strict=True))

@@ -13,13 +13,12 @@ from fedgradnorm.weighting import Needs, Signals
 
 @dataclass(frozen=True)
 class Reports(ABC):
-    """The reports of one round; axis 0 is the engine's clients, ``active`` says who counts.
+    """The reports of one round; axis 0 is the clients that were asked, ``active`` says who counts.
 
     N full gradients may be too much to hold, so the server only asks for their weighted sum
-    (:meth:`aggregate`), which an engine may answer with a single backward pass.
+    (:meth:`aggregate`), which an executor may answer with a single backward pass.
 
-    An engine of many clients may report of those alone that take part. ``rows`` then says where
-    each of them is in the engine's order, and axis 0 is as ``run_clients`` was asked for them.
+    Where not all clients were asked, ``rows`` says where each of them is in the order of all.
     """
 
     active: Tensor
@@ -70,3 +69,45 @@ class StackedReports(Reports):
     def gradients(self) -> Tensor:
         """The updates themselves."""
         return self.updates
+
+
+@dataclass(frozen=True)
+class Padded(Reports):
+    """Reports in which some of the clients that were asked are missing, because they failed."""
+
+    some: Reports
+    positions: Tensor  # of the others among those that were asked
+
+    @classmethod
+    def of(
+        cls,
+        some: Reports,
+        positions: Tensor,
+        failed: Sequence[str],
+        size: Tensor,
+        rows: Tensor | None,
+    ) -> Padded:
+        """``some`` reports at their ``positions`` among as many clients as ``size`` has numbers."""
+
+        def placed(values: Tensor) -> Tensor:
+            return values.new_zeros(len(size)).index_copy_(0, positions, values)
+
+        columns = (some.loss, some.loss_ratio, some.gauge_norm)
+        loss, ratio, norm = (placed(column) for column in columns)
+        return cls(placed(some.active), size, loss, ratio, norm, failed, some, positions, rows=rows)
+
+    def aggregate(self, coefficients: Tensor) -> Tensor:
+        """sum_i c_i update_i over those that reported."""
+        return self.some.aggregate(coefficients[self.positions])
+
+    def gradients(self) -> Tensor:
+        """The updates, with zeros for those that failed."""
+        rows = self.some.gradients()
+        return rows.new_zeros(len(self.size), rows.shape[1]).index_copy_(0, self.positions, rows)
+
+    def gram(self) -> Tensor:
+        """Products of the updates, with zeros for those that failed."""
+        gram = self.some.gram()
+        whole = gram.new_zeros(len(self.size), len(self.size))
+        whole[self.positions[:, None], self.positions] = gram
+        return whole

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._fusing import Fused
 from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm._round.reports import Reports
+from fedgradnorm._state.layout import Layout
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import only
 
@@ -43,9 +44,12 @@ class ServerState:
         bounds: Bounds | None = None,
         rates: Rates | None = None,
     ) -> None:
-        self.shared = nn.Parameter(shared.clone())
+        self.shared = shared.detach().clone()
         self.weighting = weighting
-        self.optimizer = optimizers.build([self.shared], optimizer)
+        layout = Layout({"shared": shared.shape})
+        self.optimizer = optimizers.make(optimizer, layout)
+        self.moments = {k: v[None].clone() for k, v in self.optimizer.start(self.shared).items()}
+        self._options: Mapping[str, Any] | None = None
         self.aggregate, self.order = aggregate, order
         self.weigh = weigh
         self.bounds, self.cuts = bounds, list[Cut]()
@@ -54,33 +58,38 @@ class ServerState:
 
     def begin_round(self, round_number: int) -> None:
         """Step with the rate of this round from now on."""
-        self.rates.follow(self.optimizer, round_number)
+        self._options = self.rates.at(round_number) if self.rates else None
+
+    def step(self, direction: Tensor) -> None:
+        """Move the shared network along a direction."""
+        self.optimizer.step(self.shared[None], direction[None], self.moments, self._options)
 
     def fuse(self) -> None:
         """Let the compiler make few kernels of the many small ones."""
         self.weigh = Fused(weigh)
-        optimizers.fuse(self.optimizer)
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that a round changes in place, once the optimiser's moments exist."""
-        moments = [v for one in self.optimizer.state.values() for v in one.values()]
-        kept = [moment for moment in moments if isinstance(moment, Tensor)]
-        return [self.shared.data, *kept, *self.weighting.tensors()]
+        """Every tensor that a round changes in place."""
+        return [self.shared, *self.moments.values(), *self.weighting.tensors()]
 
     def state_dict(self, weighting: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Everything needed to go on, as copies; ``weighting`` if its state is told otherwise."""
         return {
-            "shared": self.shared.data.clone(),  # a deep copy of a view holds all that it is of
-            "optimizer": optimizers.saved(self.optimizer),
+            "shared": self.shared.clone(),
+            "optimizer": {key: value.clone() for key, value in self.moments.items()},
             "weighting": weighting or copy.deepcopy(self.weighting.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         if state["shared"].shape != self.shared.shape:
             raise ValueError(f"a shared network of shape {tuple(state['shared'].shape)}")
-        self.shared.data.copy_(state["shared"])
-        optimizers.restore(self.optimizer, state["optimizer"])
+        found = {key: value.shape for key, value in state["optimizer"].items()}
+        if found != {key: value.shape for key, value in self.moments.items()}:
+            raise ValueError(f"an optimizer that keeps {sorted(found)}")
+        self.shared.copy_(state["shared"])
+        for key, value in state["optimizer"].items():
+            self.moments[key].copy_(value)
         self.weighting.load_state_dict(state["weighting"])
 
 
@@ -89,8 +98,8 @@ def server_round(server: ServerState, reports: Reports) -> Tensor:
 
     Returns the weights after the round, one per client.
     """
-    weights, server.shared.grad = weighed(server, reports)
-    server.optimizer.step()
+    weights, direction = weighed(server, reports)
+    server.step(direction)
     if server.afterwards is not None:
         server.afterwards(reports, weights)
     return weights

@@ -14,7 +14,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
-from fedgradnorm._round.client_round import FirstLoss, LocalSettings, ReportLoss, Schedule, Update
+from fedgradnorm._round.local_update import FirstLoss, LocalSpec, ReportLoss, Schedule, Update
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
@@ -24,7 +24,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
 """Registered clients from which on the engines ask how many of them take part in a round."""
 
-EngineName = Literal["auto", "loop", "joint", "stacked", "roster", "distributed"]
+EngineName = Literal["auto", "loop", "vmap", "joint"]
 Key = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
@@ -105,7 +105,7 @@ class Settings:
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        self.local().head_rates().at(2)
+        self.local().head_rates.at(2)
         self.server_rates().at(2)
 
     @property
@@ -138,9 +138,9 @@ class Settings:
         terms: ClientPrivacy | None = privacy_of(self.privacy, ClientPrivacy)
         return terms
 
-    def local(self) -> LocalSettings:
+    def local(self) -> LocalSpec:
         """What concerns a client, with optimisers resolved."""
-        return LocalSettings(
+        return LocalSpec(
             self.head_steps,
             self.shared_steps,
             self.first_loss,

@@ -15,8 +15,8 @@ from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.measuring import By, benefit_of
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
+from fedgradnorm._engines import Exported
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._round.client_state import parts_of, trained_stem
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import write_about
@@ -69,15 +69,14 @@ class TrainedClient:
     def from_client(
         cls,
         client: Client,
-        head: nn.Module,
-        state: Mapping[str, Any],
+        learned: Exported,
         network: nn.Module | None = None,
     ) -> TrainedClient:
-        """What is kept of a client, with what its state says that it has learned; on the CPU."""
+        """What is kept of a client, with what it has learned."""
         return cls(
-            head.cpu(),
+            learned.head,
             client.task.kind,
-            {key: part.cpu() for key, part in parts_of(state).items()},
+            learned.parts,
             network,
             client.scaling,
             client.labels,
@@ -86,7 +85,7 @@ class TrainedClient:
             client.of,
             client.task.shape,
             client.task.own_kind,
-            trained_stem(client, state),
+            learned.stem,
         )
 
     @property

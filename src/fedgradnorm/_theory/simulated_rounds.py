@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.sharing import federations
 from fedgradnorm._round.settings import EngineName, Settings
 from fedgradnorm._theory.algebra import dot, solve, weighted
 from fedgradnorm._theory.problems import ConvexProblem
@@ -60,7 +59,7 @@ def federate(
         engine=engine,
     )
     network, clients = problem.network(start), problem.clients()
-    return federations(network, clients, weighting, settings, torch.device("cpu"))[0]
+    return Federation(network, clients, weighting, settings, torch.device("cpu"))
 
 
 def follow(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgradnorm._engines.distributed import Elsewhere
+from fedgradnorm._engines import Elsewhere
 from fedgradnorm._engines.ranks import world
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
@@ -28,8 +28,8 @@ _SHORT = 12  # letters of a commit
 def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
-    engines = [f.engine for f in trainer.federations]
-    heads = {n: h for e in engines if e.journal is None for n, h in e.heads().items()}
+    engine = trainer.federation.engine
+    heads = engine.heads() if engine.journal is None else {}
     return {
         "format": FORMAT,
         "finished": False,
@@ -37,7 +37,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "weighting": describe_weighting(weighting),
         "clients": _of_all_ranks(trainer, _infos(trainer)),
         "rounds": trainer.rounds,
-        "gauge": list(trainer.federations[0].gauge),
+        "gauge": list(trainer.federation.gauge),
         "network": describe_network(network),
         "blueprints": blueprints(network, heads, trainer.clients.values()),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
-from fedgradnorm._engines.distributed import with_others
+from fedgradnorm._engines import with_others
 from fedgradnorm._engines.ranks import RankLost, World, stoppable
 from fedgradnorm._errors import Interrupted, TrainingError
 from fedgradnorm._federation.sharing import check_clients

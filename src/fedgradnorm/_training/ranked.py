@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgradnorm._engines import Journal, ranks
-from fedgradnorm._engines.distributed import RanksJournal
+from fedgradnorm._engines import Journal, RanksJournal, ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
@@ -61,12 +60,12 @@ class Follower:
 
 def meet(engine: str) -> World:
     """The ranks of this run; a ConfigError if the engine would train everything on each of them."""
-    if engine in ("auto", "distributed"):
+    if engine == "auto":
         return ranks.world()
     if asked_for() > 1:
         raise ConfigError(
             f"engine {engine!r} runs in one process, but torchrun started {asked_for()}; "
-            "use engine='distributed' or 'auto', or leave torchrun out"
+            "use engine='auto', or leave torchrun out"
         )
     return World()
 

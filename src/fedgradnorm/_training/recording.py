@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._federation.alone import Federations
-from fedgradnorm._federation.federation import Outcome
+from fedgradnorm._federation.alone import Alone
+from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._round.participation import some_of
 from fedgradnorm._round.presence import rows_by_owner, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
@@ -45,11 +45,11 @@ class Recording:
     def __init__(
         self,
         clients: Sequence[Client],
-        federations: Federations,
+        federation: Federation | Alone,
         accounts: Accounts,
         settings: Settings,
     ) -> None:
-        self.federations, self.accounts, self.settings = federations, accounts, settings
+        self.federation, self.accounts, self.settings = federation, accounts, settings
         metrics = sorted({key for client in clients for key in client.task.metrics})
         self.history = History(metrics, private=bool(accounts))
         self.spread, self.conflict = spread_table(), conflict_table()
@@ -58,7 +58,7 @@ class Recording:
         self._metrics = metrics
         told = ((client.name, client.task_name, client.task.kind) for client in clients)
         self._groups = {} if self.kept is None else told_apart(told)
-        self._a_round = _costs(clients, federations, settings)
+        self._a_round = _costs(clients, federation, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
 
@@ -79,20 +79,18 @@ class Recording:
             log.info(words, METRICS, len(self.kept), len(self.taken), SPREAD)
         if (some := self.chosen(0)) is not None:
             log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
-        every, engine = self.settings.record_conflict, self.federations[0].engine
+        every, engine = self.settings.record_conflict, self.federation.engine
         reason = engine.conflict_obstacle
-        if every and reason and len(self.federations[0].names) > 1:
+        if every and reason and len(self.federation.names) > 1:
             log.info(
-                "record_conflict = %d: engine %s is kept, but %s, so the rounds to record are also "
-                "tried client by client; the training is the same", every, engine.name, reason,
+                "record_conflict = %d: executor %s stays, but %s, so recorded rounds are also run "
+                "client by client; the training is the same", every, engine.name, reason,
             )  # fmt: skip
 
-    def round(self, number: int, epoch: float, outcomes: Sequence[Outcome]) -> list[Row]:
+    def round(self, number: int, epoch: float, outcome: Outcome) -> list[Row]:
         """Rows of the clients that were active in a round, which is counted for them."""
-        rows: list[Row] = []
-        for outcome in outcomes:
-            rows += self._round_rows(outcome, {"round": number, "epoch": epoch})
-            self.conflict.append(pair_rows(number, epoch, outcome.conflict))
+        rows = self._round_rows(outcome, {"round": number, "epoch": epoch})
+        self.conflict.append(pair_rows(number, epoch, outcome.conflict))
         return rows
 
     def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
@@ -131,7 +129,7 @@ class Recording:
         names, weights = self.chosen(number, last), self.weights()
         rows: list[Row] = []
         for split in SPLITS:
-            for name, values in self.federations.evaluate(split, names).items():
+            for name, values in self.federation.evaluate(split, names).items():
                 row: Row = {"round": number, "epoch": epoch, "client": name}
                 row.update(split=before + split, weight=weights[name], **values)
                 rows.append({**row, **self._meters(name)})
@@ -140,11 +138,7 @@ class Recording:
 
     def weights(self) -> dict[str, float]:
         """Each client's weight as it is now."""
-        found: dict[str, float] = {}
-        for federation in self.federations:
-            weight = federation.server.weighting.weight.tolist()
-            found |= zip(federation.names, weight, strict=True)
-        return found
+        return dict(zip(self.federation.names, self.federation.weights(), strict=True))
 
     def run(
         self,
@@ -174,15 +168,14 @@ class Recording:
 
 
 def _costs(
-    clients: Sequence[Client], federations: Federations, settings: Settings
+    clients: Sequence[Client], federation: Federation | Alone, settings: Settings
 ) -> dict[str, tuple[int, int]]:
     """Samples that each client sees in a round, and bytes that it then exchanges."""
-    most, steps, exchanged = settings.batch_size, settings.local().steps, settings.share == "all"
-    home = {name: federation for federation in federations for name in federation.names}
+    most, steps = settings.batch_size, settings.local().steps
     found: dict[str, tuple[int, int]] = {}
     same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
     for client in clients:
-        traffic = home[client.name].bytes_per_round(client.name) if exchanged else 0
+        traffic = federation.bytes_per_round(client.name)
         cost = steps * min(most or client.drawn, client.drawn), traffic
         found[client.name] = same.setdefault(cost, cost)
     return found

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._privacy.terms import ClientPrivacy
-from fedgradnorm._round.client_round import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm._round.local_update import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.settings import (

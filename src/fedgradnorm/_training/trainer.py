@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Journal
 from fedgradnorm._errors import TrainingError, listed
-from fedgradnorm._federation.federation import Outcome
+from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
     check_clients,
-    federations,
+    make_federation,
     warn_of_order,
     warn_of_scale,
 )
@@ -65,7 +65,7 @@ class Progress:
 
 
 class Trainer:
-    """One run in the making: its federations, its round counter and its history."""
+    """One run in the making: its clients, its round counter and its history."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Trainer:
         sizes = [client.drawn for client in clients]
         self.rounds = settings.total_rounds(sizes)
         settings = settings.for_rounds(self.rounds)
-        self.federations = federations(network, clients, weighting, settings, device)
+        self.federation = make_federation(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.start = start_of(network, clients, settings) if settings.chooses_alone else {}
@@ -89,12 +89,12 @@ class Trainer:
         self.round, self.ending = 0, False
         self.watch = Watch(self.names, settings)
         self.accounts = Accounts(clients, settings, self.rounds)
-        self.rounds = self.accounts.govern(self.federations, self.rounds)
-        self.stopping = Stopping(self.federations, settings)
+        self.rounds = self.accounts.govern(self.federation, self.rounds)
+        self.stopping = Stopping(self.federation, settings)
         self.personal: dict[str, dict[str, Any]] = {}
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
-        self.recording = Recording(clients, self.federations, self.accounts, settings)
+        self.recording = Recording(clients, self.federation, self.accounts, settings)
         if settings.share == "all":
             warn_of_order(clients)
 
@@ -102,8 +102,7 @@ class Trainer:
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
     ) -> None:
         """Start with what clients have from another run: running statistics, and networks."""
-        for federation in self.federations:
-            federation.begin(statistics, networks)
+        self.federation.begin(statistics, networks)
         if self.start:
             self.start["statistics"] = {name: dict(own) for name, own in statistics.items()}
 
@@ -140,12 +139,11 @@ class Trainer:
         """One round, or up to ``most`` where the engine runs several without coming back."""
         if every := self.settings.record_conflict:  # a recorded round is the first of its burst
             most = min(most, every - self.round % every)
-        count = min(most, self.rounds - self.round, self.federations.burst)
+        count = min(most, self.rounds - self.round, self.federation.burst)
         actives = [self._active(self.round + k) for k in range(count)]
-        outcomes = self.federations.rounds(self.round, self._by_federation(actives))
         rows: list[Row] = []
-        for together in outcomes:
-            rows = self._record(together)
+        for outcome in self.federation.rounds(self.round, actives):
+            rows = self._record(outcome)
         return Progress(
             self.round,
             self.rounds,
@@ -154,28 +152,16 @@ class Trainer:
             {row["client"]: row["weight"] for row in rows},
         )
 
-    def _by_federation(self, actives: Sequence[Sequence[str]]) -> list[list[list[str]]]:
-        """Who takes part in each round, for each federation; nobody in one that has stopped."""
-        if len(self.federations) == 1:  # all clients are there, in their order
-            stopped = self.stopping.is_stopped(0)
-            return [[[] if stopped else list(active) for active in actives]]
-        there, found = [set(active) for active in actives], []
-        for place, federation in enumerate(self.federations):
-            names = [] if self.stopping.is_stopped(place) else federation.names
-            found.append([[name for name in names if name in those] for those in there])
-        return found
-
     def _active(self, round_number: int) -> list[str]:
         """Who takes part in a round; whose privacy budget is spent does so no more."""
         found = drawn(self.settings, self.names, round_number)
         if found is None:
             found = self.presence.active(self.settings.participation, round_number)
-        return self.accounts.able(found)
+        return self.stopping.training(self.accounts.able(found))
 
-    def _record(self, outcomes: Sequence[Outcome]) -> list[Row]:
+    def _record(self, outcome: Outcome) -> list[Row]:
         """Count a round and write down what became of it."""
-        active = [name for outcome in outcomes for name in outcome.active]
-        failed = [name for outcome in outcomes for name in outcome.failed]
+        active, failed = list(outcome.active), list(outcome.failed)
         self.watch.fail(self.round + 1, active, failed)
         if active and len(failed) == len(active):
             raise TrainingError(
@@ -185,7 +171,7 @@ class Trainer:
             )
         self.round += 1
         self.accounts.note(self.round, active)
-        rows = self.recording.round(self.round, self.epoch, outcomes)
+        rows = self.recording.round(self.round, self.epoch, outcome)
         self.watch.hold(self.round, rows)
         if self.round % self.settings.log_every == 0 or self.done:
             self.recording.keep(rows)
@@ -193,8 +179,8 @@ class Trainer:
 
     def announce(self) -> None:
         """Say what is shared, where gradients are measured, and what recording costs more."""
-        log_division(self.network, self.federations[0].gauge)
-        clients, common = list(self.clients.values()), self.federations[0].shared_heads.names
+        log_division(self.network, self.federation.gauge)
+        clients, common = list(self.clients.values()), self.federation.shared_heads.names
         if not self.round:
             log_starts(clients, self.settings, common)
         warn_of_scale(clients, self.settings, common)
@@ -202,7 +188,7 @@ class Trainer:
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
-        self.stopping.announce(self.names)
+        self.stopping.announce(clients)
         self.presence.announce(self.rounds)
         self.recording.announce()
 
@@ -212,7 +198,7 @@ class Trainer:
         The last evaluation is that of what the run ends with: the state that is kept, with heads
         tuned if they are. Where clients may choose to be alone, it waits until they have been.
         """
-        rows = self._measured() if self.stopping.best or not self.done else []
+        rows = self._measured() if self.stopping.keeps or not self.done else []
         self.stopping.note(self.round, rows)
         if not self.done:
             self.recording.keep(rows)
@@ -225,15 +211,13 @@ class Trainer:
         """What comes after the last round; ``alone`` is what clients may choose instead."""
         self.watch.sum_up()
         self.stopping.restore()
-        for federation in self.federations:
-            federation.finish(self.round)
+        self.federation.finish(self.round)
         if self.settings.personalize is not None:
             self.recording.keep(self._measured(UNTUNED, last=True), everybody=True)
-        for federation in self.federations:
-            self.personal |= federation.personalize(self.round)
+        self.personal |= self.federation.personalize(self.round)
         if alone is not None:
             self.personal = choose(self.personal, alone)
-            install([o for f in self.federations for o in f.owners()], self.personal, alone)
+            install(self.federation, self.personal, alone)
         log_personal(self.personal)
         self.ending = False
         self.recording.keep(self._measured(last=True), everybody=True)
@@ -243,35 +227,33 @@ class Trainer:
 
     def result(self, about: dict[str, Any]) -> Run:
         """The run as it stands."""
-        one = len(self.federations) == 1 and self.settings.share == "all"
-        trained = self._trained_in_rows() or self._trained(one)
-        shared = self.federations[0].shared_network() if one else None
+        federation, shared = self.federation, None
+        if isinstance(federation, Federation):
+            shared = federation.shared_network(federation.server.shared)
+        trained = self._trained_in_rows() or self._trained()
         about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
         return self.recording.run(trained, about, shared, self.over)
 
     def _trained_in_rows(self) -> Mapping[str, TrainedClient]:
         """All clients, where their heads lie in rows; else none."""
-        if self.journal is None:
+        if (tables := self.federation.head_tables()) is None:
             return {}
-        return StackedClients.of(self.clients, self.journal.heads_by_shape())
+        return StackedClients.of(self.clients, tables)
 
-    def _trained(self, one: bool) -> Mapping[str, TrainedClient]:
-        """All clients, where their heads are modules."""
-        trained = {}
-        for owner in [o for federation in self.federations for o in federation.owners()]:
-            state, heads = owner.engine.state_dict(), owner.engine.heads()
-            for name in owner.names:
-                client = self.clients[name]
-                own = state[name].get("own")
-                with_others = one and owner in self.federations and own is None
-                network = None if with_others else owner.shared_network(own)
-                trained[name] = TrainedClient.from_client(client, heads[name], state[name], network)
-        return trained
+    def _trained(self) -> Mapping[str, TrainedClient]:
+        """All clients, with their heads as modules."""
+        found = self.federation.all_trained()
+        own = {n: e.network for n, e in found.items()}
+        networks = {n: self.federation.shared_network(v) for n, v in own.items() if v is not None}
+        return {
+            name: TrainedClient.from_client(self.clients[name], exported, networks.get(name))
+            for name, exported in found.items()
+        }
 
     def _kept(self) -> dict[str, Any]:
         """What a finished run says of the state that it kept, where that was a choice."""
         personal = {"personal": self.personal} if self.personal else {}
-        if not self.over or not self.stopping.best:
+        if not self.over or not self.stopping.keeps:
             return personal
         kept = self.stopping.about()
         return {"stopped_early": self.round < self.rounds, "kept": kept, **personal}
@@ -284,12 +266,12 @@ class Trainer:
     @property
     def journal(self) -> Journal | None:
         """What of the clients is written down piece by piece, where it is."""
-        return self.federations[0].engine.journal
+        return self.federation.engine.journal
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """Everything needed to go on from here; without ``rows`` all but what the journal holds."""
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
-        if self.stopping.best:
+        if self.stopping.keeps:
             more["stopping"] = self.stopping.state_dict()
         more |= {"accounts": self.accounts.state_dict()} if self.accounts else {}
         if self.start and not self.over:
@@ -298,12 +280,12 @@ class Trainer:
             "round": self.round,
             "taken": packed_counts(self.recording.taken),
             "watch": self.watch.state_dict(),
-            "federations": [federation.state_dict(rows) for federation in self.federations],
+            "federation": self.federation.state_dict(rows),
             **more,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         self.round = state["round"]
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
@@ -314,5 +296,4 @@ class Trainer:
         self.ending = bool(state.get("ending"))
         self.stopping.load_state_dict(state.get("stopping", []))
         self.accounts.load_state_dict(state.get("accounts", {}))
-        for federation, part in zip(self.federations, state["federations"], strict=True):
-            federation.load_state_dict(part)
+        self.federation.load_state_dict(state["federation"])

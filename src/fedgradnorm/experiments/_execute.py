@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.distributed import own_part
+from fedgradnorm._engines import own_part
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm._round.settings import Settings

@@ -148,6 +148,8 @@ def _channels_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     if len(args) != 1 or args[0].dim() != 4:  # called by keyword, or with no images
         return args
     (x,) = args
+    if torch._C._functorch.is_batchedtensor(x):  # vmap has no order of channels
+        return args
     if x.shape[1] == 1:  # one channel is last in any order; only the strides must say so
         return (x.reshape(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2),)
     return (x.contiguous(memory_format=torch.channels_last),)

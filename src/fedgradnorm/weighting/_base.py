@@ -51,9 +51,12 @@ class Signals:
         """Scattered to ``count`` rows, of which all others are inactive."""
         if (here := self.rows) is None:
             return self
-        assert self.gram is None  # gathered signals never have either
-        assert self.gradients is None
-        return Signals(*(_scattered(getattr(self, key), here, count) for key in _COLUMNS))
+        gram = self.gram
+        if gram is not None:
+            gram = _scattered(_scattered(gram, here, count).T.contiguous(), here, count)
+        gradients = None if self.gradients is None else _scattered(self.gradients, here, count)
+        each = {key: _scattered(getattr(self, key), here, count) for key in _COLUMNS}
+        return Signals(**each, gram=gram, gradients=gradients)
 
     def few(self) -> Signals:
         """The active rows gathered if they are at most half, otherwise unchanged."""
@@ -75,7 +78,7 @@ _COLUMNS = ("active", "size", "loss", "loss_ratio", "gauge_norm")
 
 
 def _scattered(values: Tensor, here: Tensor, count: int) -> Tensor:
-    return values.new_zeros(count).index_copy_(0, here, values)
+    return values.new_zeros(count, *values.shape[1:]).index_copy_(0, here, values)
 
 
 class Weighting(ABC):

@@ -85,8 +85,7 @@ class NoisyCoordinator(PrivateCoordinator):
     def _noisy_step(self, asked: list[str], good: list[str], words: Words) -> Progress:
         """One step along the noisy sum, divided by the number of clients expected in it."""
         shared = self.server.shared
-        shared.grad = self.shares.direction(words, len(good)).to(shared)
-        self.server.optimizer.step()
+        self.server.step(self.shares.direction(words, len(good)).to(shared))
         for name in good:
             self.states[name] += 1
         self.round += 1

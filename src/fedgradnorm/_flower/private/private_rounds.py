@@ -184,8 +184,7 @@ class PrivateCoordinator(Coordinator):
         sums = parted(unpack_numbers(words[:front]), self.kinds)
         shared, total = self.server.shared, sums["coefficient"][0]
         direction = unpack_vector(words[front:], self.terms.bits) / total
-        shared.grad = torch.from_numpy(direction).to(shared)
-        self.server.optimizer.step()
+        self.server.step(torch.from_numpy(direction).to(shared))
         for name in good:
             self.states[name] += 1
             self.last[name] = self.round

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fedgradnorm._client import Client
 from fedgradnorm._privacy.budget import Budget
@@ -14,12 +14,6 @@ from fedgradnorm._round.private.private_plan import budget_of
 from fedgradnorm._round.settings import Settings
 
 log = logging.getLogger("fedgradnorm")
-
-
-class Summed(Protocol):
-    """Whoever sums its clients' updates, with noise where that is promised."""
-
-    sums: ClientSums | None
 
 
 class Accounts:
@@ -41,13 +35,13 @@ class Accounts:
     def __bool__(self) -> bool:
         return bool(self.budgets) or self.all is not None
 
-    def govern(self, federations: Iterable[Summed], rounds: int) -> int:
+    def govern(self, federation: object, rounds: int) -> int:
         """Tell who sums how much noise it takes; the rounds that the run's own budget holds."""
         if self.all is None:
             return rounds
-        for federation in federations:
-            assert federation.sums is not None
-            federation.sums.noise = self.all.noise
+        sums = getattr(federation, "sums", None)
+        assert isinstance(sums, ClientSums)
+        sums.noise = self.all.noise
         return min(rounds, self.all.most)
 
     def announce(self) -> None:

@@ -102,11 +102,12 @@ class ClientSums:
 
     def server_round(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
         """The server's step along the noisy sum; weights as others have them, for the history."""
-        own = self.multipliers(reports.signals(self.weighting.needs))
+        signals = reports.signals(self.weighting.needs).among(self.count)
+        own = self.multipliers(signals)
         weights = self.weighting.weight.to(own.device)
-        self.weighting.weight.copy_(normalised(own, reports.active, otherwise=weights))
-        server.shared.grad = self.direction(reports.gradients(), own, round_number)
-        server.optimizer.step()
+        self.weighting.weight.copy_(normalised(own, signals.active, otherwise=weights))
+        here = own if reports.rows is None else own[reports.rows]
+        server.step(self.direction(reports.gradients(), here, round_number))
         return self.weighting.weight
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.per_example import check_rows
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
 from fedgradnorm._privacy.terms import SEED
-from fedgradnorm._round.client_round import LocalSettings
-from fedgradnorm._round.client_state import ClientState
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.private.private_plan import budget_of, loss_bound
 from fedgradnorm.models._flat import FlatNetwork
 
@@ -28,7 +27,7 @@ class PrivateClient:
         head: nn.Module,
         network: FlatNetwork,
         data: tuple[Tensor, Tensor],
-        how: LocalSettings,
+        how: LocalSpec,
         batch_size: int | None,
         seed: int,
     ) -> None:
@@ -65,23 +64,23 @@ class PrivateClient:
         share = self.terms.loss_share
         return self.budget.noise / math.sqrt(share) if share else math.inf
 
-    def norm_of(self, gradient: Tensor, gauge: Tensor) -> float:
-        """The gauge norm of a mean of noisy gradients, which costs nothing more.
+    def norm_of(self, measured: float, numbers: int) -> float:
+        """The gradient norm of a mean of noisy gradients, which costs nothing more.
 
-        The noise has the expected square length d s^2, for d numbers with standard deviation s.
-        ``corrected`` takes that away, and leaves at least the standard deviation of that square,
-        s^2 sqrt(2 d): a shorter gradient cannot be told from none.
+        ``measured`` is the norm of ``numbers`` numbers. The noise has the expected square length
+        d s^2, for d numbers with standard deviation s. ``corrected`` takes that away, and leaves at
+        least the standard deviation of that square, s^2 sqrt(2 d): a shorter gradient cannot be
+        told from none.
         """
-        measured = float(gradient[gauge].double().norm())
         if self.terms.norm == "noised":
             return measured
         steps = self.how.shared_steps
         noises = [self.gradient_noise(s) * self.terms.clip / self.batch for s in range(steps)]
         variance = sum(noise**2 for noise in noises) / steps**2
-        floor = variance * math.sqrt(2 * len(gauge))
-        return math.sqrt(max(measured**2 - len(gauge) * variance, floor))
+        floor = variance * math.sqrt(2 * numbers)
+        return math.sqrt(max(measured**2 - numbers * variance, floor))
 
-    def chance_of(self, state: ClientState, shared: Tensor, round_number: int) -> Chance:
+    def chance_of(self, own: Tensor, rounds: int, shared: Tensor, round_number: int) -> Chance:
         """What decides this round's batches and noise.
 
         A secret is used with everything that the answer depends on. The same question then gets
@@ -89,14 +88,16 @@ class PrivateClient:
         """
         label: list[object] = [self.client.name, round_number]
         if self._secret:
-            label.append(question(state, shared, round_number))
+            label.append(question(own, rounds, shared, round_number))
         return self._chance.of(*label)
 
 
-def question(state: ClientState, shared: Tensor, round_number: int) -> str:
-    """A name for all that a client's answer depends on, beside its rows and its noise."""
-    digest = hashlib.blake2b(f"{round_number} {state.rounds} ".encode(), digest_size=16)
-    for part in (shared, *state.head.state_dict().values()):
-        if isinstance(part, Tensor):
-            digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
+def question(own: Tensor, rounds: int, shared: Tensor, round_number: int) -> str:
+    """A name for all that a client's answer depends on, besides its examples and its noise.
+
+    ``own`` are its own parameters, after so many ``rounds`` in which it took part.
+    """
+    digest = hashlib.blake2b(f"{round_number} {rounds} ".encode(), digest_size=16)
+    for part in (shared, own):
+        digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
     return digest.hexdigest()

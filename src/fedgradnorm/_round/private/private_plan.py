@@ -13,7 +13,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.accountant import Steps
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.terms import Privacy
-from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
@@ -57,12 +57,12 @@ def expected_rounds(settings: Settings, rounds: int) -> int:
 
 
 def budget_of(
-    client: Client, how: LocalSettings, batch_size: int | None, before: tuple[Steps, ...] = ()
+    client: Client, how: LocalSpec, batch_size: int | None, before: tuple[Steps, ...] = ()
 ) -> Budget:
     """The account of a private client, whose rounds are planned.
 
     Everything that is taken from one batch costs as much as one sum with the noise of a step: its
-    noises are larger by so much, see :mod:`fedgradnorm._round.private.private_round`.
+    noises are larger by so much, see :mod:`fedgradnorm._round.private.private_gradients`.
     """
     terms = client.privacy
     assert terms is not None

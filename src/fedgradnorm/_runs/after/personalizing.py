@@ -80,12 +80,11 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
     rows = _measured(run, federation, UNTUNED)
     kept = federation.personalize(0)[name]
     rows += _measured(run, federation)
-    state = federation.engine.state_dict()[name]
+    learned = federation.trained(name)
     own = before.network if before is not None else None
-    if state.get("own") is not None:
-        own = federation.shared_network(state["own"])
-    head = federation.engine.heads()[name]
-    trained = TrainedClient.from_client(client, head, state, own)
+    if learned.network is not None:
+        own = federation.shared_network(learned.network)
+    trained = TrainedClient.from_client(client, learned, own)
     return Tuned(trained, kept, rows)
 
 

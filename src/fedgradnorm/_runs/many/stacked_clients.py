@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client, Scaler
+from fedgradnorm._engines import Exported
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._networks import linear_of
@@ -50,7 +51,7 @@ class StackedClients(Mapping[str, TrainedClient]):
         """The clients of a run, with their heads as training left them."""
 
         def finish(name: str, head: nn.Linear) -> TrainedClient:
-            return TrainedClient.from_client(clients[name], head, {"buffers": {}})
+            return TrainedClient.from_client(clients[name], Exported(head, {}))
 
         known = {name: client.scaling for name, client in clients.items()}
         scalings = {name: scaling for name, scaling in known.items() if scaling is not None}

@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._engines import Exported
+from fedgradnorm._federation.alone import Alone as Separate
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.making_heads import first_head, make_head
-from fedgradnorm._round.client_state import as_state
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import TrainedClient
 from fedgradnorm.models._flat import FlatNetwork
@@ -70,19 +71,14 @@ def _chosen(one: Mapping[str, Any], alone: float | None) -> dict[str, Any]:
     return {"kept": kept, **one, "tuned": one["after"], "alone": loss, "after": after}
 
 
-def install(owners: Iterable[Federation], personal: Personal, alone: Alone) -> None:
-    """Give those who chose it what they trained alone."""
-    for owner in owners:
-        states = owner.engine.state_dict()  # all ranks take part in this
-        mine = [name for name in owner.names if personal[name]["kept"] == "alone"]
-        taken = {name: {**states[name], **_state(alone.clients[name])} for name in mine}
-        owner.engine.load_state_dict(taken)
+def install(federation: Federation | Separate, personal: Personal, alone: Alone) -> None:
+    """Give clients that chose it what they trained alone."""
+    for name, kept in personal.items():
+        if kept["kept"] == "alone":
+            federation.install(name, _exported(alone.clients[name]))
 
 
-def _state(client: TrainedClient) -> dict[str, Any]:
-    """The part of a client's state that a network of its own is in."""
+def _exported(client: TrainedClient) -> Exported:
     assert client.network is not None  # nothing is shared alone
     vector = FlatNetwork(client.network).vector
-    head = dict(client.head.state_dict())
-    stem = {} if client.stem is None else {"stem": dict(client.stem.state_dict())}
-    return {"own": vector, "head": head, **stem, **as_state(client.network, client.buffers)}
+    return Exported(client.head, client.buffers, client.stem, vector)

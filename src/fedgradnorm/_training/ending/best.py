@@ -25,7 +25,7 @@ class Judged(Protocol):
         """The whole state, as copies."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
 
 
 class Best:

@@ -6,94 +6,96 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import listed
+from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import chosen_words
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.ending.best import SPLIT, Best
-from fedgradnorm._training.ending.own_best import Moment, OwnBests
+from fedgradnorm._training.ending.own_best import OwnBests
 
 log = logging.getLogger("fedgradnorm")
 
 
 class Stopping:
-    """The best states of a run's federations; none with ``keep="last"``.
+    """The best states of a run; none with ``keep="last"``.
 
-    A federation whose clients have no validation rows trains to the end and keeps its last state.
-    That can be only with ``share="none"``, where every client is a federation of its own.
-
-    With ``keep="own_best"`` each client of a federation also has a best round of its own. Who looks
-    for none, or finds that of the federation, has the federation's. Alone that is the same thing.
+    Clients that share a network keep one round together. With ``keep="own_best"`` each of them also
+    has a best round of its own; a client that looks for none, or finds that of all, has that of
+    all. Clients alone have only their own, and stop one by one. Of these, one without validation
+    examples trains to the end and keeps its last state.
     """
 
-    def __init__(self, federations: Sequence[Federation], settings: Settings) -> None:
-        self.keep, self.share, self.count = settings.keep, settings.share, len(federations)
-        self.best: dict[int, Best] = {}
+    def __init__(self, federation: Federation | Alone, settings: Settings) -> None:
+        self.keep, self.count = settings.keep, len(federation.names)
+        self.best: Best | None = None
         self.own: OwnBests | None = None
-        self.moment: Moment | None = None
-        if settings.keep == "own_best" and settings.share == "all":
-            self.moment = Moment(federations[0])
-            self.best = {0: Best(self.moment, settings.patience)}
-            self.own = OwnBests(self.moment, settings.patience)
-        elif settings.keeps_best:
-            judged = {i: f for i, f in enumerate(federations) if _has_rows(f)}
-            self.best = {i: Best(f, settings.patience) for i, f in judged.items()}
+        if not settings.keeps_best:
+            return
+        if isinstance(federation, Alone):
+            self.own = OwnBests(federation, settings.patience, Best)
+            return
+        self.best = Best(federation, settings.patience)
+        if settings.keep == "own_best":
+            self.own = OwnBests(federation, settings.patience)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is anything to choose from."""
+        return self.best is not None or self.own is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether no federation has anything left to do."""
-        return len(self.best) == self.count and all(map(self.is_stopped, self.best))
+        """Whether nobody has anything left to do."""
+        if self.best is None:
+            return self.own is not None and len(self.own.best) == self.count and self.own.stopped
+        return self.best.stopped and (self.own is None or self.own.stopped)
 
-    def is_stopped(self, place: int) -> bool:
-        """Whether the federation at this place has ended, and all its clients have."""
-        if place not in self.best or not self.best[place].stopped:
-            return False
-        return self.own is None or self.own.stopped
+    def training(self, names: Sequence[str]) -> list[str]:
+        """The clients of a round that have not stopped by themselves."""
+        alone = self.best is None and self.own is not None
+        return self.own.training(names) if alone and self.own is not None else list(names)
 
-    def announce(self, names: Iterable[str]) -> None:
+    def announce(self, clients: Iterable[Client]) -> None:
         """Name the clients whose losses do not count."""
-        judged = {c.name for b in self.best.values() for c in b.federation.clients if c.validation}
-        others = [name for name in names if name not in judged]
-        if self.best and others:
-            words = "keep = %r: no validation rows, so not counted: %s"
+        others = [client.name for client in clients if client.validation is None]
+        if self.keeps and others:
+            words = "keep = %r: no validation examples, so not counted: %s"
             log.info(words, self.keep, listed(others))
 
     def note(self, round_number: int, rows: Iterable[Row]) -> None:
         """Take the rows of an evaluation of all clients."""
         losses = {row["client"]: row["loss"] for row in rows if row["split"] == SPLIT}
-        for best in self.best.values():
-            names = best.federation.names
-            best.note(round_number, {n: losses[n] for n in names if n in losses})
-        if self.own is not None and self.moment is not None:
+        if self.best is not None:
+            self.best.note(round_number, losses)
+        if self.own is not None:
             self.own.note(round_number, losses)
-            self.moment.pass_by()
 
     def restore(self) -> None:
-        """Give every federation its best state back, and every client its own."""
-        for best in self.best.values():
-            best.restore()
+        """Give the run its best state back, and every client its own."""
+        if self.best is not None:
+            self.best.restore()
         if self.own is not None:
-            self.own.restore(but=self.best[0].round)
+            self.own.restore(None if self.best is None else self.best.round)
 
     def about(self) -> dict[str, Any]:
         """What is kept of the run, and of each client where that may be another round."""
-        if self.share == "none":
-            return {"clients": {b.federation.names[0]: b.about() for b in self.best.values()}}
-        own = {} if self.own is None else {"clients": self.own.about()}
-        return {**self.best[0].about(), **own}
+        shared = {} if self.best is None else self.best.about()
+        return shared if self.own is None else {**shared, "clients": self.own.about()}
 
     def state_dict(self) -> list[dict[str, Any]]:
         """What must survive a restart."""
         return [part.state_dict() for part in self._parts()]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         for part, saved in zip(self._parts(), state, strict=True):
             part.load_state_dict(saved)
 
     def _parts(self) -> list[Best | OwnBests]:
-        return [*self.best.values(), *(() if self.own is None else (self.own,))]
+        return [part for part in (self.best, self.own) if part is not None]
 
 
 def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
@@ -109,7 +111,3 @@ def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
         log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
     if blind := [name for name, one in kept.items() if "after" not in one]:
         log.info("personalize: no validation rows, so the last step is taken: %s", listed(blind))
-
-
-def _has_rows(federation: Federation) -> bool:
-    return any(client.validation is not None for client in federation.clients)

@@ -16,20 +16,18 @@ from fedgradnorm.models._streamed.rows import Streamed
 
 
 class Batches(Protocol):
-    """Which rows a round reads."""
+    """Which examples a round reads."""
 
-    def of_round(self, round_number: int) -> Mapping[str, NDArray[np.int64]]:
-        """Row numbers [steps, batch] of every client in a round."""
+    def drawn(self, names: Sequence[str], round_number: int) -> Mapping[str, NDArray[np.int64]]:
+        """Row numbers [steps, batch] of some clients in a round."""
 
 
 class ReadingAhead:
     """Tells the feeds of clients what they will be asked for, one client ahead."""
 
-    def __init__(self, batches: Batches, data: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> None:
-        self._batches = batches
-        found = {name: splits["train"][0] for name, splits in data.items()}
-        self._streamed = {name: x for name, x in found.items() if isinstance(x, Streamed)}
-        self._everybody = len(data)
+    def __init__(self, batches: Batches, inputs: Mapping[str, Any]) -> None:
+        self._batches, self._everybody = batches, len(inputs)
+        self._streamed = {name: x for name, x in inputs.items() if isinstance(x, Streamed)}
 
     def in_turn(self, active: Sequence[str], round_number: int) -> Iterator[str]:
         """The active clients, each with its batches on their way when its turn comes."""
@@ -48,5 +46,5 @@ class ReadingAhead:
 
     def _expect(self, name: str, round_number: int) -> None:
         if name in self._streamed:
-            rows = self._batches.of_round(round_number)[name]
+            rows = self._batches.drawn([name], round_number)[name]
             self._streamed[name].feed.expect(list(rows))

@@ -1,0 +1,105 @@
+"""Head steps on a frozen network: its features are computed once, and all heads step on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._engines.examples import Examples
+from fedgradnorm._engines.gradients import Batch, leaves
+from fedgradnorm._engines.parts import ClientPart
+from fedgradnorm._round.evaluation import in_parts
+from fedgradnorm._state.table import BUFFER, OWN, Group, Row
+from fedgradnorm.models._input_rows import Inputs, call, concatenated
+
+
+class HeadGradients:
+    """Gradients of the heads of a block on given features ``[rows x batch, ...]`` by step."""
+
+    def __init__(self, part: ClientPart, features: Callable[[int], Tensor], batch: Batch) -> None:
+        self._part, self._features, self._batch = part, features, batch
+
+    def of(
+        self,
+        omega: Tensor,  # noqa: ARG002
+        row: Row,
+        step: int,
+        *,
+        shared: bool,
+        own: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Losses and the heads' gradients; the shared network has none here."""
+        assert own
+        assert not shared
+        losses, _, gradient = head_gradient(
+            self._part, row, self._features(step), self._batch.y(step), own=True
+        )
+        return losses, None, gradient
+
+    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+        """Never asked for: heads report no losses of their own steps."""
+        raise NotImplementedError
+
+
+def head_gradient(
+    part: ClientPart, row: Row, features: Tensor, y: Tensor, *, own: bool, inputs: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Losses of a block on ``features``, d loss / d features, and the gradients of its heads."""
+    count = len(row[OWN])
+    features = features.detach().requires_grad_(inputs)
+    mine = leaves(part.own, row[OWN], "", own)
+    buffers = {k.removeprefix(BUFFER): row[k] for k in part.buffers}
+    losses = part.losses(part.heads_outputs(mine | buffers, features, count), y, row)
+    wanted = [*([features] if inputs else ()), *(mine.values() if own else ())]
+    found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    back = found[0] if inputs else None
+    gradient = part.own.rows(found[inputs:], count, features) if own else None
+    return losses.detach(), back, gradient
+
+
+class FrozenFeatures:
+    """What the frozen network makes of a block's examples, for ``steps`` head steps.
+
+    Where the steps visit the examples more than once, all examples of the clients are computed
+    instead of all visits.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        examples: Examples,
+        group: Group[ClientPart],
+        batch: Batch,
+        first: int,
+        steps: int,
+    ) -> None:
+        self._part, self._first = group.part, first
+        sizes = np.array([examples.batches.sizes[name] for name in group.names])
+        read = len(group.names) * (steps - first) * group.part.batch
+        if read < sizes.sum() or not all(map(examples.can_pool, group.names)):
+            parts = [forward(network, batch.x(step)) for step in range(first, steps)]
+            self._features: Callable[[int], Tensor] = lambda step: parts[step]
+            return
+        splits = [examples.split(name, "train") for name in group.names]
+        table = forward(network, concatenated([split[0] for split in splits if split]))
+        begin = torch.from_numpy(np.cumsum(sizes) - sizes).to(table.device)
+        self._features = lambda step: table[
+            (batch.own_rows(step + first) + begin[:, None]).reshape(-1)
+        ]
+
+    def of(self, step: int) -> Tensor:
+        """The features of a step's batch."""
+        return self._features(step - self._first)
+
+    def gradients(self, batch: Batch) -> HeadGradients:
+        """The gradients of heads on these features."""
+        return HeadGradients(self._part, self.of, batch)
+
+
+@torch.no_grad()
+def forward(network: nn.Module, x: Inputs) -> Tensor:
+    """The network's outputs for all examples, so many at a time."""
+    return torch.cat([call(network, part) for part in in_parts(x)])

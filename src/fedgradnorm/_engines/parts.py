@@ -1,0 +1,260 @@
+"""Clients of one structure: how they compute, as functions of tensors, and their first rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._client import Client
+from fedgradnorm._round.local_update import LOCAL, LocalSpec, own_layout
+from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import BUFFER, CONSTANT, OPTIMIZER, OWN, Part, Row
+from fedgradnorm.models._dividing import private_names
+from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.models._given_inputs import form_words
+from fedgradnorm.models._input_rows import Inputs, call_arguments, row_form
+from fedgradnorm.models._stem import in_front, own_stem
+from fedgradnorm.models._streamed.rows import Streamed, some_targets
+from fedgradnorm.tasks._missing import labelled, mean_of_labelled
+from fedgradnorm.tasks._task import Task
+from fedgradnorm.tasks._weighted_losses import WeightedLoss
+
+SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
+
+
+class FirstHeads(Protocol):
+    """The heads that clients begin with; many linear ones can be drawn as rows, without modules."""
+
+    def __getitem__(self, name: str, /) -> nn.Module:
+        """A client's first head."""
+
+    def rows(self, clients: Sequence[Client]) -> Tensor | None:
+        """Weights and biases of linear heads of one shape, a row each; None: ask for modules."""
+
+    def shape(self, client: Client) -> tuple[int, int] | None:
+        """Outputs and features of a client's linear head, if its row can be drawn."""
+
+
+class Whole(nn.Module):
+    """A client's stem, if any, the shared network and the client's head, one after the other."""
+
+    def __init__(self, network: nn.Module, head: nn.Module, stem: nn.Module | None) -> None:
+        super().__init__()
+        self.network, self.head, self.stem = network, head, stem
+
+    def forward(self, what: str, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+        """The head's outputs, the ``features`` in front of it, or the ``head`` alone."""
+        if what == "head":
+            output: Tensor = self.head(*args)
+            return output
+        features: Tensor = in_front(self.stem, self.network)(*args, **kwargs)
+        return features if what == "features" else self.head(features)
+
+
+class ClientPart(Part):
+    """Clients that can be run in one call: heads, stems, losses and batches of one form."""
+
+    def __init__(
+        self,
+        client: Client,
+        network: FlatNetwork,
+        head: nn.Module,
+        spec: LocalSpec,
+        batch: int,
+        buffers: Mapping[str, Tensor],
+    ) -> None:
+        like, module = network.vector, network.module
+        self._network_buffers = {f"network.{name}": b.clone() for name, b in buffers.items()}
+        self.head = copy.deepcopy(head).to(like.device)
+        self.stem = own_stem(client.stem, client.name, like)
+        self.whole = Whole(module, self.head, self.stem)
+        self.task, self.batch = client.task, batch
+        self.private = {name: network.private[name] for name in private_names(module)}
+        stem = {} if self.stem is None else _trained(self.stem)
+        self.own = own_layout(_trained(self.head), self.private, stem)
+        self.heads = Layout({n: p.shape for n, p in _trained(self.head).items()})
+        self.reaches_in = self.own.size > self.heads.size
+        self.shared = Layout({n: module.get_parameter(n).shape for n in network.slices})
+        assert spec.head_optimizer is not None
+        assert spec.local_optimizer is not None
+        self.head_optimizer = optimizers.make(spec.head_optimizer, self.own)
+        self.local_optimizer = optimizers.make(spec.local_optimizer, self.shared)
+        own = like.new_zeros(self.own.size)
+        fresh = {OWN: own} | _named(OPTIMIZER, self.head_optimizer.start(own))
+        fresh |= _named(BUFFER, self._buffers(self.head, self.stem))
+        if spec.keeps_moments and spec.steps_locally:
+            fresh |= _named(LOCAL, self.local_optimizer.start(like))
+        fresh[SCALE] = like.new_ones(())
+        if (table := _class_weights([client.task], like)) is not None:
+            fresh[CLASSES] = table[0]
+        super().__init__(client, fresh)
+        self.buffers = [key for key in fresh if key.startswith(BUFFER)]
+        moved = [OWN, *self.buffers, *(k for k in fresh if k.startswith((OPTIMIZER, LOCAL)))]
+        self.moved = moved  # what a round changes
+        self.tied = _has_tied(self.whole)
+        linear = type(self.head) is nn.Linear and self.head.bias is not None
+        self.linear = linear and len(self.heads.shapes) == 2 and not client.task.shape
+
+    def _buffers(self, head: nn.Module, stem: nn.Module | None) -> Row:
+        """Running statistics of all modules, and what of head and stem is not trained."""
+        found = dict(self._network_buffers)
+        for name, module in (("head", head), ("stem", stem)):
+            if module is not None:
+                kept = dict[str, Tensor](module.named_buffers())
+                kept |= {n: p for n, p in module.named_parameters() if not p.requires_grad}
+                found |= {f"{name}.{n}": t.detach().clone() for n, t in kept.items()}
+        return found
+
+    def first_rows(self, clients: Sequence[Client], heads: FirstHeads) -> Row:
+        """The stacked first rows of new clients."""
+        like = self.rows.fresh[OWN]
+        tasks = [client.task for client in clients]
+        found = {SCALE: torch.tensor([task.loss_scale for task in tasks]).to(like)}
+        if (table := _class_weights(tasks, like)) is not None:
+            found[CLASSES] = table
+        drawn = heads.rows(clients) if self.linear and not self.reaches_in else None
+        if drawn is not None:
+            return found | {OWN: drawn.to(like)}
+        each = [self._first_row(client, heads[client.name]) for client in clients]
+        return found | {key: torch.stack([row[key] for row in each]) for key in each[0]}
+
+    def _first_row(self, client: Client, head: nn.Module) -> Row:
+        like = self.rows.fresh[OWN]
+        head = copy.deepcopy(head).to(like.device)
+        stem = own_stem(client.stem, client.name, like)
+        named = {f"head.{n}": p for n, p in _trained(head).items()}
+        named |= {f"network.{n}": p for n, p in self.private.items()}
+        named |= {f"stem.{n}": p for n, p in _trained(stem).items()} if stem is not None else {}
+        buffers = self._buffers(head, stem)
+        return {OWN: self.own.flat(named, like), **_named(BUFFER, buffers)}
+
+    def load(self, row: Row) -> tuple[nn.Module, nn.Module]:
+        """Let the modules hold a client's row, without copies of parameters: front and head."""
+        own = self.own.views(row[OWN])
+        named = dict(self.whole.named_parameters())
+        for name, view in own.items():
+            named[name].data = view
+        rest = dict(self.whole.named_buffers()) | named
+        for key in self.buffers:
+            rest[key.removeprefix(BUFFER)].data.copy_(row[key])
+        return in_front(self.stem, self.whole.network), self.head
+
+    def run(
+        self,
+        what: str,
+        each: Mapping[str, Tensor],
+        common: Mapping[str, Tensor],
+        x: Inputs | Tensor,
+        rows: int | None,
+    ) -> Tensor:
+        """Apply a stage of the model to a block's examples ``[rows x batch, ...]``.
+
+        ``each`` are tensors with an axis of clients, ``common`` those that all share. With ``rows``
+        None there is one client, called plainly.
+        """
+        args, kwargs = call_arguments(x)
+        if rows is None:
+            own = {name: value[0] for name, value in each.items()} | dict(common)
+            return self._call(own, what, args, kwargs)
+        size = len(next(iter(args or kwargs.values()))) // rows
+        args = tuple(leaf.unflatten(0, (rows, size)) for leaf in args)
+        kwargs = {name: leaf.unflatten(0, (rows, size)) for name, leaf in kwargs.items()}
+
+        def one(own: Row, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
+            return self._call(own | dict(common), what, args, kwargs)
+
+        outputs: Tensor = vmap(one, randomness="different")(dict(each), args, kwargs)
+        return outputs.flatten(0, 1)
+
+    def _call(
+        self, own: Row, what: str, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> Tensor:
+        output: Tensor = functional_call(
+            self.whole, own, (what, args, kwargs), tie_weights=self.tied, strict=False
+        )
+        return output
+
+    def heads_outputs(self, heads: Mapping[str, Tensor], features: Tensor, rows: int) -> Tensor:
+        """Outputs of stacked heads for features ``[rows x batch, ...]``."""
+        if not self.linear:
+            return self.run("head", heads, {}, features, rows)
+        weight, bias = heads["head.weight"], heads["head.bias"]
+        shaped = features.view(rows, -1, features.shape[-1])
+        return torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2)).flatten(0, 1)
+
+    def losses(self, output: Tensor, y: Tensor, row: Row) -> Tensor:
+        """The mean loss of each client of a block, for outputs ``[rows x batch, ...]``."""
+        task, scale = self.task, row[SCALE]
+        table = row.get(CLASSES)
+        if table is not None:
+            size = len(output) // len(scale)
+            table = table[:, None].expand(-1, size, *table.shape[1:]).flatten(0, 1)
+        losses = task.row_losses(output, y, table)
+        if losses.ndim == 0:  # one number for all examples: such a client is alone in its part
+            return losses * scale
+        each = losses.view(len(scale), -1)
+        if task.gaps:
+            return mean_of_labelled(each, labelled(y).view_as(each)) * scale
+        return each.mean(dim=1) * scale
+
+
+def part_key(client: Client, heads: FirstHeads, batch_size: int | None, many: bool) -> Hashable:
+    """What clients of one part have in common."""
+    batch = min(batch_size or client.drawn, client.drawn)
+    if client.privacy is not None:
+        return "private", client.name
+    task = client.task
+    loss: Any = task.loss_function
+    if isinstance(loss, WeightedLoss):
+        loss = type(loss)
+    elif task.has_own_loss and task.joins_rows(some_targets(client.train[1])):
+        loss = client.name
+    shape = heads.shape(client) if many else None
+    head = shape or describe(heads[client.name]) or client.name
+    stem = None if client.stem is None else describe(client.stem) or client.name
+    form = "" if many else form_words(row_form(client.train[0]))
+    if isinstance(client.train[0], Streamed):
+        form += " streamed"
+    if not isinstance(loss, str | type):
+        loss = id(loss)
+    return head, stem, loss, task.kind, task.outputs, task.shape, task.gaps, batch, form
+
+
+def describe(module: nn.Module) -> str:
+    """What one of PyTorch's own modules is, in full; empty for code of others, or with hooks.
+
+    Two modules of one description compute the same with the same tensors.
+    """
+    for layer in module.modules():
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
+        if not type(layer).__module__.startswith("torch.nn.modules") or any(hooks):
+            return ""
+    shapes = [(n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters()]
+    return f"{module} {shapes}"
+
+
+def _trained(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+
+
+def _named(prefix: str, values: Mapping[str, Tensor]) -> Row:
+    return {f"{prefix}{key}": value for key, value in values.items()}
+
+
+def _has_tied(module: nn.Module) -> bool:
+    return len(list(module.named_parameters(remove_duplicate=False))) > len(
+        list(module.named_parameters())
+    )
+
+
+def _class_weights(tasks: Sequence[Task], like: Tensor) -> Tensor | None:
+    """Each client's weights of classes, where the loss has some."""
+    losses = [task.loss_function for task in tasks]
+    tables = [loss.table(like) for loss in losses if isinstance(loss, WeightedLoss)]
+    return torch.stack(tables) if tables else None

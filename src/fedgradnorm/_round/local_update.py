@@ -1,0 +1,231 @@
+"""A client's part of a round, as a pure function of the shared network, its row and its batches.
+
+FedRep, FedPer, FedAvg, FedProx, FedBABU, Ditto and training alone are values of :class:`LocalSpec`.
+The function is written for a block of rows, one per client, and every executor calls it: ``loop``
+with one row at a time, ``vmap`` with all rows of a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgradnorm import _optimizers as optimizers
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
+from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import OPTIMIZER, OWN, Row
+from fedgradnorm.tasks._task import Task
+
+FirstLoss = Literal["dataset", "first_round", "log_classes"]
+Update = Literal["gradient", "delta", "model"]
+ReportLoss = Literal["before", "after"]
+Schedule = Literal["alternating", "together"]
+LOCAL = "local."  # moments of the local optimiser that are kept across rounds
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """How a client works: the open points of the algorithm that concern it, by name."""
+
+    head_steps: int = 1
+    shared_steps: int = 1
+    first_loss: FirstLoss = "dataset"
+    update: Update = "gradient"
+    report_loss: ReportLoss = "before"
+    schedule: Schedule = "alternating"
+    head_optimizer: Mapping[str, Any] | None = None
+    local_optimizer: Mapping[str, Any] | None = None
+    proximal: float = 0.0
+    head_schedule: ScheduleSpec | None = None
+    clip: float | None = None
+    head_clip: float | None = None
+    rounds: int | None = None
+
+    @cached_property
+    def head_rates(self) -> Rates:
+        """The learning rate of the heads' optimisers in each round."""
+        assert self.head_optimizer is not None
+        return Rates(self.head_schedule, self.head_optimizer, self.rounds)
+
+    @property
+    def steps(self) -> int:
+        """Batches a client reads in a round: step s of either phase takes batch s."""
+        return self.shared_steps if self.together else max(self.head_steps, self.shared_steps)
+
+    @property
+    def together(self) -> bool:
+        """Whether head and shared network step together, on one backward pass."""
+        return self.schedule == "together"
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether the local copy of the shared network moves at all."""
+        return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether a client's local optimiser continues where its last round ended."""
+        return bool(self.local_optimizer and self.local_optimizer.get("keep"))
+
+
+class Gradients(Protocol):
+    """How a block's losses are differentiated: plainly, or clipped and with noise for privacy."""
+
+    def of(
+        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Losses ``[rows]`` at batch ``step``, and their gradients ``[rows, numbers]``.
+
+        ``omega`` are networks ``[rows, P]``. The gradients are with respect to the ``shared``
+        network and to what is the client's ``own``, where they are asked for.
+        """
+
+    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+        """The losses alone, after a step on this batch."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a block of clients works with: its gradients and its optimisers."""
+
+    gradients: Gradients
+    head: optimizers.Optimizer
+    local: optimizers.Optimizer
+    norm_layer: Tensor  # where the measured layer is in the shared vector
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the clients of a block send, one row each: update, loss and gradient norm."""
+
+    update: Tensor
+    loss: Tensor
+    gradient_norm: Tensor
+
+
+def local_update(
+    work: Work, spec: LocalSpec, shared: Tensor, row: Row, options: Mapping[str, Any] | None = None
+) -> Report:
+    """One round of a block of clients (Algorithm 2, client part); ``row`` is moved in place.
+
+    First ``head_steps`` updates of the head on the frozen ``shared`` network [rows, P]; then
+    ``shared_steps`` gradients on it with the head frozen, stepping a local copy between them.
+    """
+    head_phase(work, spec, shared, row, options)
+    return shared_phase(work, spec, shared, row, options)
+
+
+def head_phase(
+    work: Work, spec: LocalSpec, shared: Tensor, row: Row, options: Mapping[str, Any] | None = None
+) -> None:
+    """``head_steps`` updates of what is the client's own, with the shared network frozen.
+
+    ``options`` are those of the heads' optimiser in this round, where a schedule moves them.
+    """
+    for step in range(0 if spec.together else spec.head_steps):
+        gradient = work.gradients.of(shared, row, step, shared=False, own=True)[2]
+        assert gradient is not None
+        _step_own(work, spec, row, gradient, options)
+
+
+def shared_phase(
+    work: Work, spec: LocalSpec, shared: Tensor, row: Row, options: Mapping[str, Any] | None = None
+) -> Report:
+    """``shared_steps`` gradients on the shared network, and what is sent of them:
+
+        update = mean_s grad F(omega_s),   gradient_norm = |update on the measured layer|,
+        loss = mean_s F(omega_s)
+
+    With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
+    F + mu/2 |omega_s - shared|^2; the gradient norm and the loss stay those of F. With ``clip`` = c
+    each of these gradients g is first scaled by min(1, c / |g|). ``head_clip`` does the same to
+    each gradient of what is the client's own.
+    """
+    omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
+    moments = _local_state(work.local, spec, row, shared)
+    mean = loss = pull = shared.new_zeros(())
+    for step in range(spec.shared_steps):
+        here, gradient, own = work.gradients.of(omega, row, step, shared=True, own=spec.together)
+        assert gradient is not None
+        gradient = clipped(gradient, spec.clip)
+        mean = _mean(mean, gradient, step, spec.shared_steps)
+        if spec.proximal:
+            back = spec.proximal * (omega - shared)
+            pull = _mean(pull, back, step, spec.shared_steps)
+            gradient = gradient + back
+        if spec.steps_locally:
+            work.local.step(omega, gradient, moments)
+        if own is not None:
+            _step_own(work, spec, row, own, options)
+        if spec.report_loss == "after":
+            here = work.gradients.losses(omega, row, step)
+        loss = loss + here.double() / spec.shared_steps
+    norm = mean[:, work.norm_layer].norm(dim=1).double()
+    return Report(_sent(spec, shared, omega, mean, pull), loss, norm)
+
+
+def _step_own(
+    work: Work, spec: LocalSpec, row: Row, gradient: Tensor, options: Mapping[str, Any] | None
+) -> None:
+    state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
+    work.head.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
+
+
+def _mean(total: Tensor, value: Tensor, step: int, steps: int) -> Tensor:
+    """Add one of ``steps`` values to their mean."""
+    share = value if steps == 1 else value / steps
+    return share if step == 0 else total.add_(share)
+
+
+def _local_state(
+    optimizer: optimizers.Optimizer, spec: LocalSpec, row: Row, shared: Tensor
+) -> optimizers.State:
+    """The local optimiser's moments: kept in the row, or new in every round."""
+    if not spec.steps_locally:
+        return {}
+    if spec.keeps_moments:
+        return {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
+    fresh = optimizer.start(shared[0])
+    return {key: value.expand(len(shared), *value.shape).clone() for key, value in fresh.items()}
+
+
+def _sent(spec: LocalSpec, shared: Tensor, omega: Tensor, mean: Tensor, pull: Tensor) -> Tensor:
+    """The mean gradient, the model's way as a gradient, or the way itself."""
+    if spec.update == "gradient":
+        return mean + pull if spec.proximal else mean
+    way = shared - omega
+    if spec.update == "delta":
+        assert spec.local_optimizer is not None
+        way = way / (spec.shared_steps * spec.local_optimizer["lr"])
+    return way
+
+
+def clipped(gradient: Tensor, most: float | None) -> Tensor:
+    """Each row scaled to a length of ``most`` at most; None leaves rows as they are."""
+    if most is None:
+        return gradient
+    lengths = gradient.norm(dim=1, keepdim=True)
+    scale: Tensor = (most / (lengths + 1e-6)).clamp(max=1.0)
+    return gradient * scale
+
+
+def own_layout(
+    head: Mapping[str, Tensor], private: Mapping[str, Tensor], stem: Mapping[str, Tensor]
+) -> Layout:
+    """Where a client's own trained parameters are in its row: head, private layers, stem."""
+    named = {"head": head, "network": private, "stem": stem}
+    return Layout({f"{k}.{n}": p.shape for k, table in named.items() for n, p in table.items()})
+
+
+def log_classes(task: Task) -> float:
+    """The cross-entropy of a guess among the classes of a task, which must have some."""
+    if task.classes is None:
+        raise ConfigError(f"first_loss='log_classes' needs a classification task, not {task.kind}")
+    return task.loss_scale * math.log(task.classes)

@@ -1,0 +1,153 @@
+"""A private client's gradients: clipped sums with noise, in place of plain means.
+
+Each step s draws one batch in which every example is with chance q = b / n (Poisson), for a batch
+size b and n examples. From it are taken, one after the other, the head's gradient, the shared
+network's and the loss, as in the round of any other client. Each is a sum over examples, of
+gradients clipped to C or of losses clipped to L, with normal noise, over b:
+
+    (sum_i g_i min(1, C / |g_i|) + sigma_g C z) / b,    (sum_i min(l_i, L) + sigma_l L z) / b.
+
+Normal noises on one batch add up as 1 / sigma^2 = sum_j 1 / sigma_j^2, whatever a later one makes
+of an earlier one's outcome. The loss has the part a of that (``loss_share``), its u gradients have
+the rest in equal parts: sigma_l = sigma / sqrt(a), sigma_g = sigma sqrt(u / (1 - a)). So a step
+costs as much as one sum with noise multiplier sigma. With ``schedule="together"`` head and network
+are one gradient, clipped together, and u = 1.
+
+The head's steps have noise too: one row in a head without noise would change every other row's
+gradient of the shared network, and no clipping would bound that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedgradnorm._privacy.budget import FIRST
+from fedgradnorm._privacy.per_example import Clipped, Parameters, RowGradients, row_loss
+from fedgradnorm._privacy.randomness import Chance
+from fedgradnorm._round.evaluation import predict
+from fedgradnorm._round.local_update import Report
+from fedgradnorm._round.private.private_client import PrivateClient
+from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import OWN, Row
+
+FLOOR = 0.05  # of the largest loss that counts: no first loss is less, so that no ratio is absurd
+
+
+class PrivateGradients:
+    """One client's gradients and losses of a round, all of them noisy.
+
+    ``shared`` and ``own`` tell where parameters are; ``head`` is a module that holds the client's
+    own parameters once ``load`` has been called with its row.
+    """
+
+    def __init__(
+        self, private: PrivateClient, shared: Layout, own: Layout, head: nn.Module, chance: Chance
+    ) -> None:
+        self._private, self._shared, self._own, self._head = private, shared, own, head
+        self._network, self._task = private.network, private.client.task
+        self._chance = chance
+        self._network.module.train()
+        head.train()
+
+    def of(
+        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The noisy loss of a step's batch and the noisy mean gradients."""
+        x, y = self._batch(step)
+        heads, network = self._load(omega, row), self._network.module
+        if not shared:
+            with torch.no_grad():
+                features = network(x) if len(x) else x
+            gradient, _ = self._gradient("head", step, heads, None, features, y)
+            return omega.new_zeros(1), None, gradient[None]
+        parameters = {f"network.{n}": v[0] for n, v in self._shared.views(omega).items()}
+        parameters |= heads if own else {}
+        gradient, sums = self._gradient("shared", step, parameters, network, x, y)
+        before = self._private.how.report_loss == "before"
+        loss = self._told_loss(sums.loss, step) if before else 0.0
+        size = self._shared.size
+        return (
+            torch.tensor([loss], dtype=torch.float64, device=omega.device),
+            gradient[None, :size],
+            gradient[None, size:] if own else None,
+        )
+
+    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+        """The noisy loss after a step."""
+        x, y = self._batch(step)
+        self._load(omega, row)
+        loss = self._told_loss(self._losses(x, y), step)
+        return torch.tensor([loss], dtype=torch.float64, device=omega.device)
+
+    def finish(self, report: Report, numbers: int) -> Report:
+        """The report as it is sent: a loss of 1 where none is told, and the corrected norm."""
+        loss = report.loss if self._private.terms.loss_share > 0 else torch.ones_like(report.loss)
+        norm = self._private.norm_of(float(report.gradient_norm), numbers)
+        return Report(report.update, loss, torch.full_like(report.gradient_norm, norm))
+
+    def first_loss(self, omega: Tensor, row: Row) -> float:
+        """F_0 over all examples, with noise."""
+        private, (x, y) = self._private, self._private.data
+        self._load(omega, row)
+        deviation = FIRST * private.budget.noise * private.bound
+        noised = float(self._noised(_one(self._losses(x, y)), deviation, "first"))
+        return min(max(noised / len(x), FLOOR * private.bound), private.bound)
+
+    def _load(self, omega: Tensor, row: Row) -> Parameters:
+        """Let network and head hold these numbers; the head's parameters by name."""
+        self._network.vector.copy_(omega[0])
+        heads = {name: view[0] for name, view in self._own.views(row[OWN]).items()}
+        for name, parameter in self._head.named_parameters():
+            if f"head.{name}" in heads:
+                parameter.data = heads[f"head.{name}"]
+        return heads
+
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Each example with chance q."""
+        x, y = self._private.data
+        rate = self._private.budget.rate
+        rows = torch.from_numpy(self._chance.chosen(len(x), rate, "batch", step))
+        return x[rows.to(x.device)], y[rows.to(y.device)]
+
+    def _noised(self, total: Tensor, deviation: float, *label: object) -> Tensor:
+        noised = self._chance.noised(total.cpu().numpy(), deviation, *label)
+        return torch.from_numpy(noised).to(total.device)
+
+    def _gradient(
+        self, phase: str, step: int, parameters: Parameters, network: nn.Module | None, x: Tensor,
+        y: Tensor,
+    ) -> tuple[Tensor, Clipped]:  # fmt: skip
+        """A noisy mean gradient of a batch as one vector, and the sums it comes from."""
+        private = self._private
+        rows = RowGradients(row_loss(self._task, network, self._head), private.mapped)
+        sums = rows.clipped(parameters, x, y, private.terms.clip, private.bound)
+        deviation = private.gradient_noise(step) * private.terms.clip
+        noised = self._noised(sums.gradient, deviation, phase, step)
+        return (noised / private.batch).to(self._network.vector.dtype), sums
+
+    def _told_loss(self, total: float, step: int) -> float:
+        """The batch's mean loss with noise, from 0 to the largest that counts."""
+        private = self._private
+        if not private.terms.loss_share:
+            return 0.0
+        deviation = private.loss_noise * private.bound
+        noised = self._noised(_one(total), deviation, "loss", step)
+        return min(max(float(noised) / private.batch, 0.0), private.bound)
+
+    @torch.no_grad()
+    def _losses(self, x: Tensor, y: Tensor) -> float:
+        """The sum of the examples' clipped losses, with network and head as they are."""
+        if not len(x):
+            return 0.0
+        bound, output = self._private.bound, predict(self._network.module, self._head, x)
+        losses = self._task.losses(output, y)
+        if losses.ndim == 0:  # a loss that joins examples: one at a time
+            pairs = zip(output.split(1), y.split(1), strict=True)
+            losses = torch.stack([self._task.loss(*pair) for pair in pairs])
+        losses = losses.double().nan_to_num(nan=bound, posinf=bound, neginf=0.0)
+        return float(losses.clamp(0.0, bound).sum())
+
+
+def _one(number: float) -> Tensor:
+    return torch.tensor([number], dtype=torch.float64)

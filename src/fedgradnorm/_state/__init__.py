@@ -1,0 +1,1 @@
+"""What clients keep between rounds: one table, a row per client."""

@@ -1,0 +1,300 @@
+"""The client table: everything that clients keep between rounds, one row per client.
+
+The table has one part per structure. A part holds the clients whose rows have the same keys and
+shapes, and who can be run in one call, as stacked tensors ``[clients, ...]``. Rows are created when
+a client is first asked for: a registered client that never takes part costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgradnorm._client import Client
+
+Row = dict[str, Tensor]
+Places = NDArray[np.int64]
+
+OWN = "own"  # the client's trained parameters as one vector: head, private layers, stem
+FIRST_LOSS = "first_loss"  # NaN until it is known
+ROUNDS = "rounds"
+NETWORK = "network"  # a network of the client's own, where it has one
+HAS_NETWORK = "has_network"
+OPTIMIZER = "optimizer."
+BUFFER = "buffer."
+CONSTANT = "constant."  # follows from the client: not saved
+
+FEWEST = 64  # rows that memory is reserved for
+UNKNOWN = -1  # the part of a client that was never asked for
+
+
+class Rows:
+    """Stacked tensors that grow; ``fresh`` is the row of a client that has not taken part yet."""
+
+    def __init__(self, fresh: Mapping[str, Tensor]) -> None:
+        self.fresh = dict(fresh)
+        self.names: list[str] = []
+        self.changed = set[int]()
+        self._held: Row = {key: value.new_empty(0, *value.shape) for key, value in fresh.items()}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._held[key][: len(self.names)]
+
+    def keys(self) -> list[str]:
+        """The columns."""
+        return list(self._held)
+
+    def add_column(self, key: str, fresh: Tensor) -> None:
+        """Give every row another entry."""
+        if key not in self._held:
+            held = len(next(iter(self._held.values())))
+            self.fresh[key] = fresh
+            self._held[key] = fresh.expand(held, *fresh.shape).clone()
+
+    def add(self, names: Sequence[str], given: Mapping[str, Tensor]) -> range:
+        """Rows for new clients: ``given`` stacked, and ``fresh`` for every other key."""
+        start, stop = len(self.names), len(self.names) + len(names)
+        held = len(next(iter(self._held.values())))
+        if stop > held:
+            room = max(stop, 2 * held, FEWEST) if held else stop
+            for key, old in self._held.items():
+                self._held[key] = old.new_empty(room, *old.shape[1:])
+                self._held[key][:start] = old[:start]
+        self.names += names
+        for key, value in self.fresh.items():
+            self._held[key][start:stop] = given.get(key, value)
+        return range(start, stop)
+
+    def take(self, index: Tensor, keys: Iterable[str]) -> Row:
+        """Copies of some rows."""
+        return {key: self._held[key].index_select(0, index) for key in keys}
+
+    def put(self, index: Tensor, values: Mapping[str, Tensor], rows: Iterable[int] = ()) -> None:
+        """Write the rows at ``index``; ``rows`` are their numbers, which have to be saved."""
+        for key, value in values.items():
+            self._held[key].index_copy_(0, index, value)
+        self.changed.update(rows)
+
+
+class Part:
+    """Clients of one structure; ``like`` is the first of them."""
+
+    def __init__(self, like: Client, fresh: Mapping[str, Tensor]) -> None:
+        self.like = like
+        constant = torch.tensor(0, device=fresh[OWN].device)
+        self.rows = Rows(
+            {
+                **fresh,
+                FIRST_LOSS: torch.full_like(constant, torch.nan, dtype=torch.float64),
+                ROUNDS: constant,
+            }
+        )
+
+    def saved(self) -> list[str]:
+        """The keys that a checkpoint holds."""
+        return [key for key in self.rows.keys() if not key.startswith(CONSTANT)]  # noqa: SIM118
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+@dataclass(frozen=True)
+class Group(Generic[AnyPart]):
+    """The clients of one part among some that were asked for, in the order of the request."""
+
+    part: AnyPart
+    names: list[str]
+    places: Places  # in the order of all clients
+    turns: Places  # among those that were asked for
+    rows: Places  # of the part
+    index: Tensor  # the same numbers, on the device
+
+    def only(self, some: Places) -> Group[AnyPart]:
+        """Some of them, by number."""
+        if len(some) == len(self.names):
+            return self
+        names, rows = [self.names[k] for k in some.tolist()], self.rows[some]
+        index = torch.from_numpy(rows).to(self.index.device)
+        return Group(self.part, names, self.places[some], self.turns[some], rows, index)
+
+
+class ClientTable(Generic[AnyPart]):
+    """Which client has which row of which part.
+
+    ``key`` tells clients of one structure from others, ``new_part`` makes the part of a structure
+    that was not there yet, and ``first_rows`` gives new clients of a part their stacked first rows.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        device: torch.device,
+        *,
+        key: Callable[[Client], Hashable],
+        new_part: Callable[[Client], AnyPart],
+        first_rows: Callable[[AnyPart, Sequence[Client]], Row],
+    ) -> None:
+        self.clients = {client.name: client for client in clients}
+        self.position = {name: place for place, name in enumerate(self.clients)}
+        self.device = device
+        self.parts: list[AnyPart] = []
+        self._key, self._new_part, self._first_rows = key, new_part, first_rows
+        self._number: dict[Hashable, int] = {}
+        self._part_of = np.full(len(self.clients), UNKNOWN)
+        self._row_of = np.zeros(len(self.clients), dtype=np.int64)
+
+    def places(self, names: Iterable[str]) -> Places:
+        """Where clients are in the order of all."""
+        position = self.position
+        return np.array([position[name] for name in names], dtype=np.int64)
+
+    def group(self, names: Sequence[str]) -> list[Group[AnyPart]]:
+        """Clients by part; those that are new get their rows."""
+        places = self.places(names)
+        parts = self._part_of[places]
+        if (new := (parts == UNKNOWN).nonzero()[0]).size:
+            self._enter([self.clients[names[k]] for k in new.tolist()], places[new])
+            parts = self._part_of[places]
+        rows, found = self._row_of[places], list[Group[AnyPart]]()
+        for number in dict.fromkeys(parts.tolist()):
+            turns = (parts == number).nonzero()[0]
+            own = [names[k] for k in turns.tolist()]
+            index = torch.from_numpy(rows[turns]).to(self.device)
+            found.append(Group(self.parts[number], own, places[turns], turns, rows[turns], index))
+        return found
+
+    def one(self, name: str) -> tuple[AnyPart, int]:
+        """A client's part and row."""
+        (group,) = self.group([name])
+        return group.part, int(self._row_of[self.position[name]])
+
+    def _enter(self, clients: Sequence[Client], places: Places) -> None:
+        numbers = np.array([self._number_of(client) for client in clients])
+        self._part_of[places] = numbers
+        for number in dict.fromkeys(numbers.tolist()):
+            turns = (numbers == number).nonzero()[0]
+            own, part = [clients[k] for k in turns.tolist()], self.parts[number]
+            first = {k: v.to(self.device) for k, v in self._first_rows(part, own).items()}
+            self._row_of[places[turns]] = part.rows.add([client.name for client in own], first)
+
+    def _number_of(self, client: Client) -> int:
+        key = self._key(client)
+        if key not in self._number:
+            self._number[key] = len(self.parts)
+            self.parts.append(self._new_part(client))
+        return self._number[key]
+
+    def known(self) -> list[str]:
+        """Who has taken part so far, in the order of clients."""
+        return sorted(
+            (part.rows.names[row] for part in self.parts for row in _known(part)),
+            key=self.position.__getitem__,
+        )
+
+    def state(self, name: str) -> Row:
+        """A client's row, as copies."""
+        part, row = self.one(name)
+        without = [] if self.has_network(name) else [NETWORK]
+        keys = [key for key in part.saved() if key not in without]
+        return {key: part.rows[key][row].detach().clone() for key in keys}
+
+    def load(self, name: str, state: Mapping[str, Any]) -> None:
+        """Fill a client's row; a ValueError names what does not fit."""
+        part, row = self.one(name)
+        if NETWORK in state:
+            self.give_room_for_networks(part, state[NETWORK])
+        has = part.rows.fresh.get(HAS_NETWORK)
+        values = dict(state) if has is None else {HAS_NETWORK: torch.zeros_like(has), **state}
+        wanted = {key for key in part.saved() if key != NETWORK or NETWORK in state}
+        if missing := (wanted ^ values.keys()) - {HAS_NETWORK}:
+            raise ValueError(f"client {name!r} has no {sorted(missing)[0]!r}, or one too many")
+        index = torch.tensor([row], device=self.device)
+        known = {}
+        for key, value in values.items():
+            if key not in part.rows:
+                continue
+            like = part.rows.fresh[key]
+            if not isinstance(value, Tensor) or value.shape != like.shape:
+                shape = tuple(getattr(value, "shape", ()))
+                raise ValueError(f"{key} of client {name!r} has shape {shape}")
+            known[key] = value.to(like)[None]
+        part.rows.put(index, known, [row])
+
+    def give_room_for_networks(self, part: AnyPart, like: Tensor) -> None:
+        """Let the clients of a part have networks of their own."""
+        off = torch.zeros((), dtype=torch.bool, device=self.device)
+        part.rows.add_column(NETWORK, torch.zeros_like(like, device=self.device))
+        part.rows.add_column(HAS_NETWORK, off)
+
+    def has_network(self, name: str) -> bool:
+        """Whether a client has a network of its own."""
+        part, row = self.one(name)
+        return HAS_NETWORK in part.rows and bool(part.rows[HAS_NETWORK][row])
+
+    def network(self, name: str) -> Tensor | None:
+        """A client's own network as a flat view, if it has one."""
+        part, row = self.one(name)
+        return part.rows[NETWORK][row] if self.has_network(name) else None
+
+    def changed(self, everything: bool = False) -> dict[str, Any]:
+        """The rows that changed since :meth:`settle`, or all that ever did, for a checkpoint."""
+        found = list[dict[str, Any]]()
+        for part in self.parts:
+            rows, position = part.rows, self.position
+            chosen = _known(part) if everything else rows.changed
+            order = sorted(chosen, key=lambda row: position[part.rows.names[row]])
+            if order:
+                index = torch.tensor(order, device=self.device)
+                tables = {k: v.cpu() for k, v in rows.take(index, part.saved()).items()}
+                found.append({"names": [rows.names[k] for k in order], "tables": tables})
+        return {"parts": sorted(found, key=lambda part: self.position[part["names"][0]])}
+
+    def count(self, everything: bool = False) -> int:
+        """How many rows :meth:`changed` would give."""
+        return sum(len(_known(p) if everything else p.rows.changed) for p in self.parts)
+
+    def settle(self) -> None:
+        """Everything that changed so far has been saved."""
+        for part in self.parts:
+            part.rows.changed.clear()
+
+    def take(self, saved: Mapping[str, Any]) -> None:
+        """Restore what :meth:`changed` returned; a ValueError if it does not fit."""
+        for piece in saved["parts"]:
+            place = {name: k for k, name in enumerate(piece["names"])}
+            for group in self.group(piece["names"]):
+                part, own = group.part, group.names
+                if NETWORK in piece["tables"]:
+                    self.give_room_for_networks(part, piece["tables"][NETWORK][0])
+                here, rows = torch.tensor([place[name] for name in own]), Row()
+                if HAS_NETWORK in part.rows:
+                    off = part.rows.fresh[HAS_NETWORK]
+                    rows[HAS_NETWORK] = torch.zeros_like(off).expand(len(own))
+                missing = set(part.saved()) ^ piece["tables"].keys()
+                if missing := missing - {NETWORK, HAS_NETWORK}:
+                    raise ValueError(f"rows of clients have no {sorted(missing)[0]!r}")
+                for key, table in piece["tables"].items():
+                    like = part.rows.fresh[key]
+                    if table.shape[1:] != like.shape or len(table) != len(place):
+                        raise ValueError(f"{key} of clients has shape {tuple(table.shape)}")
+                    rows[key] = table[here].to(like)
+                part.rows.put(group.index, rows, group.rows.tolist())
+
+
+def _known(part: Part) -> list[int]:
+    """The rows that are no longer as they began."""
+    rows = part.rows
+    found: list[int] = (~rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
+    return sorted({*found, *rows.changed})
