@@ -6,7 +6,7 @@ DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # What one runs while working: most of the library, without the slow half of the tests.
-QUICK  := $(patsubst %,tests/test_%.py,batches bounds client client_round contributing models participation server settings tasks) \
+QUICK  := $(patsubst %,tests/test_%.py,batches bounds client contributing local_update models participation server settings tasks) \
           $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
           $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
 

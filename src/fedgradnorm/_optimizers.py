@@ -117,6 +117,8 @@ def _fastest(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> dic
     return {key: True for key, wanted in options.items() if wanted and key in known}
 
 
+FEW = 16  # rows up to which torch's kernel, which is given them one by one, is the faster on a CPU
+
 State = dict[str, Tensor]
 """What an optimiser keeps, one row per client in every tensor."""
 
@@ -205,10 +207,14 @@ class Adam(Optimizer):
         decay = how.get("weight_decay", 0.01 if decoupled else 0.0)
         step, m, v = state["step"], state["m"], state["v"]
         step += 1
-        if len(x) == 1 and x.is_contiguous():  # one large row: torch's kernel reads it once
+        if not len(x):
+            return
+        if x.is_contiguous() and (len(x) <= FEW or x.is_cuda):  # torch's kernel reads rows once
             kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+            steps = step.float()  # as the kernel wants them
             kernel(
-                [x], [gradient], [m], [v], [], [step[0].float()], lr=lr, beta1=b1, beta2=b2,
+                x.unbind(), gradient.unbind(), m.unbind(), v.unbind(), [], steps.unbind(),
+                lr=lr, beta1=b1, beta2=b2,
                 weight_decay=decay, eps=eps, amsgrad=False, maximize=bool(how.get("maximize")),
             )  # fmt: skip
             return

@@ -20,7 +20,7 @@ from fedgradnorm._engines.engine import Engine
 from fedgradnorm._engines.gradients import BlockGradients
 from fedgradnorm._engines.kept_clients import Choice
 from fedgradnorm._engines.norm_tap import NormTap, ProductTap
-from fedgradnorm._engines.parts import FirstHeads
+from fedgradnorm._engines.parts import FirstHeads, backward_hooks
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm.models._dividing import private_names
@@ -42,7 +42,8 @@ log = logging.getLogger("fedgradnorm")
 PROBE_EXAMPLES = 4
 NUMBERS_READ = 1 << 26  # of examples that are read from a disk, in one round
 LARGE = 100_000
-"""Parameters from which on a CPU steps one network at a time: a single one then fills its cores."""
+"""Parameters above which a CPU steps one network at a time: a single one then fills its cores.
+So does one with convolutions, for which vmap has no fast kernels on a CPU."""
 COPIES = 8  # of a network, for each client of a vmapped call: parameters, gradients, activations
 ALL_DIFFER = "no two clients can be run in one call"
 BYTES_AT_ONCE = {"cpu": 1 << 30, "cuda": 16 << 30}
@@ -106,6 +107,9 @@ def joint_why_not(problem: Problem) -> str | None:
 
 def vmap_why_not(problem: Problem) -> str | None:
     """Why clients cannot be run at once; whether vmap can run the network is tried later."""
+    for name, layer in problem.network.named_modules():
+        if any(backward_hooks(layer)):
+            return f"layer {name!r} has a backward hook, which vmap would not call"
     return _reading_why_not(problem)
 
 
@@ -147,7 +151,9 @@ def make_engine(name: str, problem: Problem, heads: FirstHeads, *, seed: int, bf
             made = engine(choice)
             if executor == "vmap":
                 reason = _try_vmap(made)
-            if reason is None or (reason == ALL_DIFFER and name != "auto"):
+            if reason == ALL_DIFFER and (name != "auto" or problem.device.type == "cuda"):
+                reason = None  # on a GPU a graph pays all the same
+            if reason is None:
                 words = "; ".join(f"not {key}: {why}" for key, why in objections.items())
                 words += (
                     "" if choice.chunk > 1 or executor != "vmap" else "; large networks in turn"
@@ -163,19 +169,26 @@ def make_engine(name: str, problem: Problem, heads: FirstHeads, *, seed: int, bf
 
 
 def _choice(executor: str, problem: Problem) -> Choice:
-    size = sum(p.numel() for p in problem.network.parameters() if p.requires_grad)
-    width = next(problem.network.parameters()).element_size()
-    chunk = max(1, BYTES_AT_ONCE[problem.device.type] // (COPIES * width * max(1, size)))
-    if problem.device.type == "cpu" and size > LARGE:
+    network, device = problem.network, problem.device
+    size = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    width = next(network.parameters()).element_size()
+    chunk = max(1, BYTES_AT_ONCE[device.type] // (COPIES * width * max(1, size)))
+    convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
+    if device.type == "cpu" and (size > LARGE or convolves):
         chunk = 1
-    pure = executor == "joint"
-    if executor == "vmap":
-        plain = all(c.stem is None for c in problem.clients) and not private_names(problem.network)
-        forms = {form_words(row_form(client.train[0])) for client in problem.clients}
-        sequences = any(has_sequences(_some_examples(client)) for client in problem.clients)
-        pure = plain and len(forms) == 1 and not sequences
-        pure = pure and not is_random_or_mixing(problem.network, problem.probe())
-    return Choice(executor, pure, chunk, problem.many, not problem.many)
+    return Choice(executor, _is_pure(problem), chunk, problem.many, not problem.many)
+
+
+def _is_pure(problem: Problem) -> bool:
+    """Whether an example's features depend on nothing but the example and the shared network."""
+    clients = problem.clients
+    if private_names(problem.network) or any(c.stem or c.privacy for c in clients):
+        return False
+    if len({form_words(row_form(client.train[0])) for client in clients}) > 1:
+        return False
+    if any(has_sequences(_some_examples(client)) for client in clients):
+        return False
+    return not is_random_or_mixing(problem.network, problem.probe())
 
 
 def _try_vmap(engine: Engine) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,8 +96,6 @@ class Engine(MeasuredClients):
     clients whose numbers are finite. So a client that fails is left as it was.
     """
 
-    capturing = False  # a CUDA graph, whose generator is seeded before every replay
-
     def __init__(
         self,
         network: nn.Module,
@@ -114,7 +112,7 @@ class Engine(MeasuredClients):
         given = {"norm_layer": norm_layer, "spec": spec, "batch_size": batch_size, "seed": seed}
         super().__init__(network, clients, heads, **given, **settings)
         sizes = [float(client.size) for client in clients]
-        self._sizes = torch.tensor(sizes, dtype=torch.float64, device=self.device)
+        self.sizes = torch.tensor(sizes, dtype=torch.float64, device=self.device)
         self.private = self._private_clients(network, batch_size)
         self._joint: JointPass | None = None
         if self.choice.executor == "joint":
@@ -141,6 +139,17 @@ class Engine(MeasuredClients):
             found[name] = PrivateClient(*given)
         return found
 
+    @property
+    def measured_numbers(self) -> int:
+        """How many parameters the measured layer has."""
+        return self.network.vector[self.norm_layer].numel()
+
+    def moved_columns(self) -> list[Tensor]:
+        """Every column of the table that a round changes."""
+        return [
+            part.rows[key] for part in self.table.parts for key in [*part.moved, FIRST_LOSS, ROUNDS]
+        ]
+
     def plan(self, active: Sequence[str]) -> Plan:
         """Who takes part, and where their rows are; kept while the same clients take part."""
         if self._plan is not None and self._plan.active == tuple(active):
@@ -150,7 +159,7 @@ class Engine(MeasuredClients):
             places = torch.from_numpy(self.table.places(active)).to(self.device)
         turns = [torch.from_numpy(group.turns).to(self.device) for group in groups]
         order = torch.cat(turns) if turns else torch.empty(0, dtype=torch.int64)
-        size = self._sizes if places is None else self._sizes[places]
+        size = self.sizes if places is None else self.sizes[places]
         owners = [self.clients[name].owner for group in groups for name in group.names]
         self._plan = Plan(tuple(active), groups, turns, order, places, size, owners)
         return self._plan
@@ -168,7 +177,11 @@ class Engine(MeasuredClients):
         joint = self._joint is not None and keep and shared.ndim == 1
         batches = [self._batch(group, round_number) for group in plan.groups]
         first = self._first_losses(plan, shared, round_number)
-        worked = self.work(shared, plan, batches, first, round_number, joint)
+        if self.name == "vmap":
+            with self._chance("noise", round_number):
+                worked = self.work(shared, plan, batches, first, round_number, joint)
+        else:
+            worked = self.work(shared, plan, batches, first, round_number, joint)
         fine = worked.fine()
         if bool(fine.all()):
             if keep:
@@ -183,7 +196,7 @@ class Engine(MeasuredClients):
 
     def _nobody(self, shared: Tensor) -> Reports:
         """The reports of a round without clients."""
-        none = self._sizes[:0]
+        none = self.sizes[:0]
         rows = torch.empty(0, dtype=torch.int64, device=self.device)
         updates = shared.new_empty(0, shared.shape[-1])
         return StackedReports(none > 0, none, none, none, none, [], updates=updates, rows=rows)
@@ -239,6 +252,10 @@ class Engine(MeasuredClients):
         start = 0
         for group, row, first in zip(plan.groups, worked.rows, worked.first, strict=True):
             part, index, numbers = group.part, group.index, group.rows
+            if self.capturing and group.whole:
+                part.rows[FIRST_LOSS].copy_(first)
+                part.rows[ROUNDS].add_(1)
+                continue
             new = {key: row[key] for key in part.moved}
             new |= {FIRST_LOSS: first, ROUNDS: part.rows[ROUNDS][index] + 1}
             if fine is not None:
@@ -246,7 +263,9 @@ class Engine(MeasuredClients):
                 start += len(index)
                 index, numbers = index[own], numbers[own.cpu().numpy()]
                 new = {key: value[own] for key, value in new.items()}
-            part.rows.put(index, new, numbers.tolist())
+            part.rows.put(index, new, () if self.capturing else numbers.tolist())
+            if not self.capturing:
+                part.known_rows.update(numbers.tolist())
 
     def reports(
         self, plan: Plan, worked: Worked, fine: Tensor | None = None, bad: Collection[str] = ()
@@ -306,33 +325,37 @@ class Engine(MeasuredClients):
         part, spec, names = group.part, self.spec, group.names
         at_once = batch if self.runs_at_once(group) else None  # a joint pass may only be tried
         features = None if at_once is None else self._frozen_features(group, shared, at_once)
-        if at_once is None or (features is None and len(names) == 1):
+        if at_once is None:
             found = []
             for k, name in enumerate(self._ahead.in_turn(names, round_number)):
                 mine = {key: value[k : k + 1] for key, value in row.items()}
-                with self._chance("noise", self.clients[name].owner, round_number):
+                with self._chance_of(name, round_number):
                     gradients = self._gradients_of_one(part, name, omega[k], mine, round_number)
                     work = self._work(part, gradients)
                     report = local_update(work, spec, omega[k : k + 1], mine, options)
                 if isinstance(gradients, PrivateGradients):
-                    report = gradients.finish(report, len(self.norm_layer))
+                    report = gradients.finish(report, self.measured_numbers)
                 found.append(report)
             return _joined(found)
-        chunk = self.choice.chunk
-        heads: Gradients = BlockGradients(part, at_once, len(names), part.task)
+        found, chunk = [], self.choice.chunk
         if features is not None:
-            heads = features.gradients(at_once)
-        with self._chance("noise", self.clients[names[0]].owner, round_number):
-            head_phase(self._work(part, heads), spec, omega, row, options)
-            found = []
-            for start in range(0, len(names), chunk):
-                here = slice(start, start + chunk)
-                mine = {key: value[here] for key, value in row.items()}
-                count = None if chunk == 1 else len(names[here])
-                task = self.clients[names[start]].task
-                some = BlockGradients(part, at_once.part(here), count, task)
-                found.append(shared_phase(self._work(part, some), spec, omega[here], mine, options))
+            heads = self._work(part, features.gradients(at_once))
+            head_phase(heads, spec, omega, row, options)
+        run = local_update if features is None else shared_phase
+        for start in range(0, len(names), chunk):
+            here = slice(start, start + chunk)
+            mine = {key: value[here] for key, value in row.items()}
+            count = None if len(names[here]) == 1 else len(names[here])
+            given = (at_once.part(here), count, self.clients[names[start]].task)
+            work = self._work(part, BlockGradients(part, *given, self.choice.pure))
+            found.append(run(work, spec, omega[here], mine, options))
         return _joined(found)
+
+    def _chance_of(self, name: str, round_number: int) -> AbstractContextManager[None]:
+        """A client's own chance in the loop; under vmap all clients of a round share one."""
+        if self.name == "vmap":
+            return nullcontext()
+        return self._chance("noise", self.clients[name].owner, round_number)
 
     def _work(self, part: ClientPart, gradients: Gradients) -> Work:
         return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
@@ -346,7 +369,7 @@ class Engine(MeasuredClients):
             chance = private.chance_of(row[OWN][0], rounds, omega, round_number)
             return PrivateGradients(private, part.shared, part.own, part.head, chance)
         batch = self.examples.one(name, round_number)
-        return BlockGradients(part, batch, None, self.clients[name].task)
+        return BlockGradients(part, batch, None, self.clients[name].task, self.choice.pure)
 
     def _frozen_features(self, group: Block, shared: Tensor, batch: Batch) -> FrozenFeatures | None:
         """The shared network's outputs for the head steps, where clients can share them."""
@@ -362,15 +385,34 @@ class Engine(MeasuredClients):
         """What the network, as it is, makes of the batches of some head steps."""
         return FrozenFeatures(self.network.module, self.examples, group, batch, first, steps)
 
+    def reads_at_once(self, group: Block) -> bool:
+        """Whether a group's batches are one lookup in pooled examples."""
+        at_once = self._joint is not None or self.runs_at_once(group)
+        return at_once and all(map(self.examples.can_pool, group.names))
+
+    def seed_round(self, round_number: int) -> None:
+        """Seed what dropout draws from in a round that is replayed from a graph."""
+        if not self.choice.pure and self.device.type == "cuda":
+            here = torch.cuda.default_generators[torch.cuda.current_device()]
+            here.manual_seed(self._noise(round_number))
+
+    def _noise(self, *counter: object) -> int:
+        return number(self.seed, "noise", *counter) % 2**63
+
     @contextmanager
     def _chance(self, *counter: object) -> Iterator[None]:
         """Dropout draws from torch's generator: make that a function of a counter."""
-        if self.capturing:
+        generators = [torch.default_generator]
+        if self.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:  # torch.manual_seed walks the stack where CUDA is unused
+                generator.manual_seed(number(self.seed, *counter) % 2**63)
             yield
-            return
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(number(self.seed, *counter) % 2**63)
-            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
 
     def _first_losses(self, plan: Plan, shared: Tensor, round_number: int) -> list[Tensor]:
         """F_0 of the clients, group by group; NaN where their first round will tell it."""
@@ -393,7 +435,11 @@ class Engine(MeasuredClients):
     @staticmethod
     def known_first(plan: Plan) -> list[Tensor]:
         """The first losses that are known, NaN for others."""
-        return [group.part.rows[FIRST_LOSS][group.index] for group in plan.groups]
+        rows = [group.part.rows[FIRST_LOSS] for group in plan.groups]
+        return [
+            first.clone() if group.whole else first[group.index]
+            for group, first in zip(plan.groups, rows, strict=True)
+        ]
 
     def _private_first_loss(
         self, private: PrivateClient, group: Block, omega: Tensor, row: Row, round_number: int

@@ -41,6 +41,7 @@ class Lookup:
         self._x, self._y, self.rows = x, y, rows
         self._x_begin, self._y_begin = x_begin, y_begin
         self._read: dict[int, Inputs] = {}
+        self._targets: dict[int, Tensor] = {}
 
     def x(self, step: int) -> Inputs:
         """The inputs of a step, client after client."""
@@ -51,7 +52,9 @@ class Lookup:
 
     def y(self, step: int) -> Tensor:
         """The targets of a step."""
-        return self._y[(self.rows[:, step] + self._y_begin).reshape(-1)]
+        if step not in self._targets:
+            self._targets[step] = self._y[(self.rows[:, step] + self._y_begin).reshape(-1)]
+        return self._targets[step]
 
     def own_rows(self, step: int) -> Tensor:
         """The examples' numbers among those of their client."""
@@ -197,6 +200,13 @@ class Examples:
         form, kind, x_begin, y_begin = self.begins(names)
         drawn = torch.from_numpy(rows).to(self.device)
         return Lookup(self._x[form], self._y[kind], drawn, x_begin, y_begin)
+
+    def pooled_rows(
+        self, names: Sequence[str], rows: Tensor, x_begin: Tensor, y_begin: Tensor
+    ) -> Lookup:
+        """Pooled examples of clients of one form, by row numbers that are on the device."""
+        form, _, kind, _ = self._where[names[0]]
+        return Lookup(self._x[form], self._y[kind], rows, x_begin[:, None], y_begin[:, None])
 
     def begins(self, names: Sequence[str]) -> tuple[str, str, Tensor, Tensor]:
         """Which pools hold clients' inputs and targets, and where each client's begin."""

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.examples import Examples
-from fedgradnorm._engines.gradients import Batch, leaves
+from fedgradnorm._engines.gradients import Batch
+from fedgradnorm._engines.heads import head_gradient
 from fedgradnorm._engines.parts import ClientPart
 from fedgradnorm._round.evaluation import in_parts
-from fedgradnorm._state.table import BUFFER, OWN, Group, Row
+from fedgradnorm._state.table import Group, Row
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
 
 
@@ -42,22 +43,6 @@ class HeadGradients:
     def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
         """Never asked for: heads report no losses of their own steps."""
         raise NotImplementedError
-
-
-def head_gradient(
-    part: ClientPart, row: Row, features: Tensor, y: Tensor, *, own: bool, inputs: bool = False
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses of a block on ``features``, d loss / d features, and the gradients of its heads."""
-    count = len(row[OWN])
-    features = features.detach().requires_grad_(inputs)
-    mine = leaves(part.own, row[OWN], "", own)
-    buffers = {k.removeprefix(BUFFER): row[k] for k in part.buffers}
-    losses = part.losses(part.heads_outputs(mine | buffers, features, count), y, row)
-    wanted = [*([features] if inputs else ()), *(mine.values() if own else ())]
-    found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-    back = found[0] if inputs else None
-    gradient = part.own.rows(found[inputs:], count, features) if own else None
-    return losses.detach(), back, gradient
 
 
 class FrozenFeatures:

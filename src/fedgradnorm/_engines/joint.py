@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._engines.gradients import Batch
-from fedgradnorm._engines.head_phase import FrozenFeatures, head_gradient
+from fedgradnorm._engines.head_phase import FrozenFeatures
+from fedgradnorm._engines.heads import head_gradient
 from fedgradnorm._engines.norm_tap import NormTap, ProductTap
 from fedgradnorm._engines.parts import ClientPart
 from fedgradnorm._errors import ConfigError

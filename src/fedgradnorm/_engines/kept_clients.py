@@ -59,6 +59,8 @@ class Exported:
 class KeptClients:
     """Clients of one process: their table, their examples, and a scratch copy of the network."""
 
+    capturing = False  # a CUDA graph: what the host counts is counted when it is replayed
+
     def __init__(
         self,
         network: nn.Module,
@@ -79,8 +81,7 @@ class KeptClients:
         self.network = working_copy(network, device, bf16=bf16)
         self.heads_at_first = heads
         self._batch_size, self._buffers = batch_size, self.network.buffers()
-        parts = [self.network.slices[name] for name in norm_layer]
-        self.norm_layer = torch.cat([torch.arange(p.start, p.stop) for p in parts]).to(device)
+        self.norm_layer = _places([self.network.slices[name] for name in norm_layer], device)
         self.table: ClientTable[ClientPart] = ClientTable(
             clients,
             device,
@@ -108,8 +109,10 @@ class KeptClients:
     def rows_of(self, group: Block) -> Row:
         """Copies of what a round reads and changes of the clients of a group."""
         part = group.part
-        constant = [key for key in (SCALE, CLASSES) if key in part.rows]
-        return part.rows.take(group.index, [*part.moved, *constant])
+        keys = [*part.moved, *(key for key in (SCALE, CLASSES) if key in part.rows)]
+        if self.capturing and group.whole:  # a graph keeps copies of its own
+            return {key: part.rows[key] for key in keys}
+        return part.rows.take(group.index, keys)
 
     def modules(self, name: str, shared: Tensor) -> tuple[nn.Module, nn.Module]:
         """Network and head as modules that hold a client's numbers, until the next call.
@@ -145,6 +148,10 @@ class KeptClients:
             stem,
             None if network is None else network.cpu().clone(),
         )
+
+    def exported_all(self) -> dict[str, Exported]:
+        """What every client has learned."""
+        return {name: self.exported(name) for name in self.names}
 
     def heads(self) -> dict[str, nn.Module]:
         """Each client's head, as a copy on the CPU."""
@@ -284,3 +291,12 @@ class KeptClients:
         if others := [name for name in self.table.known() if name not in saved]:
             self.first_rows(others)
         self.table.take(state)
+
+
+def _places(parts: Sequence[slice], device: torch.device) -> Tensor | slice:
+    """Where some parts of a vector are; a slice, which needs no copy, if they are adjacent."""
+    found = torch.cat([torch.arange(part.start, part.stop) for part in parts])
+    first = int(found[0])
+    if torch.equal(found, torch.arange(first, first + len(found))):
+        return slice(first, first + len(found))
+    return found.to(device)

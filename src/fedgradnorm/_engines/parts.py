@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -97,7 +98,8 @@ class ClientPart(Part):
         self.buffers = [key for key in fresh if key.startswith(BUFFER)]
         moved = [OWN, *self.buffers, *(k for k in fresh if k.startswith((OPTIMIZER, LOCAL)))]
         self.moved = moved  # what a round changes
-        self.tied = _has_tied(self.whole)
+        self.tied = _tied(self.whole)
+        self.known_rows = set[int]()  # of clients that took part in this process
         linear = type(self.head) is nn.Linear and self.head.bias is not None
         self.linear = linear and len(self.heads.shapes) == 2 and not client.task.shape
 
@@ -169,21 +171,24 @@ class ClientPart(Part):
         def one(own: Row, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
             return self._call(own | dict(common), what, args, kwargs)
 
-        outputs: Tensor = vmap(one, randomness="different")(dict(each), args, kwargs)
+        with warnings.catch_warnings():  # some operators have no batching rule: vmap loops
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            outputs: Tensor = vmap(one, randomness="different")(dict(each), args, kwargs)
         return outputs.flatten(0, 1)
 
     def _call(
         self, own: Row, what: str, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     ) -> Tensor:
+        tied = {name: own[first] for name, first in self.tied.items() if first in own}
         output: Tensor = functional_call(
-            self.whole, own, (what, args, kwargs), tie_weights=self.tied, strict=False
+            self.whole, own | tied, (what, args, kwargs), tie_weights=False
         )
         return output
 
     def heads_outputs(self, heads: Mapping[str, Tensor], features: Tensor, rows: int) -> Tensor:
         """Outputs of stacked heads for features ``[rows x batch, ...]``."""
         if not self.linear:
-            return self.run("head", heads, {}, features, rows)
+            return self.run("head", heads, {}, features, rows if rows > 1 else None)
         weight, bias = heads["head.weight"], heads["head.bias"]
         shaped = features.view(rows, -1, features.shape[-1])
         return torch.baddbmm(bias[:, None], shaped, weight.transpose(1, 2)).flatten(0, 1)
@@ -232,11 +237,17 @@ def describe(module: nn.Module) -> str:
     Two modules of one description compute the same with the same tensors.
     """
     for layer in module.modules():
-        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks)
-        if not type(layer).__module__.startswith("torch.nn.modules") or any(hooks):
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, *backward_hooks(layer))
+        own = type(layer).__module__.startswith("torch.nn.modules") and "forward" not in vars(layer)
+        if not own or any(hooks):
             return ""
     shapes = [(n, tuple(p.shape), p.requires_grad) for n, p in module.named_parameters()]
     return f"{module} {shapes}"
+
+
+def backward_hooks(layer: nn.Module) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """What is called on the way back through a layer; under vmap nobody calls it."""
+    return layer._backward_hooks, layer._backward_pre_hooks
 
 
 def _trained(module: nn.Module) -> dict[str, Tensor]:
@@ -247,10 +258,21 @@ def _named(prefix: str, values: Mapping[str, Tensor]) -> Row:
     return {f"{prefix}{key}": value for key, value in values.items()}
 
 
-def _has_tied(module: nn.Module) -> bool:
-    return len(list(module.named_parameters(remove_duplicate=False))) > len(
-        list(module.named_parameters())
-    )
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Further names of tensors that several layers hold, and the first name of each.
+
+    A layer that is used twice has one name here. ``functional_call(tie_weights=True)`` gives it
+    two, swaps its tensors twice, and puts back the wrong ones.
+    """
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for owner, layer in module.named_modules():
+        for key, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            if tensor is not None:
+                name = f"{owner}.{key}"
+                if first.setdefault(id(tensor), name) != name:
+                    found[name] = first[id(tensor)]
+    return found
 
 
 def _class_weights(tasks: Sequence[Task], like: Tensor) -> Tensor | None:

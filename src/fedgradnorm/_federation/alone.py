@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Engine
+from fedgradnorm._engines import Batch, Engine, Graphs, Plan
 from fedgradnorm._federation.federation import Clients, Outcome, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._round.reports import Reports, StackedReports
@@ -39,90 +39,101 @@ class Alone(Clients):
     ) -> None:
         super().__init__(network, clients, settings)
         self.shared_heads = SharedHeads(clients, "own", device)
-        engine = self.make_engine(device, Needs.GRADIENT, shares=False)
-        assert isinstance(engine, Engine)
-        self.engine: Engine = engine
+        asked = self.problem(device, Needs.GRADIENT, shares=False)
+        self.engine: Engine = self.local_engine(*asked)
         self.tuned = tuned_parameters(self.network, settings)
         vector = FlatNetwork(self.network, device).vector
         table = optimizers.resolve(settings.server_optimizer, settings.lr)
         self._optimizer = optimizers.make(table, Layout({"shared": vector.shape}))
         self._rates = settings.server_rates()
+        own = {NETWORK: vector, HAS_NETWORK: torch.tensor(True, device=device)}
+        own |= {f"{SERVER}{k}": v for k, v in self._optimizer.start(vector).items()}
         for group in self.engine.table.group(self.names):
-            self.engine.table.give_room_for_networks(group.part, vector)
-            rows = group.part.rows
-            rows[NETWORK].copy_(vector.expand_as(rows[NETWORK]))
-            rows[HAS_NETWORK].fill_(True)
-            for key, value in self._optimizer.start(vector).items():
-                rows.add_column(f"{SERVER}{key}", value)
-
-    @property
-    def burst(self) -> int:
-        """How many rounds may be asked for at once."""
-        return 1
-
-    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Some rounds in a row."""
-        return [self._next_round(first + k, active) for k, active in enumerate(actives)]
+            for key, value in own.items():
+                group.part.rows.add_column(key, value)
+        self._first, self._kept = vector, list(self._optimizer.start(vector))
+        self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         if not active:
             return Outcome([], [], {})
         reports = self.round(round_number, active)
-        one = torch.ones_like(reports.loss)
-        table = {
-            "loss": reports.loss,
-            "loss_ratio": reports.loss_ratio,
-            "gauge_norm": reports.gauge_norm,
-            "weight": one,
-            "held": torch.zeros_like(one),
-        }
-        found = {key: column.tolist() for key, column in table.items()}
+        found = {key: column.tolist() for key, column in _columns(reports).items()}
         return Outcome(list(active), list(reports.failed), found)
 
     def round(
         self, round_number: int, active: Sequence[str], to: Tensor | None = None, by: float = 0.0
     ) -> Reports:
         """One round of these clients; their networks v may be pulled: grad F(v) + by (v - to)."""
-        networks = self._networks(active)
+        plan = self.engine.plan(active)
+        networks = self._networks(plan)
         reports = self.engine.run_clients(networks, round_number, active)
         assert isinstance(reports, StackedReports)
         along = reports.updates if to is None else reports.updates + by * (networks - to)
         options = self._rates.at(round_number) if self._rates else None
-        for group in self.engine.table.group(active):
-            turns = torch.from_numpy(group.turns).to(networks.device)
-            fine = reports.active[turns]
-            some = group if not reports.failed else group.only(fine.nonzero()[:, 0].cpu().numpy())
-            rows, here = group.part.rows, turns[fine]
-            keys = [key for key in rows.keys() if key.startswith(SERVER)]  # noqa: SIM118
-            moments = rows.take(some.index, keys)
-            moved = networks[here]
-            state = {key.removeprefix(SERVER): value for key, value in moments.items()}
-            self._optimizer.step(moved, along[here], state, options)
-            rows.put(some.index, {NETWORK: moved, **moments}, some.rows.tolist())
+        fine = reports.active if reports.failed else None
+        self._descend(plan, networks, along, options, fine)
         return reports
 
-    def _networks(self, names: Sequence[str]) -> Tensor:
-        """The networks of some clients, as rows."""
-        found = None
-        for group in self.engine.table.group(names):
-            own = group.part.rows.take(group.index, [NETWORK])[NETWORK]
-            if len(own) == len(names):
-                return own
-            found = own.new_empty(len(names), own.shape[1]) if found is None else found
-            found[torch.from_numpy(group.turns).to(own.device)] = own
-        assert found is not None
-        return found
+    def _networks(self, plan: Plan) -> Tensor:
+        """The networks of a plan's clients, as rows in the order of the active."""
+        rows = [g.part.rows.take(g.index, [NETWORK])[NETWORK] for g in plan.groups]
+        found = torch.cat(rows) if len(rows) > 1 else rows[0]
+        if len(rows) == 1:
+            return found
+        return torch.empty_like(found).index_copy_(0, plan.order, found)
+
+    def _descend(
+        self,
+        plan: Plan,
+        networks: Tensor,
+        along: Tensor,
+        options: Mapping[str, Any] | None,
+        fine: Tensor | None,
+    ) -> None:
+        """A server step of every client that did well; None: of all."""
+        for group, turns in zip(plan.groups, plan.turns, strict=True):
+            here, some = turns, group
+            if fine is not None:
+                here = turns[fine[turns]]
+                some = group.only(fine[turns].nonzero()[:, 0].cpu().numpy())
+            rows = group.part.rows
+            moments = rows.take(some.index, [f"{SERVER}{key}" for key in self._kept])
+            state = {key.removeprefix(SERVER): value for key, value in moments.items()}
+            moved = networks[here]
+            self._optimizer.step(moved, along[here], state, options)
+            noted = () if self.engine.capturing else some.rows.tolist()
+            rows.put(some.index, {NETWORK: moved, **moments}, noted)
+
+    def _graph_why_not(self) -> str | None:
+        if self._rates:
+            return "the learning rate follows a schedule"
+        return None if self._optimizer.in_rows else "the optimizer steps on the host"
+
+    def _changed(self, engine: Engine) -> list[Tensor]:
+        keys = [NETWORK, *(f"{SERVER}{key}" for key in self._kept)]
+        own = [part.rows[key] for part in engine.table.parts for key in keys]
+        return [*engine.moved_columns(), *own]
+
+    def _captured(self, engine: Engine, plan: Plan, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """A round that decides nothing on the host."""
+        networks = self._networks(plan)
+        worked = engine.work(networks, plan, batches, engine.known_first(plan), 0, False)
+        engine.write(plan, worked)
+        reports = engine.reports(plan, worked)
+        assert isinstance(reports, StackedReports)
+        self._descend(plan, networks, reports.updates, None, None)
+        return _columns(reports)
 
     def finish(self, round_number: int) -> None:
         """Heads tuned on the finished networks."""
         if steps := self.settings.final_head_steps:
-            self.engine.tune_heads(self._networks(self.names[:1])[0], steps, round_number)
+            self.engine.tune_heads(self._first, steps, round_number)
 
     def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
         """Each client tunes its network; what each kept, by name."""
         how = tuning(self.settings, self.tuned, round_number)
-        first = self._networks(self.names[:1])[0]
-        return {} if how is None else self.engine.personalize(first, how)
+        return {} if how is None else self.engine.personalize(self._first, how)
 
     def evaluate(
         self, split: str, names: Collection[str] | None = None
@@ -166,3 +177,15 @@ class Alone(Clients):
         """Restore the state saved by :meth:`state_dict`."""
         if "clients" in state:
             self.engine.load_state_dict(state["clients"])
+
+
+def _columns(reports: Reports) -> dict[str, Tensor]:
+    """What is recorded of a round; a client alone weighs 1."""
+    one = torch.ones_like(reports.loss)
+    return {
+        "loss": reports.loss,
+        "loss_ratio": reports.loss_ratio,
+        "gauge_norm": reports.gauge_norm,
+        "weight": one,
+        "held": torch.zeros_like(one),
+    }

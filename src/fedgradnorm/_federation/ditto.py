@@ -44,6 +44,11 @@ class Ditto(Federation):
             settings = replace(settings, engine="auto")
         self.personal = Alone(network, clients, settings, device)
 
+    @property
+    def burst(self) -> int:
+        """One: personal networks are stepped from the host."""
+        return 1
+
     def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
         """Personal steps toward the network as it was sent, then the federation's own round."""
         self.personal.round(round_number, active, self.server.shared, self.settings.ditto)
@@ -60,6 +65,10 @@ class Ditto(Federation):
     def trained(self, name: str) -> Exported:
         """What a client has learned for itself."""
         return self.personal.trained(name)
+
+    def all_trained(self) -> dict[str, Exported]:
+        """What all clients have learned for themselves."""
+        return self.personal.all_trained()
 
     def install(self, name: str, client: Exported) -> None:
         """Let a client end with something else."""

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Engine, Exported, Problem, RankedEngine, make_engine, ranked_engine
+from fedgradnorm._engines import (
+    LONGEST,
+    Batch,
+    Engine,
+    Exported,
+    Graphs,
+    Plan,
+    Problem,
+    RankedEngine,
+    make_engine,
+    ranked_engine,
+)
 from fedgradnorm._federation.conflict import Pair, pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
 from fedgradnorm._federation.making_heads import HeadsOnDemand, probe_of
@@ -55,10 +66,10 @@ class Clients:
         self.clients, self.names = list(clients), [client.name for client in clients]
         self.settings = settings
 
-    def make_engine(
+    def problem(
         self, device: torch.device, needs: Needs, *, shares: bool, many: bool = False
-    ) -> Engine | RankedEngine:
-        """The engine that runs these clients, and the layer whose gradient is measured."""
+    ) -> tuple[Problem, HeadsOnDemand]:
+        """What an engine is asked to run: first heads, and the layer whose gradient is measured."""
         settings = self.settings
         heads = HeadsOnDemand(self.network, self.clients, settings, self.shared_heads.names)
         if many:
@@ -66,14 +77,50 @@ class Clients:
         else:  # made before the layer is looked for: clients that do not fit are named
             heads.make_all(self.shared_heads.begin)
         self.gauge = gauge_of(self.network, self.clients, settings)
-        problem = Problem(
+        return Problem(
             self.network, self.clients, self.gauge, settings.local(), needs, device,
             settings.batch_size, shares=shares, many=many,
-        )  # fmt: skip
-        seed, bf16 = settings.seed, settings.precision == "bf16"
-        if shares and settings.engine == "auto" and asked_for() > 1 and len(self.clients) > 1:
-            return ranked_engine(problem, heads, seed=seed, bf16=bf16)
-        return make_engine(settings.engine, problem, heads, seed=seed, bf16=bf16)
+        ), heads  # fmt: skip
+
+    def local_engine(self, problem: Problem, heads: HeadsOnDemand) -> Engine:
+        """An engine that runs all clients in this process."""
+        seed, bf16 = self.settings.seed, self.settings.precision == "bf16"
+        return make_engine(self.settings.engine, problem, heads, seed=seed, bf16=bf16)
+
+    graphs: Graphs
+
+    @property
+    def burst(self) -> int:
+        """How many rounds may be asked for at once."""
+        return LONGEST if self.graphs.why_not() is None else 1
+
+    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Some rounds in a row, of which a graph may run several without coming back.
+
+        Only the first of these rounds may be one whose conflict is recorded.
+        """
+        found = list[Outcome]()
+        while len(found) < len(actives):
+            k = len(found)
+            tables = [] if len(actives) - k < 2 else self._at_once(first + k, actives[k:])
+            for table in tables:
+                found.append(Outcome(list(actives[len(found)]), [], table))
+            if not tables:
+                found.append(self._next_round(first + k, actives[k]))
+                if not found[-1].failed:
+                    self.graphs.went_well()
+        return found
+
+    def _at_once(
+        self, first: int, actives: Sequence[Sequence[str]]
+    ) -> list[dict[str, list[float]]]:
+        """Rounds from a graph, where that is possible."""
+        if self.settings.records_conflict(first):
+            return []
+        return self.graphs.run(first, actives)
+
+    def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
+        raise NotImplementedError
 
     def shared_network(self, vector: Tensor) -> nn.Module:
         """A network with these numbers, as a module of its own, on the CPU."""
@@ -87,9 +134,7 @@ class Clients:
 
     def all_trained(self) -> dict[str, Exported]:
         """What every client has learned; under torchrun all ranks take part in this."""
-        if isinstance(self.engine, RankedEngine):
-            return self.engine.exported_all()
-        return {name: self.trained(name) for name in self.names}
+        return self.engine.exported_all()
 
     def head_tables(self) -> list[tuple[list[str], Tensor, Tensor]] | None:
         """Everybody's linear head in stacked rows, where many clients are registered; else None."""
@@ -121,7 +166,12 @@ class Federation(Clients):
         self.shared_heads = SharedHeads(clients, settings.heads, device)
         needs = weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT
         many = settings.few_take_part(len({c.owner for c in clients})) and not self.shared_heads
-        self.engine = self.make_engine(device, needs, shares=True, many=many)
+        problem, heads = self.problem(device, needs, shares=True, many=many)
+        if settings.engine == "auto" and asked_for() > 1 and len(clients) > 1:
+            bf16 = settings.precision == "bf16"
+            self.engine = ranked_engine(problem, heads, seed=settings.seed, bf16=bf16)
+        else:
+            self.engine = self.local_engine(problem, heads)
         shared = self.shared_heads.names
         self._head_numbers = {
             n: self.engine.head_rows([n]).shape[1] for n in self.names if n in shared
@@ -138,15 +188,28 @@ class Federation(Clients):
         self._scalars = sum(need in weighting.needs for need in SCALARS)
         if self.shared_heads:
             self.server.afterwards = self._average_heads
+        if settings.compile and device.type == "cuda":
+            self.server.fuse()
+        self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
 
-    @property
-    def burst(self) -> int:
-        """How many rounds may be asked for at once."""
-        return 1
+    def _graph_why_not(self) -> str | None:
+        """What of the server's part is decided on the host, if anything is."""
+        if self.sums is not None or not self.server.weighting.capturable:
+            return "the weighting decides something on the host"
+        if self.server.rates:
+            return "the server's learning rate follows a schedule"
+        return None if self.server.optimizer.in_rows else "the optimizer steps on the host"
 
-    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
-        """Some rounds in a row."""
-        return [self._next_round(first + k, active) for k, active in enumerate(actives)]
+    def _changed(self, engine: Engine) -> list[Tensor]:
+        return [*self.server.tensors(), *engine.moved_columns()]
+
+    def _captured(self, engine: Engine, plan: Plan, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """A round that decides nothing on the host."""
+        first, joint = engine.known_first(plan), engine.name == "joint"
+        worked = engine.work(self.server.shared, plan, batches, first, 0, joint)
+        engine.write(plan, worked)
+        reports = engine.reports(plan, worked)
+        return columns(self.server, reports, server_round(self.server, reports))
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         """One round, and what became of it."""

@@ -19,6 +19,7 @@ from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.head_start import random_because
 from fedgradnorm._round.participation import check_listed
+from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Weighting
@@ -84,6 +85,7 @@ def make_federation(
     check_clients(clients, settings)
     check_private(clients, settings, told_to(weighting))
     if settings.share == "none":
+        client_sums(clients, weighting, settings)  # refused: there is no sum to hide a client in
         return Alone(network, clients, settings, device)
     kind = Ditto if settings.ditto else Federation
     return kind(network, clients, copy.deepcopy(weighting), settings, device)

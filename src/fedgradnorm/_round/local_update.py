@@ -98,7 +98,7 @@ class Work:
     gradients: Gradients
     head: optimizers.Optimizer
     local: optimizers.Optimizer
-    norm_layer: Tensor  # where the measured layer is in the shared vector
+    norm_layer: Tensor | slice  # where the measured layer is in the shared vector
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,16 @@ def shared_phase(
     omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
     moments = _local_state(work.local, spec, row, shared)
     mean = loss = pull = shared.new_zeros(())
+    sends_gradient = spec.update == "gradient"  # else only the measured layer's mean is needed
     for step in range(spec.shared_steps):
         here, gradient, own = work.gradients.of(omega, row, step, shared=True, own=spec.together)
         assert gradient is not None
         gradient = clipped(gradient, spec.clip)
-        mean = _mean(mean, gradient, step, spec.shared_steps)
+        measured = gradient if sends_gradient else gradient[:, work.norm_layer]
+        mean = _mean(mean, measured, step, spec.shared_steps)
         if spec.proximal:
             back = spec.proximal * (omega - shared)
-            pull = _mean(pull, back, step, spec.shared_steps)
+            pull = _mean(pull, back, step, spec.shared_steps) if sends_gradient else pull
             gradient = gradient + back
         if spec.steps_locally:
             work.local.step(omega, gradient, moments)
@@ -167,7 +169,7 @@ def shared_phase(
         if spec.report_loss == "after":
             here = work.gradients.losses(omega, row, step)
         loss = loss + here.double() / spec.shared_steps
-    norm = mean[:, work.norm_layer].norm(dim=1).double()
+    norm = (mean[:, work.norm_layer] if sends_gradient else mean).norm(dim=1).double()
     return Report(_sent(spec, shared, omega, mean, pull), loss, norm)
 
 

@@ -130,6 +130,7 @@ class Settings:
             aggregate="mean",
             record_conflict=0,
             privacy=None,
+            engine="auto" if self.engine == "joint" else self.engine,
         )
 
     @property

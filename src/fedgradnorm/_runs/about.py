@@ -116,7 +116,7 @@ def client_info(client: Client, trivial: bool = True) -> dict[str, Any]:
 
 def describe_weighting(weighting: Weighting) -> dict[str, Any]:
     """The weighting's class and plain settings."""
-    plain = (bool, int, float, str)
+    plain = (bool, int, float, str, type(None))
     settings: Mapping[str, Any] = {
         key: value
         for key, value in vars(weighting).items()

@@ -121,6 +121,13 @@ class Group(Generic[AnyPart]):
     rows: Places  # of the part
     index: Tensor  # the same numbers, on the device
 
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows of the part, in their order."""
+        return len(self.rows) == len(self.part.rows) and bool(
+            (self.rows == np.arange(len(self.rows))).all()
+        )
+
     def only(self, some: Places) -> Group[AnyPart]:
         """Some of them, by number."""
         if len(some) == len(self.names):
@@ -258,6 +265,7 @@ class ClientTable(Generic[AnyPart]):
             if order:
                 index = torch.tensor(order, device=self.device)
                 tables = {k: v.cpu() for k, v in rows.take(index, part.saved()).items()}
+                tables = _without_unused_networks(tables)
                 found.append({"names": [rows.names[k] for k in order], "tables": tables})
         return {"parts": sorted(found, key=lambda part: self.position[part["names"][0]])}
 
@@ -298,3 +306,12 @@ def _known(part: Part) -> list[int]:
     rows = part.rows
     found: list[int] = (~rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
     return sorted({*found, *rows.changed})
+
+
+def _without_unused_networks(tables: Row) -> Row:
+    """What is saved depends on the networks that clients have, not on those they once had."""
+    if (has := tables.get(HAS_NETWORK)) is None:
+        return tables
+    if not bool(has.any()):
+        return {k: v for k, v in tables.items() if k not in (NETWORK, HAS_NETWORK)}
+    return tables | {NETWORK: tables[NETWORK].where(has[:, None], 0.0)}

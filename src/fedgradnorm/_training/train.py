@@ -147,13 +147,14 @@ def train(
         privacy: client-level differential privacy of the shared network, for hundreds of clients:
             see :class:`fedgradnorm.ClientPrivacy`. The privacy of records is a client's own.
         gauge: layers or parameters whose gradient is measured; the last shared one by default.
-        engine: who runs the clients; ``auto`` picks the fastest that is right, and under torchrun
-            spreads them over its processes (``distributed``).
+        engine: how clients are run: one at a time (``loop``, the reference), all clients of one
+            structure in one call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks
+            the fastest that can run them, and under torchrun spreads clients over the processes.
         device: "cpu", "cuda", or "auto".
         precision: of matrix products: ``float32``, or on a GPU ``tf32``, or ``bf16`` for those of
             the shared network, evaluations included.
-        compile: on a GPU, let torch.compile fuse a round's small kernels. It takes some seconds at
-            the start, so it pays in long runs; numbers change by rounding only.
+        compile: on a GPU, let torch.compile fuse the small operations of weights and optimizers.
+            Compiling takes some seconds, so use it for long runs; results change by rounding only.
         seed: decides heads, batches, participation and dropout.
         log_every: rounds between two rows of a client's own reports in the history.
         eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.

@@ -35,10 +35,17 @@ class Method:
         return options_of(self.weighting, without=self.fixed)
 
     def build(self, options: Mapping[str, Any] | None = None) -> Weighting:
-        """The weighting with these options; a wrong name or value is a ConfigError."""
-        given = dict(options or {})
+        """The weighting with these options; a wrong name or value is a ConfigError.
+
+        TOML has no null: "none" stands for None, for options that can be None.
+        """
+        allowed = self.options()
+        given = {
+            name: None if value == "none" and _may_be_none(allowed.get(name)) else value
+            for name, value in (options or {}).items()
+        }
         what = f"the weighting of method {self.name!r}"
-        check_options(what, given, self.options())
+        check_options(what, given, allowed)
         try:
             return self.weighting(**self.fixed, **given)
         except FedGradNormError:
@@ -62,3 +69,7 @@ class Method:
     def beyond_sums(self) -> str:
         """What the server must see of its clients beside sums over them; "": nothing."""
         return getattr(self.weighting, "beyond_sums", "")
+
+
+def _may_be_none(option: inspect.Parameter | None) -> bool:
+    return option is not None and str(option.annotation).endswith("| None")
