@@ -14,7 +14,7 @@ import torch
 import fedgradnorm as fgn
 from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.client_round import LocalSettings
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm.models._gauge import find_gauge
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fedgradnorm_in_one_file.py"
@@ -80,7 +80,7 @@ def compare_with_oracle(
     data = {
         c.name: tuple(t.to(dtype) if t.is_floating_point() else t for t in c.train) for c in clients
     }
-    steps = LocalSettings(head_steps, shared_steps).steps
+    steps = LocalSpec(head_steps, shared_steps).steps
     batches = Batches({c.name: c.size for c in clients}, batch_size, seed=3)
 
     def batch(name: str, k: int, s: int) -> tuple[torch.Tensor, ...]:

@@ -66,6 +66,9 @@ class Drawn:
     rates: str  # whether learning rates follow a schedule
     clip: float | None
     form: str  # what inputs are: one array, a dict, sequences, or token ids
+    twins: bool  # whether every client is there twice, with other examples
+    steady: bool  # whether the local optimizer's momentum is kept across rounds
+    update: str
     seed: int
 
 
@@ -78,7 +81,7 @@ CLIENT = {
     "stem": st.sampled_from([False, False, False, True]),
 }
 FEDERATION = {
-    "body": st.sampled_from(["dense", "smooth", "noisy", "images", "images"]),
+    "body": st.sampled_from(["dense", "smooth", "statistics", "dropping", "images", "images"]),
     "clients": st.lists(st.builds(DrawnClient, **CLIENT), min_size=1, max_size=3).map(tuple),
     "weighting": st.sampled_from(["paper", "direct", "equal", "inverse"]),
     "batch_size": st.sampled_from([2, 5, None]),
@@ -91,6 +94,9 @@ FEDERATION = {
     "rates": st.sampled_from(["constant", "scheduled"]),
     "clip": st.sampled_from([None, None, 0.5]),
     "form": st.sampled_from(["plain", "plain", "named", "named", "steps", "tokens"]),
+    "twins": st.booleans(),
+    "steady": st.booleans(),
+    "update": st.sampled_from(["gradient", "gradient", "delta", "model"]),
     "seed": st.integers(0, 2**20),
 }
 DRAWN = st.builds(Drawn, **FEDERATION)
@@ -130,9 +136,8 @@ def network(drawn: Drawn) -> nn.Module:
     makers = {
         "dense": lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU(), nn.Linear(7, 5)),
         "smooth": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh()),
-        "noisy": lambda: nn.Sequential(
-            nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Tanh()
-        ),
+        "statistics": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh()),
+        "dropping": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Dropout(0.2), nn.Tanh()),
         "images": lambda: nn.Sequential(
             nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1)
         ),
@@ -183,8 +188,10 @@ def weighting(drawn: Drawn) -> fgn.Weighting:
 
 def options(drawn: Drawn) -> dict[str, Any]:
     """Settings of ``fgn.train``."""
-    names = ("batch_size", "head_steps", "shared_steps", "schedule", "participation", "seed")
+    names = ("batch_size", "head_steps", "shared_steps", "schedule", "participation", "update")
     return {
+        "seed": drawn.seed,
+        "local_optimizer": {"name": "sgd", "momentum": 0.5 * drawn.steady, "keep": drawn.steady},
         **{name: getattr(drawn, name) for name in names},
         "head_optimizer": drawn.head_optimizer,
         "clip": drawn.clip,
@@ -199,7 +206,8 @@ def options(drawn: Drawn) -> dict[str, Any]:
 
 def clients(drawn: Drawn) -> list[fgn.Client]:
     """All clients, made anew: the same ones every time."""
-    return [_client(drawn, one, place) for place, one in enumerate(drawn.clients)]
+    those = drawn.clients * (2 if drawn.twins else 1)
+    return [_client(drawn, one, place) for place, one in enumerate(those)]
 
 
 def _client(drawn: Drawn, one: DrawnClient, place: int) -> fgn.Client:

@@ -1,4 +1,4 @@
-"""Clients that share nothing: side by side they train as one after another does, to the digit."""
+"""Clients that share nothing: each trains as a federation of one, in every executor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.alone import Federations, SideBySide
-from fedgradnorm._round.settings import Settings
-from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.tasks._measures import squared_error
-from fedgradnorm.weighting import FAMO, ConFIG
-from side_by_side import (
+from alone_clients import (
     BASE,
     ROUNDS,
     assert_close,
@@ -29,6 +24,8 @@ from side_by_side import (
     open_end,
     trainer,
 )
+from fedgradnorm.tasks._measures import squared_error
+from fedgradnorm.weighting import FAMO, ConFIG
 
 SETTINGS = {
     "plain": {},
@@ -63,29 +60,64 @@ SOME = ("plain", "many of both", "many together", "half of them", "the best is k
 @pytest.mark.parametrize(
     ("network", "how"), [*((mlp, how) for how in SETTINGS), *((conv, how) for how in SOME)]
 )
-def test_side_by_side_is_one_after_another(network: Any, how: str) -> None:
+def test_all_at_once_is_one_after_another(network: Any, how: str) -> None:
     settings = {"eval_every": 0, **SETTINGS[how]}
     one, other = (finished(trainer(network(), clients(), e, **settings)) for e in ("auto", "loop"))
     assert_same_training(one, other)
     assert_close(one._kept(), other._kept())
+    differ = how == "full batch"  # no two clients have as many examples
+    assert one.federation.engine.name == ("loop" if differ else "vmap")
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked"])
-def test_whatever_the_network_and_the_engine(network: Any, engine: str) -> None:
-    both = (finished(trainer(network(), clients(), e)) for e in ("auto", engine))
+def test_whatever_the_network(network: Any) -> None:
+    both = (finished(trainer(network(), clients(), e)) for e in ("auto", "loop"))
     assert_same_training(*both)
+
+
+@pytest.mark.parametrize("network", [mlp, conv], ids=["dense", "convolution"])
+@pytest.mark.parametrize(
+    "how", ["plain", "sgd", "many of both", "together", "momentum", "models", "first round"]
+)
+def test_a_client_alone_is_a_federation_of_one(network: Any, how: str) -> None:
+    more = {
+        "momentum": {"shared_steps": 2, "local_optimizer": {"name": "sgd", "momentum": 0.9}},
+        "models": {"update": "model", "shared_steps": 2, "proximal": 0.1},
+    }
+    settings = {**BASE, **SETTINGS.get(how, {}), **more.get(how, {})}
+    made = trainer(network(), clients(), "auto", **settings)
+    rows = [made.federation.rounds(k, [made.names]) for k in range(ROUNDS)]
+    for place, client in enumerate(clients()):
+        one = toys.federation(network(), [client], **{**settings, "share": "all"})
+        for k, (outcome,) in enumerate(rows):
+            (single,) = one.rounds(k, [[client.name]])
+            for key in ("loss", "loss_ratio", "gauge_norm", "weight"):
+                (number,) = single.columns[key]
+                assert outcome.columns[key][place] == pytest.approx(number, rel=1e-10), key
+        ours, theirs = made.federation.trained(client.name), one.trained(client.name)
+        torch.testing.assert_close(ours.network, one.server.shared, rtol=0, atol=1e-10)
+        assert_close(dict(ours.head.state_dict()), dict(theirs.head.state_dict()))
+        for split in ("train", "test"):
+            names = [client.name]
+            assert_close(made.federation.evaluate(split, names), one.evaluate(split, names))
+
+
+@pytest.mark.parametrize("engine", ["joint"])
+def test_one_pass_for_everybody_needs_one_network(engine: str) -> None:
+    with pytest.raises(fgn.ConfigError, match="every client has a network of its own"):
+        trainer(mlp(), clients(), engine)
 
 
 @pytest.mark.parametrize(
     "weighting", [fgn.GradNorm, fgn.BySize, ConFIG, FAMO], ids=lambda kind: kind.__name__
 )
-def test_a_rule_sees_what_it_sees_in_a_federation_of_one(weighting: Any) -> None:
-    both = (
-        finished(trainer(mlp(), clients(), engine, weighting=weighting))
-        for engine in ("auto", "loop")
+def test_a_client_alone_weighs_one_whatever_the_rule(weighting: Any) -> None:
+    ruled, plain = (
+        finished(trainer(mlp(), clients(), "auto", weighting=rule))
+        for rule in (weighting, fgn.Equal)
     )
-    assert_same_training(*both)
+    assert_same_training(ruled, plain)
+    assert {row["weight"] for row in ruled.history.rows if row["split"] == "batch"} == {1.0}
 
 
 def own_heads() -> list[fgn.Client]:
@@ -108,26 +140,27 @@ def test_heads_and_losses_of_their_own() -> None:
 
 @pytest.mark.parametrize("network", [mlp, conv], ids=["dense", "convolution"])
 @pytest.mark.parametrize("share", [1.0, 0.5], ids=["everybody", "half"])
-def test_dittos_networks_are_pulled_side_by_side(network: Any, share: float) -> None:
+def test_dittos_networks_are_pulled_at_once(network: Any, share: float) -> None:
     how = {"share": "all", "ditto": 0.3, "participation": share}
     one, other = (finished(trainer(network(), clients(), e, **how)) for e in ("auto", "loop"))
     assert_same_training(one, other)
-    assert type(one.federations[0]._own) is SideBySide
+    assert one.federation.personal.engine.name == "vmap"
 
 
-# ------------------------------------------------------------------------------ what stays in turn
+# --------------------------------------------------------------------------- failures, odd networks
 
 
 def spoiled() -> list[fgn.Client]:
-    """One client of three is not finite whenever a batch has its first rows."""
+    """One client of four is not finite whenever a batch has its first rows."""
 
     def poisoned(output: Tensor, target: Tensor) -> Tensor:
         return squared_error(output, target) + torch.where(target[:, 0] > 1e6, torch.nan, 0.0)
 
-    x, y = toys.rows("place", 24)
+    (x, y), fine = toys.rows("place", 24), toys.rows("place", 24)
     y[:2] = 1e9
-    bad = fgn.Client("bad", fgn.regression(2, loss=poisoned), train=(x, y))
-    return [toys.client("corner"), bad, toys.client("place", 24)]
+    task = fgn.regression(2, loss=poisoned)
+    bad, beside = fgn.Client("bad", task, train=(x, y)), fgn.Client("beside", task, train=fine)
+    return [toys.client("corner"), bad, beside, toys.client("place", 24)]
 
 
 @pytest.mark.parametrize("first_loss", ["first_round", "dataset"])
@@ -145,7 +178,9 @@ def test_who_diverges_is_named_and_the_others_go_on(
     assert_same_training(*found)
     assert said[0] == said[1]
     assert any("'bad'" in line for line in said[0])
-    assert found[0].recording.taken["corner"] == ROUNDS > found[0].recording.taken["bad"]
+    taken = found[0].recording.taken
+    assert taken["corner"] == taken["beside"] == ROUNDS > taken["bad"]
+    assert found[0].federation.engine.name == "vmap"
 
 
 def test_ditto_with_a_client_that_diverges() -> None:
@@ -155,27 +190,26 @@ def test_ditto_with_a_client_that_diverges() -> None:
 
 
 ODD = {
-    "dropout": (toys.noisy_network, {}),
-    "updates of another kind": (mlp, {"update": "delta"}),
-    "local steps with momentum": (
-        mlp,
-        {"shared_steps": 2, "local_optimizer": {"name": "sgd", "momentum": 0.9}},
-    ),
-    "a pull of local steps": (mlp, {"shared_steps": 2, "proximal": 0.1}),
+    "updates of another kind": {"update": "delta"},
+    "local steps with momentum": {
+        "shared_steps": 2,
+        "local_optimizer": {"name": "sgd", "momentum": 0.9},
+    },
+    "a pull of local steps": {"shared_steps": 2, "proximal": 0.1},
+    "averaged models": {"update": "model", "shared_steps": 2},
+    "clipped": {"clip": 0.1, "head_clip": 0.1, "shared_steps": 2},
 }
 
 
-@pytest.mark.parametrize(("network", "settings"), ODD.values(), ids=ODD.keys())
-def test_what_cannot_be_stacked_is_left_to_the_federations(
-    network: Any, settings: dict, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="fedgradnorm"):
-        made = Trainer(
-            network(), clients(), fgn.Equal(), Settings(**{**BASE, **settings}), toys.CPU
-        )
-    assert type(made.federations) is Federations
-    assert any(line.startswith("6 clients in turn: ") for line in caplog.messages)
-    made.advance()
+@pytest.mark.parametrize("settings", ODD.values(), ids=ODD.keys())
+def test_every_kind_of_local_work_runs_at_once(settings: dict) -> None:
+    both = (finished(trainer(mlp(), clients(), e, **settings)) for e in ("auto", "loop"))
+    assert_same_training(*both)
+
+
+def test_dropout_and_running_statistics_repeat_themselves() -> None:
+    one, other = (finished(trainer(toys.noisy_network(), clients(), "auto")) for _ in range(2))
+    assert toys.same(one.state_dict()["federation"], other.state_dict()["federation"])
 
 
 def test_local_optimisers_of_one_step_do_not_matter() -> None:
@@ -184,13 +218,13 @@ def test_local_optimisers_of_one_step_do_not_matter() -> None:
     assert_same_training(*both)
 
 
-def test_clients_side_by_side_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_executor_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="fedgradnorm"):
         trainer(mlp(), clients(), "auto")
-    assert caplog.messages == ["6 clients side by side"]
+    assert caplog.messages == ["executor vmap (not joint: every client has a network of its own)"]
 
 
-# ------------------------------------------------------------------------------ saved and resumed
+# ------------------------------------------------------------------------------ gradient norms
 
 
 @pytest.mark.parametrize("gauge", [["4", "0"], ["0", "4"], ["2", "0"], ["4.bias", "4.weight"]])

@@ -1,4 +1,4 @@
-"""Clients side by side: resumed to the bit, states of their own, the stack of their networks."""
+"""Clients alone: resumed to the bit, and states that are each client's own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines import Unshared
-from fedgradnorm._engines.batched.snapshot import Snapshot
-from fedgradnorm._engines.passes.network_stack import DenseStack, ModuleStack
-from fedgradnorm.models._flat import FlatNetwork
-from side_by_side import BASE, ROUNDS, assert_close, clients, conv, mlp, state_of, trainer
+from alone_clients import BASE, ROUNDS, assert_close, clients, conv, mlp, trainer
+from fedgradnorm._round.settings import Settings
+from fedgradnorm._training.trainer import Trainer
 
 
 def train(folder: Path, rounds: int = ROUNDS, network: Any = mlp, **more: Any) -> fgn.Run:
@@ -69,53 +66,45 @@ def test_checkpoints_are_the_same_whoever_wrote_them(before: str, after: str) ->
     for one in (other, whole):
         while not one.done:
             one.advance()
-    assert_close(state_of(other), state_of(whole))
+    assert_close(other.state_dict(), whole.state_dict())
 
 
 def test_a_state_holds_no_more_than_its_own_numbers() -> None:
     made = trainer(mlp(), clients(), "auto")
     made.advance()
-    state = made.federations[0].state_dict()
-    shared, head = state["server"]["shared"], state["clients"]["corner-48"]["head"]
-    for tensor in (shared, *head.values()):
-        assert tensor.untyped_storage().nbytes() == tensor.numel() * 8
+    for tensor in made.federation.part("corner-48").values():
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def test_a_federation_that_is_loaded_stays_linked() -> None:
-    made = trainer(mlp(), clients(), "auto")
-    federation = made.federations[2]
-    start = federation.state_dict()
+def test_one_client_can_be_put_back_and_the_others_stay() -> None:
+    made, untouched = (trainer(mlp(), clients(), "auto") for _ in range(2))
     made.advance()
-    first = federation.state_dict()
-    federation.load_state_dict(start)
+    before = {name: made.federation.part(name) for name in made.names}
+    made.advance()
+    after = {name: made.federation.part(name) for name in made.names}
+    one, *others = made.names
+    made.federation.give(one, before[one])
+    assert toys.same(made.federation.part(one), before[one])
+    assert all(toys.same(made.federation.part(name), after[name]) for name in others)
+    made.federation.rounds(1, [[one]])
+    untouched.advance()
+    untouched.advance()
+    assert_close(made.federation.part(one), untouched.federation.part(one))
+
+
+def test_what_was_loaded_trains_as_what_was_saved() -> None:
+    made = trainer(mlp(), clients(), "auto")
+    start = made.federation.state_dict()
+    made.advance()
+    first = made.federation.state_dict()
+    made.federation.load_state_dict(start)
     made.round = 0
     made.advance()
-    assert toys.same(first, federation.state_dict())
-
-
-# --------------------------------------------------------------------------------- the parts of it
-
-
-def test_all_networks_with_one_call_are_each_by_itself() -> None:
-    """What a GPU does, tried here: one call mapped over the networks, and their gradients."""
-    flat, rng = FlatNetwork(conv()), np.random.default_rng(0)
-    vectors = flat.vector + 0.1 * torch.from_numpy(rng.normal(size=(5, len(flat.vector))))
-    x = torch.from_numpy(rng.normal(size=(4 * 3 + 6, 6)))
-    stretches = [(slice(0, 12), 4), (slice(12, 18), 3)]
-    found = []
-    for at_once in (True, False):
-        stack = ModuleStack(flat, at_once, x[:2])
-        assert stack.at_once is at_once
-        z = stack.forward(vectors, x, stretches)
-        assert torch.equal(z, stack.features(vectors, x, stretches))
-        into = torch.full_like(vectors, torch.nan)
-        stack.gradient(z.cos(), into, 0.5, add=False)
-        found.append((z, into))
-    assert_close(*found, 1e-13)
+    assert toys.same(first, made.federation.state_dict())
 
 
 class Peeking(nn.Module):
-    """A network that looks at its numbers, which cannot be mapped."""
+    """A network that looks at its numbers, which vmap cannot do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,43 +114,15 @@ class Peeking(nn.Module):
         return self.layer(x) if float(x.sum()) < 1e9 else x[:, :5]
 
 
-def test_a_network_that_cannot_be_mapped_is_called_in_turn(
+def test_a_network_that_cannot_be_mapped_is_left_to_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    flat = FlatNetwork(toys.seeded(Peeking))
+    settings = Settings(**BASE)
     with caplog.at_level(logging.INFO, logger="fedgradnorm"):
-        assert not ModuleStack(flat, True, torch.zeros(2, 6).double()).at_once
-    assert caplog.messages[0].startswith("networks are called in turn: ")
-
-
-def test_the_closed_form_is_autograds() -> None:
-    flat, rng = FlatNetwork(mlp()), np.random.default_rng(0)
-    vectors = flat.vector + 0.1 * torch.from_numpy(rng.normal(size=(5, len(flat.vector))))
-    x = torch.from_numpy(rng.normal(size=(4 * 3 + 6, 6)))
-    stretches, found = [(slice(0, 12), 4), (slice(12, 18), 3)], []
-    for stack in (DenseStack(flat), ModuleStack(flat, False, x)):
-        z = stack.forward(vectors, x, stretches)
-        into = torch.ones_like(vectors)
-        stack.gradient(z.cos(), into, 0.5, add=True)
-        found.append((z, into))
-    assert_close(*found, 1e-13)
-
-
-def test_one_of_a_snapshot_is_put_back() -> None:
-    made = trainer(mlp(), clients(), "auto")
+        made = Trainer(toys.seeded(Peeking), clients(), fgn.Equal(), settings, toys.CPU)
+    assert made.federation.engine.name == "loop"
+    assert "not vmap: vmap cannot run it (" in caplog.text
     made.advance()
-    run = made.federations._run
-    assert isinstance(run, Unshared)
-    before, states = run.loop.state_dict(), list(run.loop.states.values())
-    snapshot = Snapshot(states)
-    made.advance()
-    after = run.loop.state_dict()
-    snapshot.restore_one(1)
-    names = list(run.loop.states)
-    back = {**run.loop.state_dict()}
-    assert toys.same(back[names[1]]["head"], before[names[1]]["head"])
-    assert toys.same(back[names[1]]["optimizer"], before[names[1]]["optimizer"])
-    assert toys.same(back[names[0]], after[names[0]])
 
 
 def test_where_nothing_is_shared_nothing_is_weighed(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_limits_counts_what_network_2_needs(tmp_path):
 def test_registered_clients_are_measured_and_drawn(tmp_path):
     found = run("registered", tmp_path)
     assert [row["registered"] for row in found["rows"]] == [100, 600]
-    assert [row["engine"] for row in found["rows"]] == ["joint", "roster"]
+    assert [row["journal"] for row in found["rows"]] == ["no", "yes"]
     assert (tmp_path / "registered.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -75,7 +75,7 @@ def test_ranks_and_rows_on_a_disk_are_measured(tmp_path):
     assert alone["share"] == 1
     assert 1 < eight["share"] < eight["worst"] < 2
     (few,) = run("streamed", tmp_path)["rows"]
-    assert few["engine"] == "roster"
+    assert few["engine"] == "joint"
     assert few["held_ms"] > 0
 
 

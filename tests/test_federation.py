@@ -46,15 +46,15 @@ class TestFedRep:
             server_optimizer=optimizer,
             head_steps=2,
         )
-        heads = {name: copy.deepcopy(s.head) for name, s in federation.engine.states.items()}
+        heads = federation.engine.heads()
         for round_number in range(6):
             federation.round(round_number, EVERYBODY)
         network = self.fedrep(heads, optimizer, rounds=6)
         torch.testing.assert_close(
-            federation.server.shared.data, toys.parameters(network), rtol=0, atol=1e-12
+            federation.server.shared, toys.parameters(network), rtol=0, atol=1e-12
         )
         for name, head in heads.items():
-            ours = toys.parameters(federation.engine.states[name].head)
+            ours = toys.parameters(toys.head(federation, name))
             torch.testing.assert_close(ours, toys.parameters(head), rtol=0, atol=1e-12)
 
     def fedrep(self, heads: dict[str, nn.Module], optimizer: str, rounds: int) -> nn.Module:
@@ -168,11 +168,11 @@ class TestPartialParticipation:
     def test_everything_of_an_absent_client_stays(self) -> None:
         federation = toys.federation(toys.noisy_network(), toys.clients(), GradNorm())
         federation.round(0, EVERYBODY)
-        before = federation.state_dict()
+        before, row = federation.state_dict(), toys.row(federation, "side")
         said, weights = federation.round(1, ["corner", "place"])
         after = federation.state_dict()
-        assert said.active.tolist() == [True, False, True]
-        assert toys.same(before["clients"]["side"], after["clients"]["side"])
+        assert said.active.tolist() == [True, True]
+        assert toys.same(toys.row(federation, "side"), row)
         for state in (before, after):
             for row in state["server"]["weighting"]["clients"].values():
                 row.pop("held")
@@ -183,7 +183,7 @@ class TestPartialParticipation:
     def test_a_client_that_never_took_part_has_no_first_loss(self) -> None:
         federation = toys.federation(toys.network(), toys.clients(), participation=["side"])
         federation.round(0, ["side"])
-        first = {name: s.first_loss for name, s in federation.engine.states.items()}
+        first = {name: toys.first_loss(federation, name) for name in federation.names}
         assert first["side"] > 0
         assert first["corner"] is first["place"] is None
 
@@ -201,14 +201,14 @@ class TestFailingClients:
         clients = [*toys.clients(), failing_client(rows=24)]
         federation = toys.federation(toys.noisy_network(torch.float64), clients, GradNorm())
         without = toys.federation(toys.noisy_network(torch.float64), clients, GradNorm())
-        before = federation.state_dict()["clients"]["bad"]
+        before = toys.row(federation, "bad")
         said, weights = federation.round(0, [*EVERYBODY, "bad"])
         _, expected = without.round(0, EVERYBODY)
         assert list(said.failed) == ["bad"]
         assert said.active.tolist() == [True, True, True, False]
-        assert toys.same(federation.state_dict()["clients"]["bad"], before)
+        assert toys.same(toys.row(federation, "bad"), before)
         assert torch.equal(weights, expected)
-        assert torch.equal(federation.server.shared.data, without.server.shared.data)
+        assert torch.equal(federation.server.shared, without.server.shared)
 
     def test_it_is_named_in_the_log_and_counted_and_comes_back(
         self, caplog: pytest.LogCaptureFixture

@@ -68,7 +68,7 @@ def test_many_answers_at_once_are_those_of_each() -> None:
         torch.testing.assert_close(biases, expected, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "roster"])
+@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
 def test_by_default_the_first_loss_is_near_that_of_the_trivial_answer(engine: str) -> None:
     how = {"rounds": 3, "engine": engine, "device": "cpu"}
     runs = {

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines.batched.grouping import group_heads
+from fedgradnorm._engines.parts import CLASSES
 from fedgradnorm._federation.head_start import trivial_answer
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
@@ -57,7 +57,7 @@ def looped() -> fgn.Run:
     return train(engine="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     run = train(engine=engine)
     for name, head in run.heads.items():
@@ -70,14 +70,13 @@ def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
 
 def test_clients_with_other_weights_are_run_in_one_call() -> None:
     alike = [c for c in clients() if c.task.outputs == 3 and c.task.classes]
-    heads = {c.name: torch.nn.Linear(5, 3) for c in alike}
-    (group,) = group_heads(alike, heads, dict.fromkeys(heads, 8))
+    engine = toys.federation(toys.network(), alike).engine
+    (group,) = engine.table.group([c.name for c in alike])
     assert len(group.names) == 3
-    assert group.weights is not None
-    assert len({tuple(row) for row in group.weights[:, 0].tolist()}) == 3
+    assert len({str(row) for row in group.part.rows[CLASSES].tolist()}) == 3
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_clients_with_weights_may_stay_away(engine: str) -> None:
     fast, slow = (train(engine=name, participation=0.5) for name in (engine, "loop"))
     torch.testing.assert_close(
@@ -85,7 +84,7 @@ def test_clients_with_weights_may_stay_away(engine: str) -> None:
     )
 
 
-def test_clients_alone_side_by_side_give_the_loops_run() -> None:
+def test_clients_alone_give_the_loops_run() -> None:
     fast, slow = (train(share="none", engine=engine) for engine in ("auto", "loop"))
     for name, net in fast.networks.items():
         pair = toys.parameters(net), toys.parameters(slow.networks[name])

@@ -53,7 +53,7 @@ def looped() -> fgn.Run:
     return train(engine="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     run = train(engine=engine)
     numbers = run.history.select_dtypes("number").columns

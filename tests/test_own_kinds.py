@@ -52,7 +52,7 @@ def looped() -> fgn.Run:
     return fgn.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     run = fgn.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine=engine)
     pair = toys.parameters(run.network), toys.parameters(looped.network)

@@ -36,7 +36,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked", "auto"])
+@pytest.mark.parametrize("engine", ["loop", "joint", "vmap", "auto"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_that_is_neither_one_number_nor_one_a_row_is_named(
     name: str, engine: str, tmp_path
@@ -69,7 +69,7 @@ def same_run(one: fgn.Run, other: fgn.Run) -> bool:
     return all(torch.allclose(*map(toys.parameters, p), rtol=0, atol=1e-12) for p in pairs)
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked", "auto"])
+@pytest.mark.parametrize("engine", ["joint", "vmap", "auto"])
 @pytest.mark.parametrize("steps", [{}, {"head_steps": 3, "final_head_steps": 2}])
 def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[str, int]) -> None:
     how = {"rounds": 6, "batch_size": 8, "device": "cpu", **steps}

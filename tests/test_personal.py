@@ -21,8 +21,9 @@ def played(federation, rounds: int = 3):
     return federation.server.shared.data.clone()
 
 
-def reports(**settings):
-    federation = toys.federation(toys.network(), toys.clients(), **settings)
+def reports(twins: bool = False, **settings):
+    clients = toys.clients() + [toys.client("corner2", 48, "corner")] * twins
+    federation = toys.federation(toys.network(), clients, **settings)
     return federation.engine.run_clients(federation.server.shared.data, 0, federation.names)
 
 
@@ -43,12 +44,11 @@ def test_a_local_step_with_the_pull_by_hand() -> None:
     found = reports(shared_steps=2, head_steps=0, proximal=0.7, update="model")
     federation = toys.federation(toys.network(), toys.clients(), head_steps=0)
     engine, shared = federation.engine, federation.server.shared.data
-    (x, y) = engine.data["side"]["train"]
-    network, head = toys.network(), engine.states["side"].head
+    network, head = toys.network(), engine.exported("side").head
     start = [p.detach().clone() for p in network.parameters()]
     for step in range(2):
-        rows = torch.from_numpy(engine.batches.rows("side", step))
-        loss = engine.clients["side"].task.loss(head(network(x[rows])), y[rows])
+        x, y = toys.batch(engine, "side", step)
+        loss = engine.clients["side"].task.loss(head(network(x)), y)
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         with torch.no_grad():
             for p, g, p0 in zip(network.parameters(), gradients, start, strict=True):
@@ -60,15 +60,21 @@ def test_one_local_step_knows_no_pull() -> None:
     assert torch.equal(reports(proximal=5.0).gradients(), reports().gradients())
 
 
-def test_fast_engines_leave_the_pull_to_the_loop() -> None:
+def test_a_joint_pass_has_no_local_steps_to_pull() -> None:
     def chosen(**settings) -> str:
         return toys.federation(toys.network(), toys.clients(), **settings).engine.name
 
-    assert chosen(engine="auto", proximal=0.1, shared_steps=3) == "loop"
     assert chosen(engine="auto", proximal=0.1) == "joint"
-    assert chosen(engine="auto", shared_steps=3) == "stacked"
-    with pytest.raises(fgn.ConfigError, match="no proximal term"):
-        chosen(engine="stacked", proximal=0.1, shared_steps=3)
+    with pytest.raises(fgn.ConfigError, match="shared_steps = 3"):
+        chosen(engine="joint", proximal=0.1, shared_steps=3)
+
+
+def test_every_executor_has_the_loops_pull() -> None:
+    how = {"shared_steps": 3, "proximal": 0.7}
+    loop, vmap = (
+        reports(engine=engine, **how, twins=True).gradients() for engine in ("loop", "vmap")
+    )
+    torch.testing.assert_close(loop, vmap, rtol=0, atol=1e-10)
 
 
 # ------------------------------------------------------------------------------- averaged models
@@ -109,11 +115,10 @@ def test_fedavg_is_fedavg() -> None:
         parts = {}
         for name in federation.names:
             local = copy.deepcopy(model)
-            x, y = federation.engine.data[name]["train"]
             for step in range(2):
-                rows = torch.from_numpy(federation.engine.batches.rows(name, 2 * k + step))
+                x, y = toys.batch(federation.engine, name, 2 * k + step)
                 local.zero_grad()
-                federation.engine.clients[name].task.loss(local(x[rows]), y[rows]).backward()
+                federation.engine.clients[name].task.loss(local(x), y).backward()
                 with torch.no_grad():
                     for p in local.parameters():
                         p -= 0.05 * p.grad
@@ -121,7 +126,7 @@ def test_fedavg_is_fedavg() -> None:
         nn.utils.vector_to_parameters((48 * parts["a"] + 24 * parts["b"]) / 72, model.parameters())
     played(federation)
     torch.testing.assert_close(federation.server.shared.data, toys.parameters(model[0]))
-    for head in heads.values():
+    for head in federation.engine.heads().values():
         torch.testing.assert_close(toys.parameters(head), toys.parameters(model[1]))
 
 
@@ -165,7 +170,11 @@ def test_tuning_leaves_running_statistics_and_chance_alone(engine: str) -> None:
     federation = toys.federation(network, toys.clients(), engine=engine, final_head_steps=3)
 
     def statistics() -> dict[str, dict[str, torch.Tensor]]:
-        return {name: state["buffers"] for name, state in federation.engine.state_dict().items()}
+        states = {name: federation.engine.client_state(name) for name in federation.names}
+        return {
+            name: {key: value for key, value in state.items() if key.startswith("buffer.")}
+            for name, state in states.items()
+        }
 
     played(federation)
     before = statistics()

@@ -26,7 +26,9 @@ def train(drawn: drawing.Drawn, **options: Any) -> fgn.Run:
 
 
 def check_engines(drawn: drawing.Drawn, looped: fgn.Run) -> None:
-    for engine in ("joint", "stacked"):
+    if drawn.body == "dropping":  # executors draw in different orders
+        return
+    for engine in ("joint", "vmap"):
         try:
             run = train(drawn, engine=engine)
         except fgn.ConfigError as error:

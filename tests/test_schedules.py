@@ -61,7 +61,7 @@ def test_every_engine_gives_the_loops_run(settings: dict[str, Any]) -> None:
     loop = go(engine="loop", **settings)
     plain = {k: v for k, v in settings.items() if k in ("participation", "head_steps", "schedule")}
     assert not np.allclose(loop.history.loss, go(engine="loop", **plain).history.loss, rtol=1e-6)
-    for engine in ("stacked",) if "clip" in settings else ("joint", "stacked"):
+    for engine in ("vmap",) if "clip" in settings else ("joint", "vmap"):
         assert_same(loop, go(engine=engine, **settings))
     if settings.get("schedule") != "together":
         alone = go(share="none", engine="loop", **settings)
@@ -149,7 +149,6 @@ def test_schedules_and_clips_are_written_in_a_config(tmp_path: Path) -> None:
         ({"clip": 0}, "clip must be > 0"),
         ({"head_clip": -1.0}, "head_clip must be > 0"),
         ({"clip": 1.0, "engine": "joint"}, "clip needs the length of every client's gradient"),
-        ({"clip": 1.0, "engine": "stacked", "shared_steps": 2}, "does not clip every local step"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._engines import scores, unshared
+from alone_clients import clients, conv, half_frozen, mlp, open_end, trainer
+from fedgradnorm._engines import measured_clients, scores
 from fedgradnorm._engines.scores import HostTargets, Scores, on_host
-from side_by_side import clients, conv, half_frozen, mlp, open_end, trainer
+from fedgradnorm._training.trainer import Trainer
 
 Measured = dict[str, dict[str, float]]
 
@@ -111,22 +112,6 @@ def test_targets_of_the_host_stay_there(fetched: list[list[int]]) -> None:
     assert len(fetched) == 1
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError])
-def test_where_they_cannot_be_evaluated_together_they_are_one_by_one(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = trainer(mlp(), clients(), "auto", eval_every=0)
-    run, alone = made.federations._run, made.federations.evaluate("test")
-
-    def fails(*_: object) -> None:
-        raise kind("too little")
-
-    monkeypatch.setattr(run, "_features", fails)
-    run.evaluates_together = True
-    assert made.federations.evaluate("test") == alone
-    assert not run.evaluates_together
-
-
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": mlp, "open end": open_end, "any": toys.network, "frozen": half_frozen, "conv": conv,
 }  # fmt: skip
@@ -134,25 +119,21 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("rows", [4096, 40, 15])
-def test_networks_of_their_own_are_evaluated_together_as_one_by_one(
+def test_clients_of_one_network_are_evaluated_together_as_one_by_one(
     network: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unshared, "ROWS_AT_ONCE", rows)
-    made = trainer(NETWORKS[network](), clients(), "auto", eval_every=0)
+    monkeypatch.setattr(measured_clients, "ROWS_AT_ONCE", rows)
+    made = trainer(NETWORKS[network](), clients(), "auto", share="all", eval_every=0)
     for _ in range(3):
         made.advance()
-    run = made.federations._run
     for split in ("train", "validation", "test"):
-        alone = made.federations.evaluate(split)
-        run.evaluates_together = True
-        some = run.evaluate(split, list(made.clients))
-        assert set(some) == {
-            n for n, c in made.clients.items() if len(getattr(c, split)[0]) <= rows
-        }
-        together = made.federations.evaluate(split)
-        run.evaluates_together = False
-        assert list(together) == list(alone)
-        assert_near(together, alone)
+        together = made.federation.evaluate(split)
+        assert list(together) == made.names
+        assert_near(together, one_by_one(made, split))
+
+
+def one_by_one(made: Trainer, split: str) -> Measured:
+    return {name: made.federation.evaluate(split, [name])[name] for name in made.names}
 
 
 def assert_near(found: Measured, expected: Measured) -> None:
@@ -160,25 +141,30 @@ def assert_near(found: Measured, expected: Measured) -> None:
         assert found[name] == pytest.approx(values, rel=1e-12, abs=1e-12)
 
 
-def test_those_who_are_asked_for_are_evaluated() -> None:
-    made = trainer(mlp(), clients(), "auto", eval_every=0)
-    made.federations._run.evaluates_together = True
-    assert list(made.federations.evaluate("test", ["side-24", "corner-5"])) == [
+@pytest.mark.parametrize("share", ["all", "none"])
+def test_those_who_are_asked_for_are_evaluated(share: str) -> None:
+    made = trainer(mlp(), clients(), "auto", share=share, eval_every=0)
+    assert list(made.federation.evaluate("test", ["side-24", "corner-5"])) == [
         "corner-5",
         "side-24",
     ]
-    assert made.federations.evaluate("test", []) == {}
+    assert made.federation.evaluate("test", []) == {}
 
 
-def test_who_has_tuned_a_network_is_evaluated_with_that() -> None:
+@pytest.mark.parametrize("share", ["all", "none"])
+def test_who_has_tuned_a_network_is_evaluated_with_that(share: str) -> None:
     how: dict[str, Any] = {"personalize": {"steps": 5, "lr": 0.01, "what": "network"}, "rounds": 2}
-    made = trainer(mlp(), clients(), "auto", **how)
+    made = trainer(mlp(), clients(), "auto", share=share, **how)
     while not made.done:
         made.advance()
     made.evaluate()
-    run, alone = made.federations._run, made.federations.evaluate("test")
-    run.evaluates_together = True
-    shared = [name for name, state in run.loop.states.items() if state.own is None]
-    assert len(shared) < len(made.clients)
-    assert sorted(run.evaluate("test", list(made.clients))) == sorted(shared)
-    assert_near(made.federations.evaluate("test"), alone)
+    found = made.federation.evaluate("test")
+    assert_near(found, one_by_one(made, "test"))
+    run = made.result({})
+    for name, client in made.clients.items():
+        x, y = client.test
+        output = run.networks[name](torch.as_tensor(x).double())
+        output = run.heads[name](output).detach()
+        y = torch.as_tensor(y)
+        y = y.double() if y.is_floating_point() else y
+        assert found[name] == pytest.approx(client.task.measure(output, y), rel=1e-10)

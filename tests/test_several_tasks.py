@@ -59,7 +59,7 @@ def looped() -> fgn.Run:
     return train(engine="loop", participation=0.7)
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     run = train(engine=engine, participation=0.7)
     numbers = run.history.select_dtypes("number").columns

@@ -68,7 +68,7 @@ def looped() -> fgn.Run:
     return train(engine="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     run = train(engine=engine)
     pair = toys.parameters(run.network), toys.parameters(looped.network)
@@ -78,7 +78,7 @@ def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
     np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-9)
 
 
-def test_clients_alone_side_by_side_give_the_loops_run() -> None:
+def test_clients_alone_give_the_loops_run() -> None:
     fast, slow = (train(share="none", engine=engine) for engine in ("auto", "loop"))
     for name, net in fast.networks.items():
         pair = toys.parameters(net), toys.parameters(slow.networks[name])
@@ -133,7 +133,7 @@ WORDS = GENERATOR.normal(size=(16, 7, 3))
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["features last", "features first"])
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked"])
+@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
 def test_tags_of_a_sequence(engine: str, first: bool) -> None:
     x = WORDS.swapaxes(1, 2) if first else WORDS
     tags = (WORDS[:, :, 0] > 0).astype(int)

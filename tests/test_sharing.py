@@ -85,7 +85,7 @@ def test_a_private_layer_is_trained_as_a_part_of_the_head() -> None:
     np.testing.assert_array_equal(*(n.to_numpy(float) for n in numbers))
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked"])
+@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
 @pytest.mark.parametrize("share", ["all", "none"])
 def test_frozen_by_a_pattern_is_frozen_by_hand_in_every_engine(engine: str, share: str) -> None:
     by_hand = toys.network()

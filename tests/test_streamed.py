@@ -237,11 +237,11 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "engine"),
     [
-        ({}, "engine roster"),
-        ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "engine roster"),
-        ({"final_head_steps": 2, "first_loss": "first_round"}, "engine roster"),
-        ({"shared_steps": 2}, "engine loop (not roster: shared_steps = 2"),
-        ({"record_conflict": 5}, "engine loop (not joint: client 'a' reads its rows batch by"),
+        ({}, "executor joint"),
+        ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "executor joint"),
+        ({"final_head_steps": 2, "first_loss": "first_round"}, "executor joint"),
+        ({"shared_steps": 2}, "(not joint: shared_steps = 2"),
+        ({"record_conflict": 5}, "executor joint"),
     ],
     ids=str,
 )
@@ -265,9 +265,9 @@ def test_a_pass_of_more_than_fits_is_left_to_the_loop(caplog: Any, monkeypatch: 
     given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: Pairs(X[at], VALUES[at]))
     with caplog.at_level(logging.INFO, "fedgradnorm"):
         trained(given, rounds=1, engine="auto")
-    assert "engine loop (not roster: a round reads 192 numbers from where they lie" in caplog.text
-    for engine in ("joint", "stacked"):
-        with pytest.raises(fgn.ConfigError, match="batch by batch"):
+    assert "executor loop (not joint: a round reads 192 numbers from where they are" in caplog.text
+    for engine in ("joint", "vmap"):
+        with pytest.raises(fgn.ConfigError, match="a round reads 192 numbers"):
             trained(given, engine=engine)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+from fedgradnorm._engines import Engine
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Equal, Weighting
@@ -93,15 +94,45 @@ def federation(
     return Federation(network, clients, weighting or Equal(), Settings(**settings), CPU)
 
 
+def batch(engine: Engine, name: str, number: int) -> tuple[Tensor, Tensor]:
+    """A client's training batch with this number, counted from the start of the run."""
+    x, y = engine.examples.split(name, "train")
+    rows = torch.from_numpy(engine.examples.batches.rows(name, number))
+    return x[rows], y[rows]
+
+
+def head(federation: Federation, name: str) -> nn.Module:
+    """A copy of a client's head."""
+    return federation.engine.exported(name).head
+
+
+def first_loss(federation: Federation, name: str) -> float | None:
+    """A client's loss before any training; None while it is not known."""
+    found = float(federation.engine.client_state(name)["first_loss"])
+    return None if np.isnan(found) else found
+
+
+def buffers(federation: Federation, name: str) -> dict[str, Tensor]:
+    """A client's own running statistics and private layers of the network."""
+    return federation.engine.exported(name).parts
+
+
+def row(federation: Any, name: str) -> dict[str, Tensor]:
+    """All that a federation keeps of a client between rounds, as copies."""
+    return federation.engine.client_state(name)
+
+
 def parameters(module: nn.Module) -> Tensor:
     """All trainable parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two nested states are equal to the bit."""
+    """Whether two nested states are bit-for-bit equal; NaN is equal to NaN."""
     if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+        alike = isinstance(right, Tensor) and left.dtype == right.dtype
+        alike = alike and left.shape == right.shape
+        return alike and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, (list, tuple)):

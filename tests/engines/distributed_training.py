@@ -25,13 +25,22 @@ from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
 PROMISE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3}
-LOOP: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
-STILL: dict[str, Any] = {**LOOP, "network": partial(toys.noisy_network, bias=False)}
+LOCAL: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
+
+
+def with_statistics(dtype: torch.dtype, bias: bool = False) -> torch.nn.Module:
+    """Running statistics without dropout, which depends on who runs in one call."""
+    network = toys.noisy_network(dtype, bias=bias)
+    network[3].p = 0.0
+    return network
+
+
+STILL: dict[str, Any] = {**LOCAL, "network": with_statistics}
 CASES: dict[str, dict[str, Any]] = {
     "joint": {},
     "float32": {"dtype": SINGLE},
-    "stacked": {"shared_steps": 3, "head_steps": 2},
-    "loop": STILL,
+    "vmap": {"shared_steps": 3, "head_steps": 2},
+    "statistics": STILL,
     "private parts": {
         **STILL,
         "shared": "!*Norm*",
@@ -40,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
         "server_schedule": "cosine",
         "head_schedule": "cosine",
     },
-    "idle bias": {**LOOP, "network": toys.noisy_network},
+    "idle bias": {**LOCAL, "network": partial(with_statistics, bias=True)},
     "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
     "gram": {"weighting": MGDA},
     "gradients": {"weighting": TrimmedMean},

@@ -25,8 +25,9 @@ from engines.distributed_killed import train, train_many
 from engines.distributed_training import CASES, results
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._engines.distributed import DistributedEngine
+from fedgradnorm._engines import RankedEngine
 from fedgradnorm._engines.ranks import World
+from fedgradnorm._federation import federation as federations
 from fedgradnorm._training.ranked import meet
 from fedgradnorm.weighting import MGDA
 
@@ -87,6 +88,12 @@ def alone() -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def ranked(alone, monkeypatch):  # what it is compared with comes first
+    """One process that takes itself for a rank."""
+    monkeypatch.setattr(federations, "asked_for", lambda: 2)
+
+
 @pytest.mark.slow
 def test_ranks_give_the_same_run_as_one_process(alone, tmp_path):
     finished(torchrun(3, HERE / "distributed_training.py", tmp_path))
@@ -110,8 +117,8 @@ def test_more_ranks_than_clients(alone, tmp_path):
     "name",
     [
         "joint",
-        "stacked",
-        "loop",
+        "vmap",
+        "statistics",
         "gram",
         "averaged heads",
         "heads by task",
@@ -122,8 +129,9 @@ def test_more_ranks_than_clients(alone, tmp_path):
         "streamed",
     ],
 )
+@pytest.mark.usefixtures("ranked")
 def test_one_rank_without_torchrun(name, alone):
-    found = json.loads(json.dumps(results("distributed", [name])))
+    found = json.loads(json.dumps(results("auto", [name])))
     assert gap(found[name], alone[name]) < TIGHT
 
 
@@ -176,14 +184,17 @@ def test_a_killed_rank_ends_the_run_and_any_number_of_ranks_resumes(tmp_path):
     assert not (tmp_path / "many" / "rows").exists()
 
 
-@pytest.mark.parametrize(("unlike", "rows"), [(None, True), ("side1", False)])
-def test_ranks_keep_rows_of_clients_where_all_of_them_can(unlike, rows):
+@pytest.mark.usefixtures("ranked")
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize(("share", "many"), [(0.1, True), (1.0, False)])
+def test_ranks_write_the_rows_that_changed_where_few_of_many_take_part(unlike, share, many):
     clients = [toys.client(f"side{i}", 9, "side") for i in range(200)]
     clients[1] = replace(clients[1], head=torch.nn.Linear(5, 2) if unlike else None)
-    more = {"engine": "distributed", "participation": 0.1}
-    engine = toys.federation(toys.network(), clients, **more).engine
-    assert isinstance(engine, DistributedEngine)
-    assert (engine.local.name == "roster") == (engine.journal is not None) == rows
+    made = toys.federation(toys.network(), clients, engine="auto", participation=share)
+    assert isinstance(made.engine, RankedEngine)
+    assert (made.engine.journal is not None) == many
+    made.round(0, ["side0", "side1", "side7"])
+    assert made.engine.local.table.known() == ["side0", "side1", "side7"]
 
 
 def test_an_engine_of_one_process_is_refused_under_torchrun(monkeypatch):
@@ -210,9 +221,10 @@ class Counting(World):
     ("weighting", "sent"),
     [(fgn.GradNorm(), [5 * 3, 101]), (fgn.Equal(), [5 * 3, 101]), (MGDA(), [5 * 3, 3 * 101, 101])],
 )
+@pytest.mark.usefixtures("ranked")
 def test_only_what_the_weighting_needs_crosses_ranks(weighting, sent):
-    federation = toys.federation(toys.network(), toys.clients(), weighting, engine="distributed")
-    assert isinstance(federation.engine, DistributedEngine)
+    federation = toys.federation(toys.network(), toys.clients(), weighting, engine="auto")
+    assert isinstance(federation.engine, RankedEngine)
     federation.engine.world = Counting()
     Counting.sent.clear()
     federation.round(0, federation.names)

@@ -17,8 +17,8 @@ import torch
 import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
-from fedgradnorm._engines.distributed import Elsewhere, own_part, with_others
-from fedgradnorm._engines.distributed.distributed_engine import _shares
+from fedgradnorm._engines import Elsewhere, own_part, with_others
+from fedgradnorm._engines.ranked_engine import _share
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.making_heads import make_head
@@ -53,7 +53,7 @@ def test_each_rank_knows_all_clients_and_holds_the_rows_of_its_own():
     clients = five()
     for rank, found in enumerate(met([clients[0::2], clients[1::2]])):
         assert [c.name for c in found] == [c.name for c in clients]
-        assert _shares(found, World(rank, 2)) == [[0, 2, 4], [1, 3]]
+        assert _share(found, World(rank, 2)) == [[0, 2, 4], [1, 3]][rank]
         for k, (light, client) in enumerate(zip(found, clients, strict=True)):
             assert isinstance(light, Elsewhere) == (k % 2 != rank)
             assert (light.size, light.drawn) == (30, 30)
@@ -74,9 +74,9 @@ def test_what_a_rank_is_told_does_not_grow_with_the_data():
 
 def test_parts_of_any_size_stay_where_they_are():
     clients = five()
-    found = met([clients[:1], [], clients[1:]])[2]
-    assert [c.name for c in found] == ["corner0", "side1", "place2", "corner3", "side4"]
-    assert _shares(found, World(2, 3)) == [[0], [], [1, 2, 3, 4]]
+    every = met([clients[:1], [], clients[1:]])
+    assert [c.name for c in every[2]] == ["corner0", "side1", "place2", "corner3", "side4"]
+    assert [_share(every[k], World(k, 3)) for k in range(3)] == [[0], [], [1, 2, 3, 4]]
 
 
 def test_all_clients_on_every_rank_stay_as_they_are():

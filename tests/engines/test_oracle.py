@@ -10,8 +10,8 @@ from oracle import EXAMPLE, compare_with_oracle, mixed_clients
 
 STEPS = {
     (1, 1): ("loop", "joint"),
-    (3, 1): ("loop", "joint", "stacked"),
-    (1, 5): ("loop", "stacked"),
+    (3, 1): ("loop", "joint", "vmap"),
+    (1, 5): ("loop", "vmap"),
 }
 TWO_OF_THREE = 0.67
 ROUNDS = 7

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 from experiments.small_config import small_config
-from fedgradnorm._engines.stacked import StackedEngine
+from fedgradnorm._engines import choice
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.trainer import Progress
 from fedgradnorm.experiments import load_config, run
@@ -26,7 +26,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
 REFUSED = "precision = 'bf16' needs a GPU; use 'float32'"
 NETWORKS = {"network1": (1, 40, 40), "network2": (256,)}
-ENGINES = {"loop": 2, "stacked": 2, "joint": 1}
+ENGINES = {"loop": 2, "vmap": 2, "joint": 1}
 """With how many shared steps each is tried."""
 
 
@@ -63,18 +63,12 @@ def test_losses_are_nearly_those_of_float32(network: str, engine: str) -> None:
 
 
 @gpu
-def test_copies_stepped_together_are_those_stepped_one_by_one(monkeypatch) -> None:
-    apart = train("network2", "bf16", "stacked", shared_steps=2)
-    make = StackedEngine.__init__
-
-    def together(self, *args, **settings) -> None:
-        make(self, *args, **settings)
-        self.chunk = 2
-
-    monkeypatch.setattr(StackedEngine, "__init__", together)
-    stacked = train("network2", "bf16", "stacked", shared_steps=2)
+def test_networks_stepped_in_one_call_are_those_stepped_one_by_one(monkeypatch) -> None:
+    together = train("network2", "bf16", "vmap", shared_steps=2)
+    monkeypatch.setitem(choice.BYTES_AT_ONCE, "cuda", 1)
+    apart = train("network2", "bf16", "vmap", shared_steps=2)
     for column in ("loss", "gauge_norm"):
-        a, b = (reports(run, column) for run in (apart, stacked))
+        a, b = (reports(run, column) for run in (apart, together))
         torch.testing.assert_close(a, b, rtol=0.02, atol=0)
 
 

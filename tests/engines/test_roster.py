@@ -1,9 +1,8 @@
-"""Many registered clients of which few take part: the same training as the loop's."""
+"""Many registered clients of which few take part: rows on demand, and the same training."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +10,12 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm._engines import RosterEngine
-from fedgradnorm._engines.roster.adam_rows import AdamRows, Rows, steps_in_rows
-from fedgradnorm._errors import ConfigError
+import toys
+from fedgradnorm._engines import Engine
 from fedgradnorm._federation.making_heads import HeadsOnDemand, make_head
-from fedgradnorm._optimizers import build, resolve
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
-from fedgradnorm.weighting import GradNorm, Needs, Weighting
+from fedgradnorm.weighting import GradNorm, Weighting
 from weighting.laws import WEIGHTINGS
 
 DOUBLE = torch.float64
@@ -49,13 +46,32 @@ def small_network() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU()).to(DOUBLE)
 
 
+MANY = "many"
+"""Executor "auto", for as many registered clients that rows and examples are made on demand."""
+
+
+@pytest.fixture(autouse=True)
+def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve clients are many, in trainings that ask for it."""
+    monkeypatch.setattr(Settings, "few_take_part", lambda self, _: self.engine == "auto")
+
+
 def trainer(
-    engine: str, weighting: Weighting | None = None, device: str = "cpu", **settings: object
+    engine: str,
+    weighting: Weighting | None = None,
+    device: str = "cpu",
+    clients: list[fgn.Client] | None = None,
+    **settings: object,
 ) -> Trainer:
     given = {"rounds": 9, "batch_size": 6, "participation": 0.4, "lr": 0.05, **settings}
-    clients = many_clients()
-    made = Settings(engine=engine, **given)  # type: ignore[arg-type]
-    return Trainer(small_network(), clients, weighting or GradNorm(), made, torch.device(device))
+    name = "auto" if engine == MANY else engine
+    made = Settings(engine=name, **given)  # type: ignore[arg-type]
+    weighting = weighting or GradNorm()
+    clients = many_clients() if clients is None else clients
+    found = Trainer(small_network(), clients, weighting, made, torch.device(device))
+    assert isinstance(found.federation.engine, Engine)
+    assert (found.journal is not None) == (engine == MANY)
+    return found
 
 
 def trained(engine: str, rounds: int = 9, **settings: object) -> Trainer:
@@ -66,10 +82,8 @@ def trained(engine: str, rounds: int = 9, **settings: object) -> Trainer:
 
 
 def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
-    first, second = (t.federations[0] for t in (one, other))
-    torch.testing.assert_close(
-        first.server.shared.data, second.server.shared.data, rtol=0, atol=tolerance
-    )
+    first, second = (t.federation for t in (one, other))
+    torch.testing.assert_close(first.server.shared, second.server.shared, rtol=0, atol=tolerance)
     weights = (f.server.weighting.weight for f in (first, second))
     torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
     for name, head in first.engine.heads().items():
@@ -101,30 +115,32 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
         {"head_schedule": {"name": "StepLR", "step_size": 2}, "head_start": "targets"},
         {"batch_size": None, "participation": [["c0", "c5"], ["c1", "c2", "c3", "c7"]]},
         {"final_head_steps": 2, "aggregate": "by_size", "order": "old"},
+        {"shared_steps": 2},
+        {"shared_steps": 2, "update": "model", "schedule": "together"},
+        {"head_optimizer": "nadam"},
+        {"personalize": {"steps": 2}},
+        {"personalize": {"steps": 2, "what": "network"}},
+        {"clip": 0.1, "proximal": 0.1},
+        {"shared": "!0"},
     ],
     ids=lambda settings: "-".join(settings) or "plain",
 )
-def test_the_roster_trains_as_the_loop_does(settings: dict[str, object]) -> None:
-    one, other = (trained(engine, **settings) for engine in ("roster", "loop"))
-    assert isinstance(one.federations[0].engine, RosterEngine)
+def test_many_train_as_the_loop_does(settings: dict[str, object]) -> None:
+    one, other = (trained(engine, **settings) for engine in (MANY, "loop"))
     for each in (one, other):
-        each.federations[0].finish(each.round)
+        each.federation.finish(each.round)
+        each.federation.personalize(each.round)
     assert_same(one, other)
 
 
-GRADIENTS = Needs.GRAM | Needs.GRADIENT
 OWN_NAMES = ("static", "by-task")
 """Weightings made for the clients of the laws."""
 
 
 @pytest.mark.parametrize("name", [n for n in WEIGHTINGS if not n.startswith(OWN_NAMES)])
-def test_every_weighting_that_can_be_told_by_the_roster_gives_the_same(name: str) -> None:
-    if WEIGHTINGS[name]().needs & GRADIENTS:
-        with pytest.raises(ConfigError, match="gradient"):
-            trainer("roster", WEIGHTINGS[name]())
-        return
-    one, other = (trained(e, 5, weighting=WEIGHTINGS[name]()) for e in ("roster", "loop"))
-    assert_same(one, other)
+def test_every_weighting_gives_the_same(name: str) -> None:
+    one, other = (trained(e, 5, weighting=WEIGHTINGS[name]()) for e in (MANY, "loop"))
+    assert_same(one, other, 1e-5 if name == "nash-mtl" else 1e-10)  # a solver with a tolerance
 
 
 def test_first_heads_are_those_of_any_engine() -> None:
@@ -132,49 +148,40 @@ def test_first_heads_are_those_of_any_engine() -> None:
     for start in ("random", "targets", "auto"):
         heads = HeadsOnDemand(network, clients, Settings(seed=7, head_start=start))
         for client in clients:
-            weight, bias = heads.numbers([client])
             made = make_head(network, client, 7, at_targets=start != "random")
-            assert torch.equal(made.weight, weight[0])
-            assert torch.equal(made.bias, bias[0])
+            assert torch.equal(toys.parameters(made), heads.rows([client])[0])
         pair = [client for client in clients if client.task.outputs == 2]
-        _, biases = heads.numbers(pair)
-        assert torch.equal(biases, torch.cat([heads.numbers([client])[1] for client in pair]))
-
-
-@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "eps": 1e-3}, {"maximize": True}])
-def test_rows_step_as_torchs_adam_does_to_the_bit(more: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    x, gradient = torch.randn(5, 3, 7), torch.randn(5, 3, 7)
-    plain = [nn.Parameter(row.clone()) for row in x]
-    optimizer = torch.optim.Adam(plain, lr=0.01, fused=True, **more)
-    moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-    rows = AdamRows([Rows(x, gradient, {**moments, "step": torch.zeros(5)})])
-    assert steps_in_rows(optimizer)
-    assert steps_in_rows(build([nn.Parameter(torch.zeros(2))], resolve("adam", 0.1)))  # a run's
-    for first in (5, 3, 4, 5):  # who steps in each round
-        gradient.normal_()
-        for k, parameter in enumerate(plain):
-            parameter.grad = gradient[k].clone() if k < first else None
-        optimizer.step()
-        rows.step(first, optimizer.param_groups[0])
-        assert all(torch.equal(one, two) for one, two in zip(x, plain, strict=True))
-
-
-def test_more_than_plain_adam_is_left_to_torch() -> None:
-    for kind, more in ((torch.optim.Adam, {"amsgrad": True}), (torch.optim.AdamW, {})):
-        assert not steps_in_rows(kind([nn.Parameter(torch.zeros(2))], fused=True, **more))
+        assert torch.equal(heads.rows(pair), torch.cat([heads.rows([one]) for one in pair]))
 
 
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:
-    found = trained("roster", 2)
-    engine = found.federations[0].engine
-    held = {name for kind in engine.registry.kinds for name in kind.shelf.names}
-    assert held == {name for k in range(2) for name in found._active(k)}
+    found = trained(MANY, 2)
+    engine = found.federation.engine
+    held = {name for part in engine.table.parts for name in part.rows.names}
+    active = {name for k in range(2) for name in found._active(k)}
+    tried = set(engine.names[:2])  # to find out whether vmap can run them
+    assert active <= held <= active | tried
     assert held < set(engine.clients)
+    assert set(engine.table.known()) == active
+
+
+def test_an_export_of_all_heads_gives_nobody_a_row() -> None:
+    found, plain = trained(MANY, 2), trained("loop", 2)
+    before = [len(part.rows) for part in found.federation.engine.table.parts]
+    tables = found.federation.head_tables()
+    assert [len(part.rows) for part in found.federation.engine.table.parts] == before
+    heads = plain.federation.engine.heads()
+    seen = []
+    for names, weights, biases in tables:
+        for name, weight, bias in zip(names, weights, biases, strict=True):
+            torch.testing.assert_close(weight, heads[name].weight.data, rtol=0, atol=1e-10)
+            torch.testing.assert_close(bias, heads[name].bias.data, rtol=0, atol=1e-10)
+            seen.append(name)
+    assert sorted(seen) == sorted(found.clients)
 
 
 def test_a_round_reports_of_those_alone_that_take_part() -> None:
-    federation = trainer("roster").federations[0]
+    federation = trainer(MANY).federation
     reports, weights = federation.round(0, ["c3", "c4", "c9"])
     assert reports.rows is not None
     assert reports.rows.tolist() == [3, 4, 9]
@@ -184,22 +191,22 @@ def test_a_round_reports_of_those_alone_that_take_part() -> None:
 
 def test_a_client_that_is_not_finite_is_found_and_left_as_it_was() -> None:
     def spoilt(engine: str) -> Trainer:
-        found = trainer(engine, lr=0.05)
-        x, _ = found.clients["c1"].train
-        x[0, 0] = 1e200
+        clients = many_clients()
+        clients[1].train[0][0, 0] = 1e200
+        found = trainer(engine, clients=clients)
         for _ in range(6):
             found.advance()
         return found
 
-    one, other = spoilt("roster"), spoilt("loop")
+    one, other = spoilt(MANY), spoilt("loop")
     assert one.watch.counts() == other.watch.counts() != {}
     assert_same(one, other)
 
 
 def test_states_go_from_one_engine_to_the_other_in_the_middle() -> None:
-    one = trained("roster", 4)
+    one = trained(MANY, 4)
     state = one.state_dict()
-    for engine in ("roster", "loop", "joint"):
+    for engine in (MANY, "loop", "joint"):
         going_on = trainer(engine)
         going_on.load_state_dict(copy.deepcopy(state))
         going_on.history.rows = list(one.history.rows)
@@ -209,32 +216,20 @@ def test_states_go_from_one_engine_to_the_other_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"shared_steps": 2}, "shared_steps = 2"),
-        ({"personalize": {"steps": 1}}, "personalize"),
-        ({"head_optimizer": "nadam"}, "nadam"),
-    ],
+    ("clients", "share", "many"), [(1000, 0.1, True), (100, 0.1, False), (1000, 0.9, False)]
 )
-def test_what_the_roster_cannot_do_is_refused_by_its_reason(
-    settings: dict[str, object], reason: str
+def test_rows_are_made_on_demand_where_many_are_registered_and_few_take_part(
+    clients: int, share: float, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        trainer("roster", **settings)
-
-
-def test_auto_takes_the_roster_where_many_are_registered_and_few_take_part() -> None:
-    settings = Settings(participation=0.1)
-    assert settings.few_take_part(1000)
-    assert not settings.few_take_part(100)
-    assert not Settings(participation=0.9).few_take_part(1000)
+    monkeypatch.undo()
+    assert Settings(participation=share).few_take_part(clients) is many
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("settings", [{}, {"head_steps": 3}, {"head_optimizer": "sgd"}])
-def test_on_a_gpu_the_roster_gives_the_loops_numbers(settings: dict[str, object]) -> None:
-    one, other = trained("roster", device="cuda", **settings), trained("loop", **settings)
-    shared = (t.federations[0].server.shared.data.cpu() for t in (one, other))
+def test_on_a_gpu_many_give_the_loops_numbers(settings: dict[str, object]) -> None:
+    one, other = trained(MANY, device="cuda", **settings), trained("loop", **settings)
+    shared = (t.federation.server.shared.cpu() for t in (one, other))
     torch.testing.assert_close(*shared, rtol=0, atol=1e-10)
     for a, b in zip(one.history.rows, other.history.rows, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-10)

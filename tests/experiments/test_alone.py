@@ -108,7 +108,7 @@ def test_training_alone_that_fails_costs_nobody_anything(caplog) -> None:
         assert same(chosen, plain, name)
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked", "distributed"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_engines_agree(engine: str) -> None:
     left, right = (train(engine=one, personalize=CHOICE) for one in ("loop", engine))
     for name in toys.NAMES:

@@ -15,10 +15,9 @@ from torch.nn.functional import cosine_similarity
 import fedgradnorm as fgn
 import toys
 from experiments.resuming import assert_equal_to_the_bit, stored
-from fedgradnorm._engines import JointEngine
 from fedgradnorm._federation.conflict import pairs
+from fedgradnorm._federation.federation import Federation, Outcome
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import ServerState, columns, server_round
 from fedgradnorm._round.settings import EngineName
 from fedgradnorm.experiments._methods import find_method
 
@@ -80,7 +79,6 @@ def test_every_engine_records_them_and_trains_the_same_to_the_bit(
     {"head_steps": 3, "first_loss": "first_round"}, {"schedule": "together"},
     {"shared_steps": 2}, {"update": "model", "shared_steps": 2}, {"ditto": 0.5},
     {"network": toys.noisy_network()}, {"participation": 0.7},
-    {"network": toys.noisy_network(), "engine": "distributed"},
 ])  # fmt: skip
 def test_every_way_of_training_is_left_alone(how: dict[str, Any]) -> None:
     run, plain = train(**how, record_conflict=1), train(**how)
@@ -97,23 +95,18 @@ def test_they_are_of_the_updates_as_sent_whatever_the_weighting_makes_of_them(me
 
 
 def test_rounds_that_run_together_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one(engine: JointEngine, server: ServerState, number: int, active: list[str]) -> Any:
-        reports = engine.run_clients(server.shared.data, number, active)
-        table = columns(server, reports, server_round(server, reports))
-        return {key: column.tolist() for key, column in table.items()}
-
-    def together(self: JointEngine, server: ServerState, first: int, actives: Any) -> list[Any]:
+    def together(self: Federation, first: int, actives: Any) -> list[Outcome]:
         lengths.append(len(actives))
-        return [one(self, server, first + k, active) for k, active in enumerate(actives)]
+        return rounds(self, first, actives)
 
-    expected, lengths = train(engine="joint", record_conflict=3), list[int]()
-    monkeypatch.setattr(JointEngine, "burst", lambda *_: 512)  # as on a GPU
-    monkeypatch.setattr(JointEngine, "rounds", together)
+    expected, lengths, rounds = train(engine="joint", record_conflict=3), [], Federation.rounds
+    monkeypatch.setattr(Federation, "burst", 512)  # as on a GPU
+    monkeypatch.setattr(Federation, "rounds", together)
     run = train(engine="joint", record_conflict=3, eval_every=0, checkpoint_every=100)
     assert run.pairs.rows == expected.pairs.rows
-    assert lengths == [3, 3]
+    assert lengths == [3, 3, 1]
     train(engine="joint", eval_every=0, checkpoint_every=100)
-    assert lengths == [3, 3, 7]
+    assert lengths == [3, 3, 1, 7]
 
 
 def test_resumed_they_are_the_same_to_the_bit(tmp_path: Path) -> None:
@@ -162,7 +155,7 @@ def test_alone_nobody_is_in_conflict() -> None:
 def test_the_log_says_what_it_costs(caplog: Any, engine: EngineName, told: bool) -> None:
     with caplog.at_level(logging.INFO, "fedgradnorm"):
         train(rounds=1, engine=engine, record_conflict=5)
-    text = "engine joint is kept, but it forms no single updates"
+    text = "executor joint stays, but it forms no single updates"
     assert (text in caplog.text) == told
 
 

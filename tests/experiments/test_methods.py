@@ -4,8 +4,11 @@ from dataclasses import fields
 
 import pytest
 
+import fedgradnorm as fgn
+from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.settings import Settings
+from fedgradnorm.experiments import load_config, run
 from fedgradnorm.experiments._methods import METHODS, find_method
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
@@ -61,3 +64,14 @@ def test_wrong_options(name, options, says):
 def test_nearest_name():
     with pytest.raises(ConfigError, match="did you mean 'fedrep'"):
         find_method("fedreq")
+
+
+def test_none_in_a_config_is_none_where_an_option_may_be(tmp_path):
+    assert METHODS["fedgradnorm"].build({"floor": "none"}).floor is None
+    with pytest.raises(ConfigError, match=r"'gamma'.* must be a number, not 'none'"):
+        METHODS["fedgradnorm"].build({"gamma": "none"})
+    path = small_config(tmp_path)
+    path.write_text(path.read_text().replace("[weighting]\n", '[weighting]\nfloor = "none"\n'))
+    trained = run(load_config(path), tmp_path / "run")
+    assert trained.about["weighting"]["floor"] is None
+    assert fgn.load(tmp_path / "run").about["weighting"] == trained.about["weighting"]

@@ -32,8 +32,7 @@ def train(without: str = "", **more: Any) -> fgn.Run:
 WAYS: list[dict[str, Any]] = [
     {},
     {"engine": "joint"},
-    {"engine": "stacked", "shared_steps": 2},
-    {"engine": "distributed"},
+    {"engine": "vmap", "shared_steps": 2},
     {"ditto": 0.1},
     {"participation": 0.7, "network": toys.noisy_network, "seed": 0},
 ]
@@ -76,7 +75,7 @@ def test_each_client_ends_as_a_run_of_its_own_best_round_does(how: dict) -> None
     assert shared == together.about["kept"]
 
 
-@pytest.mark.parametrize("engine", ["joint", "stacked"])
+@pytest.mark.parametrize("engine", ["joint", "vmap"])
 def test_engines_agree_on_what_each_client_keeps(engine: str) -> None:
     one, two = train(keep="own_best"), train(keep="own_best", engine=engine)
     assert own_rounds(one) == own_rounds(two)

@@ -51,8 +51,7 @@ def twins(size: int = 2) -> list[fgn.Client]:
 WAYS: list[dict[str, Any]] = [
     {"engine": "loop"},
     {"engine": "joint", "network": toys.network()},
-    {"engine": "stacked", "network": toys.network()},
-    {"engine": "distributed"},
+    {"engine": "vmap", "network": toys.network()},
     {"share": "none"},
     {"share": "none", "network": toys.network()},
     {"ditto": 0.1},

@@ -32,8 +32,7 @@ from fedgradnorm._training.display import live_display
 WAYS: list[dict[str, Any]] = [
     {},
     {"engine": "joint"},
-    {"engine": "stacked", "shared_steps": 2},
-    {"engine": "distributed"},
+    {"engine": "vmap", "shared_steps": 2},
     {"ditto": 0.1},
     {"participation": 0.7, "network": toys.noisy_network},
     {"final_head_steps": 3},
@@ -72,7 +71,7 @@ def test_every_evaluation_is_in_the_history_once_and_tables_show_what_is_kept() 
 
 def test_patience_ends_a_run_and_every_engine_ends_it_alike() -> None:
     whole = train(keep="best")
-    runs = [train(keep="best", patience=2, engine=e) for e in ("loop", "joint", "stacked")]
+    runs = [train(keep="best", patience=2, engine=e) for e in ("loop", "joint", "vmap")]
     for run in runs:
         kept = run.about["kept"]
         assert run.finished

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm._engines.loop import LoopEngine
+import toys
+from fedgradnorm._engines import Engine
+from fedgradnorm._federation.federation import Federation
 from fedgradnorm._privacy.per_example import RowGradients, check_rows, named, row_loss
 from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
-from fedgradnorm._round.client_round import Report
 from fedgradnorm._round.private.private_plan import expected_rounds, planned
-from fedgradnorm._round.private.private_round import private_round
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
 from privacy.private_clients import INPUTS, ROWS, network, plain, private, rows, train
@@ -30,32 +31,33 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 CLIP = 0.5
 
 
-def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> LoopEngine:
-    """A loop engine for one client, with everything that the trainer would give it."""
-    how = Settings(**{"rounds": 5, "batch_size": 20, **settings})
-    (client,) = planned([client], how)
+def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> Engine:
+    """A loop for one client, with everything that the trainer would give it."""
+    given = {"rounds": 5, "batch_size": 20, "gauge": "0.weight", "engine": "loop", **settings}
+    how = Settings(**given, seed=seed)
     with torch.random.fork_rng():
         torch.manual_seed(2)
         head = nn.Linear(5, client.task.outputs).double()
-    return LoopEngine(
-        network(), [client], {client.name: head}, gauge=["0.weight"], how=how.local(),
-        batch_size=how.batch_size, seed=seed, device=torch.device("cpu"),
-    )  # fmt: skip
+    (client,) = planned([replace(client, head=head)], how)
+    engine = Federation(network(), [client], fgn.Equal(), how, toys.CPU).engine
+    assert isinstance(engine, Engine)
+    return engine
 
 
-def report_of(engine: LoopEngine, round_number: int) -> Report:
+def report_of(engine: Engine, round_number: int) -> Reports:
     """A round from the engine's first state; it leaves no trace."""
-    twin, name = engine.trial(), next(iter(engine.clients))
-    shared = engine.network.vector.clone()
-    return private_round(
-        engine.private[name], twin.states[name], shared, engine.gauge, round_number
-    )
+    return engine.run_clients(start_of(), round_number, engine.names, keep=False)
+
+
+def start_of() -> torch.Tensor:
+    """The network that rounds begin with."""
+    return toys.parameters(network())
 
 
 def plain_sum(client: fgn.Client, clip: float) -> tuple[torch.Tensor, list[float]]:
     """Clipped gradients of all rows of the shared network, one backward pass a row."""
     engine = engine_of(client)
-    net, head = FlatNetwork(network()), engine.states[client.name].head
+    net, head = FlatNetwork(network()), engine.exported(client.name).head
     total, lengths = torch.zeros_like(net.vector), []
     for x, y in zip(*(torch.as_tensor(part).split(1) for part in client.train), strict=True):
         net.gradient.zero_()
@@ -72,7 +74,7 @@ def test_a_sum_holds_every_row_clipped(mapped: bool) -> None:
     expected, lengths = plain_sum(client, CLIP)
     assert min(lengths) < CLIP < max(lengths)  # both kinds of rows are there
     engine = engine_of(client)
-    net, head = FlatNetwork(network()), engine.states["a"].head
+    net, head = FlatNetwork(network()), engine.exported("a").head
     sums = RowGradients(row_loss(client.task, net.module, head), mapped).clipped(
         named(net.module, "network"), *map(torch.as_tensor, client.train), CLIP, 1e9
     )
@@ -97,7 +99,7 @@ def test_a_row_without_a_finite_gradient_counts_as_nothing(mapped: bool) -> None
 
 
 @pytest.fixture(scope="module")
-def many() -> tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine]:
+def many() -> tuple[Callable[[int], np.ndarray], Engine, Engine]:
     """Updates of many rounds for a client, and for one with a row less, on all rows."""
     terms = {"clip": CLIP, "noise": 1.0, "epsilon": 100.0, "loss_share": 0.0}
     settings = {"batch_size": None, "head_steps": 0}
@@ -109,7 +111,7 @@ def many() -> tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine]:
     one, other = engine_of(private(**terms), **settings), engine_of(less, **settings)
     return (
         lambda which: np.stack(
-            [report_of((one, other)[which], k).update.numpy() for k in range(200)]
+            [report_of((one, other)[which], k).gradients()[0].numpy() for k in range(200)]
         ),
         one,
         other,
@@ -117,7 +119,7 @@ def many() -> tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine]:
 
 
 def test_one_row_moves_the_update_by_at_most_the_clip_and_the_noise_is_as_said(
-    many: tuple[Callable[[int], np.ndarray], LoopEngine, LoopEngine],
+    many: tuple[Callable[[int], np.ndarray], Engine, Engine],
 ) -> None:
     """The distribution over seeds: with and without a row its mean moves by no more than C / b."""
     draw, one, _ = many
@@ -161,11 +163,10 @@ def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) 
     engine.private["a"]._chance = Silent(b"")
     told = report_of(engine, 0)
     free = engine_of(replace(private(), privacy=None), **settings)
-    shared = free.network.vector.clone()
-    reports = free.run_clients(shared, 0, ["a"])
-    torch.testing.assert_close(told.update, reports.gradients()[0], rtol=1e-9, atol=1e-9)
-    assert told.loss == pytest.approx(float(reports.loss[0]), rel=1e-9)
-    assert told.gauge_norm == pytest.approx(float(reports.gauge_norm[0]), rel=1e-9)
+    reports = free.run_clients(start_of(), 0, ["a"])
+    torch.testing.assert_close(told.gradients(), reports.gradients(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(told.loss, reports.loss, rtol=1e-9, atol=0)
+    torch.testing.assert_close(told.gauge_norm, reports.gauge_norm, rtol=1e-9, atol=0)
 
 
 class Silent(Chance):
@@ -181,22 +182,22 @@ class Silent(Chance):
 def test_the_norm_is_corrected_for_the_length_of_the_noise() -> None:
     one = engine_of(private(norm="corrected")).private["a"]
     variance = (one.gradient_noise(0) * one.terms.clip / one.batch) ** 2
-    gauge = torch.arange(400)
     generator = torch.Generator().manual_seed(0)
     signal = torch.full((400,), 0.5, dtype=torch.float64)
     noisy = signal + math.sqrt(variance) * torch.randn(400, generator=generator).double()
-    raw, said = float(noisy.norm()), one.norm_of(noisy, gauge)
+    raw = float(noisy.norm())
+    said = one.norm_of(raw, 400)
     assert abs(said - 10.0) < 0.5 * abs(raw - 10.0)
-    nothing = one.norm_of(torch.zeros(400).double(), gauge)
+    nothing = one.norm_of(0.0, 400)
     assert nothing == pytest.approx(math.sqrt(variance * math.sqrt(800)))  # can be told from none
 
 
 def test_a_loss_that_is_not_told_has_ratio_one() -> None:
     told = report_of(engine_of(private(loss_share=0.0)), 0)
-    assert (told.loss, told.loss_ratio) == (1.0, 1.0)
+    assert (float(told.loss), float(told.loss_ratio)) == (1.0, 1.0)
     assert not engine_of(private(loss_share=0.0)).private["a"].budget.first
     engine = engine_of(private(noise=0.5, epsilon=99.0))
-    ratios = [report_of(engine, k).loss_ratio for k in range(5)]
+    ratios = [float(report_of(engine, k).loss_ratio) for k in range(5)]
     assert len(set(ratios)) == 5
     assert all(0 <= ratio <= 20 for ratio in ratios)
 
@@ -208,15 +209,17 @@ def test_a_secret_answers_the_same_question_alike_and_another_one_with_other_noi
     secret = str(tmp_path / "own" / "noise.key")
     engine = engine_of(private(secret=secret))
     again = engine_of(private(secret=secret), seed=5)  # the seed has no say
-    first = report_of(engine, 3).update
-    assert torch.equal(first, report_of(again, 3).update)
+    first = report_of(engine, 3).gradients()
+    assert torch.equal(first, report_of(again, 3).gradients())
     assert not torch.equal(
-        first, report_of(engine_of(private(secret=str(tmp_path / "b"))), 3).update
+        first, report_of(engine_of(private(secret=str(tmp_path / "b"))), 3).gradients()
     )
-    state, other = engine.states["a"], engine.network.vector + 1e-9
-    chance = engine.private["a"].chance_of
-    same = [chance(state, vector, 3).normal(4) for vector in (engine.network.vector, other)]
-    assert not np.array_equal(*same)
+    own, shared = engine.client_state("a")["own"], start_of()
+    questions = [(own, 0, shared, 3), (own, 0, shared + 1e-9, 3), (own + 1e-9, 0, shared, 3)]
+    questions += [(own, 1, shared, 3), (own, 0, shared, 4), (own, 0, shared, 3)]
+    noises = [engine.private["a"].chance_of(*each).normal(4).tolist() for each in questions]
+    assert noises[0] == noises[-1]
+    assert len(set(map(tuple, noises))) == len(questions) - 1
     assert (tmp_path / "own" / "noise.key").stat().st_mode & 0o777 == 0o600
     (tmp_path / "short").write_bytes(b"too short")
     with pytest.raises(fgn.ConfigError, match="9 bytes"):
@@ -297,8 +300,7 @@ def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
         ({"head_schedule": "CosineAnnealingLR"}, "head_schedule"),
         ({"ditto": 0.1}, "ditto"),
         ({"head_start": "targets"}, "head_start"),
-        ({"engine": "joint"}, "clips the gradient of each"),
-        ({"engine": "stacked"}, "clips the gradient of each"),
+        ({"engine": "joint"}, "clips the gradient of every example"),
     ],
 )
 def test_what_would_tell_something_outside_the_account_is_refused(
@@ -306,6 +308,15 @@ def test_what_would_tell_something_outside_the_account_is_refused(
 ) -> None:
     with pytest.raises(fgn.ConfigError, match=words):
         train([private(), plain()], **settings)
+
+
+def test_under_vmap_private_clients_take_turns_and_the_others_do_not() -> None:
+    clients = [private(), plain(), private("c"), plain("d")]
+    runs = [train(clients, engine=engine, shared_steps=2) for engine in ("vmap", "loop")]
+    vectors = [toys.parameters(run.network) for run in runs]
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-10)
+    numbers = [run.history.select_dtypes("number").to_numpy(float) for run in runs]
+    np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-10)
 
 
 def test_class_weights_and_losses_that_nobody_tells_are_refused() -> None:

@@ -58,7 +58,7 @@ def test_heads_at_their_best_leave_the_schur_complement():
     assert torch.allclose(problem.shared_gradients(w, problem.best_heads(w)), reduced)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "stacked"])
+@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
 def test_the_engine_sees_the_same_losses_and_gradients(engine):
     problem = conflicting()
     steps = Steps()

@@ -198,7 +198,7 @@ def private_values(together: Together) -> dict[str, list[bytes]]:
     """Bytes that would give a client away: rows, targets, head."""
     found = {}
     for name, participant in together.exchange.participants.items():
-        x, y = participant.engine.data[name]["train"]
+        x, y = participant.engine.examples.split(name, "train")
         head = toys.parameters(participant.engine.heads()[name])
         found[name] = [x[0].numpy().tobytes(), y[:4].numpy().tobytes(), head[:4].numpy().tobytes()]
     return found

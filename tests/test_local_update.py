@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._round.client_round import ClientState
 from fedgradnorm._round.reports import Reports
 
 SGD = {"head_optimizer": "sgd", "local_optimizer": "sgd", "server_optimizer": "sgd"}
@@ -26,18 +25,16 @@ def one_client(name: str = "corner", net: nn.Module | None = None, **settings: A
 
 def report(federation: Federation, round_number: int = 0) -> Reports:
     """What the only client reports; the server does nothing with it."""
-    shared = federation.server.shared.data
-    return federation.engine.run_clients(shared, round_number, federation.names)
+    return federation.engine.run_clients(federation.server.shared, round_number, federation.names)
 
 
-def state_of(federation: Federation, name: str = "corner") -> ClientState:
-    return federation.engine.states[name]
+def examples(federation: Federation, name: str = "corner", split: str = "train") -> Any:
+    """A client's examples, as the network takes them."""
+    return federation.engine.examples.split(name, split)
 
 
 def batch(federation: Federation, step: int, name: str = "corner") -> tuple[Tensor, Tensor]:
-    rows = torch.from_numpy(federation.engine.batches.rows(name, step))
-    x, y = federation.engine.data[name]["train"]
-    return x[rows], y[rows]
+    return toys.batch(federation.engine, name, step)
 
 
 class ByHand:
@@ -45,8 +42,8 @@ class ByHand:
 
     def __init__(self, federation: Federation, name: str = "corner") -> None:
         self.task = federation.engine.clients[name].task
-        self.network = federation.shared_network()
-        self.head = copy.deepcopy(state_of(federation, name).head)
+        self.network = federation.shared_network(federation.server.shared)
+        self.head = toys.head(federation, name)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return self.task.loss(self.head(self.network(x)), y)
@@ -80,7 +77,7 @@ def test_a_round_is_head_steps_then_shared_gradients(head_steps: int, shared_ste
         hand.step(hand.network, gradients)
     torch.testing.assert_close(said.gradients()[0], total, rtol=1e-12, atol=1e-14)
     assert float(said.loss) == pytest.approx(sum(losses) / shared_steps, rel=1e-12)
-    head = state_of(federation).head
+    head = toys.head(federation, "corner")
     torch.testing.assert_close(toys.parameters(head), toys.parameters(hand.head))
 
 
@@ -147,23 +144,23 @@ def test_together_is_one_backward_pass_for_head_and_network() -> None:
         hand.step(hand.head, head)
         total += flat(body) / 3
     torch.testing.assert_close(said.gradients()[0], total, rtol=1e-12, atol=1e-14)
-    head = state_of(federation).head
+    head = toys.head(federation, "corner")
     torch.testing.assert_close(toys.parameters(head), toys.parameters(hand.head))
 
 
 def test_the_first_loss_is_that_of_all_training_rows_before_any_update() -> None:
     federation = one_client(head_steps=5)
     hand = ByHand(federation)
-    expected = float(hand.loss(*federation.engine.data["corner"]["train"]).detach())
+    expected = float(hand.loss(*examples(federation)).detach())
     said = report(federation)
-    assert state_of(federation).first_loss == pytest.approx(expected, rel=1e-12)
+    assert toys.first_loss(federation, "corner") == pytest.approx(expected, rel=1e-12)
     assert float(said.loss_ratio) == pytest.approx(float(said.loss) / expected, rel=1e-12)
 
 
 def test_the_first_loss_may_be_the_first_rounds() -> None:
     federation = one_client(first_loss="first_round")
     said = report(federation)
-    assert state_of(federation).first_loss == float(said.loss)
+    assert toys.first_loss(federation, "corner") == float(said.loss)
     assert float(said.loss_ratio) == 1
 
 
@@ -172,7 +169,7 @@ def test_the_first_loss_may_be_that_of_guessing(scale: float) -> None:
     clients = [toys.client("corner", 24, loss_scale=scale)]
     federation = toys.federation(toys.network(), clients, first_loss="log_classes")
     report(federation)
-    assert state_of(federation).first_loss == pytest.approx(scale * math.log(3))
+    assert toys.first_loss(federation, "corner") == pytest.approx(scale * math.log(3))
 
 
 def test_guessing_has_no_meaning_for_a_regression() -> None:
@@ -184,25 +181,24 @@ def test_guessing_has_no_meaning_for_a_regression() -> None:
 def test_the_first_loss_is_set_once(kind: str) -> None:
     federation = one_client(first_loss=kind)
     report(federation)
-    first = state_of(federation).first_loss
+    first = toys.first_loss(federation, "corner")
     for round_number in range(1, 4):
         report(federation, round_number)
-    assert state_of(federation).first_loss == first
+    assert toys.first_loss(federation, "corner") == first
 
 
 def test_the_heads_optimizer_is_kept_across_rounds() -> None:
     federation = one_client(head_optimizer="adam", head_steps=2)
     for round_number in range(3):
         report(federation, round_number)
-    steps = {float(s["step"]) for s in state_of(federation).optimizer.state.values()}
-    assert steps == {6.0}
+    assert float(toys.row(federation, "corner")["optimizer.step"]) == 6
 
 
 def test_each_step_of_a_round_reads_the_next_batch() -> None:
     federation = one_client(head_steps=2, shared_steps=3, batch_size=4)
-    of_round = federation.engine.batches.of_round(5)["corner"]
+    of_round = federation.engine.examples.batches.of_round(5)["corner"]
     assert of_round.shape == (3, 4)
-    singles = [federation.engine.batches.rows("corner", step) for step in (15, 16, 17)]
+    singles = [federation.engine.examples.batches.rows("corner", step) for step in (15, 16, 17)]
     assert of_round.tolist() == [rows.tolist() for rows in singles]
 
 
@@ -212,10 +208,12 @@ def test_running_statistics_stay_with_the_client() -> None:
     federation = toys.federation(network, toys.clients())
     for round_number in range(3):
         federation.round(round_number, ["corner", "place"])
-    own = {name: state.buffers for name, state in federation.engine.states.items()}
+    own = {name: toys.buffers(federation, name) for name in federation.names}
     assert toys.same(own["side"], start)
     assert not torch.allclose(own["corner"]["1.running_mean"], own["place"]["1.running_mean"])
-    assert toys.same(dict(federation.shared_network().named_buffers()), start)
+    assert toys.same(
+        dict(federation.shared_network(federation.server.shared).named_buffers()), start
+    )
     assert toys.same(dict(network.named_buffers()), start)
 
 
@@ -226,7 +224,7 @@ def test_running_statistics_are_those_of_the_clients_own_batches() -> None:
     layers = copy.deepcopy(network[:2]).train()
     federation.round(0, list(toys.NAMES))
     layers(batch(federation, 0, "place")[0])
-    assert toys.same(dict(layers.named_buffers()), federation.engine.states["place"].buffers)
+    assert toys.same(dict(layers.named_buffers()), toys.buffers(federation, "place"))
 
 
 def test_evaluating_changes_nothing() -> None:
@@ -243,13 +241,12 @@ def test_a_client_evaluates_with_its_own_running_statistics() -> None:
     federation = toys.federation(toys.noisy_network(), toys.clients())
     for round_number in range(3):
         federation.round(round_number, list(toys.NAMES))
-    network = federation.shared_network().eval()
+    network = federation.shared_network(federation.server.shared).eval()
     for name, values in federation.evaluate("test").items():
-        state = federation.engine.states[name]
-        network.load_state_dict(state.buffers, strict=False)
-        x, y = federation.engine.data[name]["test"]
+        network.load_state_dict(toys.buffers(federation, name), strict=False)
+        x, y = examples(federation, name, "test")
         with torch.no_grad():
-            output = state.head.eval()(network(x))
+            output = toys.head(federation, name).eval()(network(x))
         expected = federation.engine.clients[name].task.loss(output, y)
         assert values["loss"] == pytest.approx(float(expected), rel=1e-6)
 
@@ -259,7 +256,7 @@ def test_dropout_is_decided_by_seed_client_and_round() -> None:
         federation = toys.federation(toys.noisy_network(), toys.clients(), seed=seed)
         torch.rand(7)  # whatever else draws from the global generator does not matter
         said, _ = federation.round(0, names)
-        return dict(zip(federation.names, said.loss.tolist(), strict=True))
+        return dict(zip(names, said.loss.tolist(), strict=True))
 
     everybody = losses(0, list(toys.NAMES))
     assert everybody == losses(0, list(toys.NAMES))
