@@ -1,11 +1,11 @@
-"""Clients that share nothing: a round side by side, one after another, and of FedRep beside them.
+"""Clients that share nothing: a round of all at once, one after another, and of FedRep.
 
     python benchmarks/alone.py                  # alone.json and a table
     python benchmarks/alone.py --device cuda    # alone-gpu.json
 
 139 schools with a small network, the real ones where FEDGRADNORM_DATA names the folder, and ten
 clients with Network 1. All three are run in turn, so the ratios are of neighbours in time. On a GPU
-whole runs of Network 1 are timed too, with set-up: bare ones, and with a rule and evaluations.
+whole runs of Network 1 are timed too, with set-up: bare ones, and with evaluations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from torch import nn
 from work import Work, make_clients, make_network
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.alone import Federations
-from fedgradnorm._federation.sharing import federations
+from fedgradnorm._federation.sharing import make_federation
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings
 
@@ -34,23 +33,23 @@ COLUMNS = {
     "work": "clients",
     "data": "data",
     "fedrep": "FedRep, ms",
-    "side_by_side": "alone, ms",
-    "in_turn": "alone before, ms",
+    "at_once": "alone, ms",
+    "in_turn": "alone in the loop, ms",
     "to_fedrep": "alone / FedRep",
-    "to_before": "before / alone",
+    "to_loop": "loop / alone",
     "setup": "set-up, s",
-    "setup_before": "set-up before, s",
+    "setup_loop": "set-up of the loop, s",
     "whole": "1,000 rounds, s",
-    "whole_before": "1,000 rounds before, s",
-    "whole_ratio": "run before / alone",
-    "weighed": "with a rule and evaluations, s",
-    "weighed_before": "with both before, s",
-    "weighed_ratio": "with both before / alone",
+    "whole_loop": "1,000 rounds in the loop, s",
+    "whole_ratio": "run in the loop / alone",
+    "weighed": "with evaluations, s",
+    "weighed_loop": "with evaluations in the loop, s",
+    "weighed_ratio": "with evaluations, loop / alone",
 }
 WAYS = {
     "fedrep": {"share": "all"},
-    "side_by_side": {"share": "none"},
-    "in_turn": {"share": "none", "engine": "joint"},
+    "at_once": {"share": "none"},
+    "in_turn": {"share": "none", "engine": "loop"},
 }
 SCHOOLS, CONVOLUTION = "139 schools, 28-32-16", "10 clients, Network 1"
 WHOLE = 3  # runs of 1,000 rounds on a GPU
@@ -86,16 +85,14 @@ class Contestant:
     ) -> None:
         how = Settings(rounds=10**6, batch_size=32, first_loss="first_round", **settings)
         started = time.perf_counter()
-        self.made: Federations = federations(
-            network, clients, fgn.Equal(), how, torch.device(device)
-        )
+        self.made = make_federation(network, clients, fgn.Equal(), how, torch.device(device))
         self.setup = time.perf_counter() - started
 
     def rounds(self, first: int, count: int) -> None:
         done = 0
         while done < count:
             burst = min(self.made.burst, count - done)
-            self.made.rounds(first + done, [[one.names] * burst for one in self.made])
+            self.made.rounds(first + done, [self.made.names] * burst)
             done += burst
 
 
@@ -108,7 +105,7 @@ def measured(
     count: int,
     repeats: int,
 ) -> record.Row:
-    """A row of the table. Before, "auto" chose the joint engine for a client alone, too."""
+    """A row of the table."""
     with numerics("float32", torch.device(device)):
         Contestant(network, clients[:2], device)  # what is done once in a process
         made = {way: Contestant(network, clients, device, **how) for way, how in WAYS.items()}
@@ -119,40 +116,39 @@ def measured(
         "work": name,
         "data": data,
         **middle,
-        "to_fedrep": ratio(times["side_by_side"], times["fedrep"]),
-        "to_fedrep_quartiles": quartiles(times["side_by_side"], times["fedrep"]),
-        "to_before": ratio(times["in_turn"], times["side_by_side"]),
-        "to_before_quartiles": quartiles(times["in_turn"], times["side_by_side"]),
-        "setup": made["side_by_side"].setup,
-        "setup_before": made["in_turn"].setup,
+        "to_fedrep": ratio(times["at_once"], times["fedrep"]),
+        "to_fedrep_quartiles": quartiles(times["at_once"], times["fedrep"]),
+        "to_loop": ratio(times["in_turn"], times["at_once"]),
+        "to_loop_quartiles": quartiles(times["in_turn"], times["at_once"]),
+        "setup": made["at_once"].setup,
+        "setup_loop": made["in_turn"].setup,
     }
 
 
 def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> record.Row:
     """Seconds of a whole run on a GPU: set-up, rounds, history, and networks on the host.
 
-    Bare runs have equal weights and no evaluations on the way; the others have the paper's rule,
-    of which every client alone keeps its own state, and an evaluation after each epoch.
+    Bare runs have no evaluations on the way; the others have one after each epoch.
     """
 
     def seconds(kind: str, way: str, rounds: int) -> float:
-        how: dict[str, Any] = {"batch_size": 32, "weighting": fgn.GradNorm(), **WAYS[way]}
+        how: dict[str, Any] = {"batch_size": 32, **WAYS[way]}
         if kind == "whole":
-            how |= {"weighting": fgn.Equal(), "eval_every": 0}
+            how["eval_every"] = 0
         started = time.perf_counter()
         fgn.train(network, clients, rounds=rounds, device=device, **how)
         return time.perf_counter() - started
 
     row: record.Row = {}
     for kind in ("whole", "weighed"):
-        found: dict[str, list[float]] = {"side_by_side": [], "in_turn": []}
+        found: dict[str, list[float]] = {"at_once": [], "in_turn": []}
         for way in found:
-            seconds(kind, way, 10)  # kernels are built, libraries loaded
+            seconds(kind, way, 10)  # libraries are loaded
         for _ in range(WHOLE):
             for way, times in found.items():
                 times.append(seconds(kind, way, 1000))
         now, before = (statistics.median(times) for times in found.values())
-        row |= {kind: now, f"{kind}_before": before, f"{kind}_ratio": before / now}
+        row |= {kind: now, f"{kind}_loop": before, f"{kind}_ratio": before / now}
     return row
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 from fedgradnorm import _optimizers as optimizers
-from fedgradnorm._engines import StackedEngine
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._engines import Engine, Problem, make_engine
+from fedgradnorm._federation.making_heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator
@@ -34,7 +34,7 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._methods import find_method
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
-from fedgradnorm.weighting import Weighting
+from fedgradnorm.weighting import Needs, Weighting
 
 FEATURES, LIAR, ROUNDS = 10, "e", 150
 PAIRS = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7), LIAR: (8, 9)}
@@ -96,7 +96,7 @@ LIES: Mapping[str, Lie] = {
 class Liars:
     """All clients in one engine; the liar's answer is changed, then all are encoded."""
 
-    def __init__(self, engine: StackedEngine, scalars: tuple[str, ...], lie: Lie) -> None:
+    def __init__(self, engine: Engine, scalars: tuple[str, ...], lie: Lie) -> None:
         self.engine, self.scalars, self.lie = engine, scalars, lie
 
     def ask(self, orders: Mapping[str, Order], _seconds: float) -> dict[str, RecordDict | str]:
@@ -117,9 +117,9 @@ class Liars:
         update = reports.gradients()[row]
         said = {key: float(getattr(reports, key)[row]) for key in self.scalars}
         if name == LIAR:
-            update, said = self.lie(update, said, order.shared, self.engine.gauge)
+            update, said = self.lie(update, said, order.shared, self.engine.norm_layer)
             if "gauge_norm" in said:  # a false one would be refused: the server measures it
-                said["gauge_norm"] = float(update[self.engine.gauge].double().norm())
+                said["gauge_norm"] = float(update[self.engine.norm_layer].double().norm())
         return Answer(order.run, order.round, order.state_round + 1, update, said)
 
 
@@ -136,20 +136,22 @@ def federation(
     weighting.bind(list(PAIRS))
     assert settings.rounds is not None
     agreement = Agreement(settings, settings.rounds, sent_scalars(weighting, settings), "agreed")
-    engine = StackedEngine(
+    heads = HeadsOnDemand(shared, everybody, settings)
+    heads.make_all(dict)
+    problem = Problem(
         shared,
         everybody,
-        {c.name: make_head(shared, c, settings.seed) for c in everybody},
-        gauge=find_gauge(shared, torch.zeros(2, FEATURES), None),
-        how=settings.local(),
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        device=torch.device("cpu"),
+        find_gauge(shared, torch.zeros(2, FEATURES), None),
+        settings.local(),
+        Needs.GRADIENT,
+        torch.device("cpu"),
+        settings.batch_size,
     )
+    engine = make_engine("vmap", problem, heads, seed=settings.seed, bf16=False)
     optimizer = optimizers.resolve("adam", settings.lr)
     server = ServerState(FlatNetwork(shared).vector, weighting, optimizer, bounds=bounds)
     exchange = Liars(engine, agreement.scalars, lie)
-    return Coordinator(server, list(PAIRS), agreement, exchange, Patience(), engine.gauge)
+    return Coordinator(server, list(PAIRS), agreement, exchange, Patience(), engine.norm_layer)
 
 
 def outcome(method: str, lie: str, bounds: Bounds | None, quick: bool) -> tuple[float, bool]:

@@ -34,7 +34,7 @@ import record
 REGISTERED = [100, 1_000, 10_000, 100_000]
 ACTIVE, MEASURED = 100, 60
 COLUMNS = {
-    "registered": "registered", "engine": "engine", "first_ms": "first rounds, ms",
+    "registered": "registered", "journal": "changed rows only", "first_ms": "first rounds, ms",
     "first_ratio": "to 100 registered", "round_ms": "later rounds, ms",
     "ratio": "to 100 registered", "ready": "ready, s", "beyond_gb": "memory, GB",
     "heads_gb": "heads in it, GB", "checkpoint_mb": "checkpoint, MB", "rows_mb": "its rows, MB",
@@ -92,7 +92,7 @@ class Seen:
             found[f"{clock}round_ms"] = 1e3 * statistics.median(each[-MEASURED:])
         sizes = {f.name: f.stat().st_size / 1e6 for f in self.folder.iterdir() if f.is_file()}
         return {
-            "engine": "roster" if "heads.safetensors" in sizes else "joint",
+            "journal": "yes" if "heads.safetensors" in sizes else "no",
             **found,
             "checkpoint_mb": sizes["checkpoint.safetensors"],
             "rows_mb": self._rows / 1e6,

@@ -65,7 +65,7 @@ def point(count: int, folder: Path, repeats: int, rounds: int) -> record.Row:
     return {
         "clients": count,
         **{f"{name}_ms": 1e3 * statistics.median(each) for name, each in times.items()},
-        "engine": found["auto"].federations[0].engine.name,
+        "engine": found["auto"].federation.engine.name,
         "ratio": ratio(times["loop"], times["auto"]),
         "quartiles": f"{low:.2f} to {high:.2f}",
     }

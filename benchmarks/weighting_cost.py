@@ -81,7 +81,7 @@ def measure(name: str, rounds: int, device: str) -> dict[str, object]:
     whole, weights, held = [], [], 0
     for k in range(rounds + WARM):
         start = now(device)
-        reports = one.engine.run_clients(one.server.shared.data, k, one.names)
+        reports = one.engine.run_clients(one.server.shared, k, one.names)
         before = now(device)
         signals = reports.signals(one.server.weighting.needs)
         p = one.server.weighting.update(signals)
@@ -89,8 +89,7 @@ def measure(name: str, rounds: int, device: str) -> dict[str, object]:
         after = now(device)
         if direction is None:
             direction = reports.aggregate(coefficients(p, signals, one.server.aggregate))
-        one.server.shared.grad = direction
-        one.server.optimizer.step()
+        one.server.step(direction)
         whole.append(now(device) - start)
         weights.append(after - before)
         held = tensor_bytes(reports, signals)

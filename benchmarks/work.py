@@ -11,7 +11,7 @@ from plain import PlainLoop
 import fedgradnorm as fgn
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.making_heads import make_head
-from fedgradnorm._federation.sharing import federations
+from fedgradnorm._federation.sharing import make_federation
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.settings import Precision, Settings
 
@@ -70,7 +70,7 @@ class Ours:
         self.loss: dict[str, float] = {}
 
     def rounds(self, first: int, count: int) -> None:
-        """Rounds ``first`` to ``first + count``, as many at once as the engine takes."""
+        """Rounds ``first`` to ``first + count``, as many per call as the engine runs."""
         names, done = self.federation.names, 0
         while done < count:
             burst = min(self.federation.burst, count - done)
@@ -108,8 +108,10 @@ def make_ours(
     )
     if weighting is None:
         weighting = fgn.GradNorm() if work.weigh else fgn.Equal()
-    federation = federations(make_network(work), clients, weighting, settings, torch.device(device))
-    return Ours(federation[0])
+    network, place = make_network(work), torch.device(device)
+    federation = make_federation(network, clients, weighting, settings, place)
+    assert isinstance(federation, Federation)
+    return Ours(federation)
 
 
 def make_heads(network: torch.nn.Module, clients: list[fgn.Client]) -> dict[str, torch.nn.Module]:
