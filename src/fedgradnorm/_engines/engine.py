@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
+from fedgradnorm._engines.branches import in_branches
 from fedgradnorm._engines.gradients import Batch, BlockGradients
 from fedgradnorm._engines.head_phase import FrozenFeatures
 from fedgradnorm._engines.joint import JointPass, JointReports
@@ -228,12 +230,13 @@ class Engine(MeasuredClients):
                 shared, plan.groups, rows, given, self.spec, options, plan.owners, self.features
             )
         else:
-            found = []
-            for group, turns, row, batch in zip(
-                plan.groups, plan.turns, rows, batches, strict=True
-            ):
-                omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
-                found.append(self._group(group, row, batch, shared, omega, round_number, options))
+            pieces = [
+                partial(self._group, group, row, batch, shared, turns, round_number, options)
+                for group, turns, row, batch in zip(
+                    plan.groups, plan.turns, rows, batches, strict=True
+                )
+            ]
+            found = in_branches(pieces, self.device)
             report = _joined(found)
             loss, norm, updates = report.loss, report.gradient_norm, report.update
         each = zip(plan.groups, first, loss.split([len(g.names) for g in plan.groups]), strict=True)
@@ -317,12 +320,13 @@ class Engine(MeasuredClients):
         row: Row,
         batch: Batch | None,
         shared: Tensor,
-        omega: Tensor,
+        turns: Tensor,
         round_number: int,
         options: Mapping[str, Any] | None,
     ) -> Report:
         """The clients of one part: their rows are moved, and what they send is returned."""
         part, spec, names = group.part, self.spec, group.names
+        omega = shared.expand(len(names), -1) if shared.ndim == 1 else shared[turns]
         at_once = batch if self.runs_at_once(group) else None  # a joint pass may only be tried
         features = None if at_once is None else self._frozen_features(group, shared, at_once)
         if at_once is None:

@@ -48,18 +48,22 @@ def _linear_gradient(
     inputs: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The same in closed form: with output gradients D, dW = D^T Z, db = sum D and dZ = D W."""
-    count, scale = len(row[OWN]), row[SCALE]
+    count, scale = len(row[OWN]), row.get(SCALE)
     heads = part.heads.views(row[OWN])
     weight, bias = heads["weight"], heads["bias"]
     z = features.detach().view(count, -1, features.shape[-1])
     output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
     losses, d = output_gradient(output, y, inputs)
-    d.mul_((scale / d.shape[1])[:, None, None])
+    if scale is None:
+        d.mul_(1 / d.shape[1])
+    else:
+        d.mul_((scale / d.shape[1])[:, None, None])
+        losses = losses * scale
     back = torch.bmm(d, weight).flatten(0, 1) if inputs else None
     gradient = None
     if own:
         gradient = torch.cat([torch.bmm(d.transpose(1, 2), z).flatten(1), d.sum(dim=1)], dim=1)
-    return losses * scale, back, gradient
+    return losses, back, gradient
 
 
 def _of_cross_entropy(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedgradnorm._engines.branches import in_branches
 from fedgradnorm._engines.gradients import Batch
 from fedgradnorm._engines.head_phase import FrozenFeatures
 from fedgradnorm._engines.heads import head_gradient
@@ -125,29 +127,43 @@ class JointPass:
         self._output = call(network.module, x if self._once is None else x[self._once.first])
         features = self._spread(self._output.detach())
         sizes = [part.batch * count for part, count in zip(parts, counts, strict=True)]
-        if not spec.together:
+        pieces = [
+            partial(self._heads, group, row, batch, z, spec, options, later)
             for group, row, batch, z in zip(
                 groups, rows, batches, features.split(sizes), strict=True
-            ):
-                many = spec.head_steps > 1
-                more = later(group, batch, 1, spec.head_steps) if many else None
-                for step in range(spec.head_steps):
-                    here = more.of(step) if more is not None and step else z
-                    gradient = head_gradient(group.part, row, here, batch.y(step), own=True)[2]
-                    assert gradient is not None
-                    _step_heads(group.part, row, gradient, spec, options)
-        losses, gradients = list[Tensor](), list[Tensor]()
-        for part, row, batch, z in zip(parts, rows, batches, features.split(sizes), strict=True):
-            own = spec.together
-            values, back, heads = head_gradient(part, row, z, batch.y(0), own=own, inputs=True)
-            assert back is not None
-            losses.append(values)
-            gradients.append(back)
-            if heads is not None:
-                _step_heads(part, row, heads, spec, options)
+            )
+        ]
+        losses, gradients = zip(*in_branches(pieces, features.device), strict=True)
         self._gradient = torch.cat(gradients)
         norms = self._measured(parts, counts)
         return torch.cat(losses).double(), norms.double().sqrt()
+
+    @staticmethod
+    def _heads(
+        group: Block,
+        row: Row,
+        batch: Batch,
+        features: Tensor,
+        spec: LocalSpec,
+        options: Mapping[str, Any] | None,
+        later: Callable[[Block, Batch, int, int], FrozenFeatures],
+    ) -> tuple[Tensor, Tensor]:
+        """The head steps of a part's clients; losses, and d loss / d features."""
+        part, steps = group.part, 0 if spec.together else spec.head_steps
+        more = later(group, batch, 1, steps) if steps > 1 else None
+        for step in range(steps):
+            here = more.of(step) if more is not None and step else features
+            gradient = head_gradient(part, row, here, batch.y(step), own=True)[2]
+            assert gradient is not None
+            _step_heads(part, row, gradient, spec, options)
+        own = spec.together
+        losses, back, gradient = head_gradient(
+            part, row, features, batch.y(0), own=own, inputs=True
+        )
+        assert back is not None
+        if gradient is not None:
+            _step_heads(part, row, gradient, spec, options)
+        return losses, back
 
     def _planned(
         self, parts: Sequence[ClientPart], counts: Sequence[int], owners: Sequence[str]

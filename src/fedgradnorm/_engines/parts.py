@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
+from fedgradnorm._engines.stacked_layers import StackedLayers
 from fedgradnorm._round.local_update import LOCAL, LocalSpec, own_layout
 from fedgradnorm._state.layout import Layout
 from fedgradnorm._state.table import BUFFER, CONSTANT, OPTIMIZER, OWN, Part, Row
@@ -91,7 +92,8 @@ class ClientPart(Part):
         fresh |= _named(BUFFER, self._buffers(self.head, self.stem))
         if spec.keeps_moments and spec.steps_locally:
             fresh |= _named(LOCAL, self.local_optimizer.start(like))
-        fresh[SCALE] = like.new_ones(())
+        if client.task.loss_scale != 1:
+            fresh[SCALE] = like.new_ones(())
         if (table := _class_weights([client.task], like)) is not None:
             fresh[CLASSES] = table[0]
         super().__init__(client, fresh)
@@ -117,7 +119,9 @@ class ClientPart(Part):
         """The stacked first rows of new clients."""
         like = self.rows.fresh[OWN]
         tasks = [client.task for client in clients]
-        found = {SCALE: torch.tensor([task.loss_scale for task in tasks]).to(like)}
+        found = Row()
+        if SCALE in self.rows:
+            found[SCALE] = torch.tensor([task.loss_scale for task in tasks]).to(like)
         if (table := _class_weights(tasks, like)) is not None:
             found[CLASSES] = table
         drawn = heads.rows(clients) if self.linear and not self.reaches_in else None
@@ -171,7 +175,8 @@ class ClientPart(Part):
         def one(own: Row, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Tensor:
             return self._call(own | dict(common), what, args, kwargs)
 
-        with warnings.catch_warnings():  # some operators have no batching rule: vmap loops
+        with StackedLayers(), warnings.catch_warnings():
+            # some operators have no batching rule: vmap loops over clients
             warnings.filterwarnings("ignore", "There is a performance drop")
             outputs: Tensor = vmap(one, randomness="different")(dict(each), args, kwargs)
         return outputs.flatten(0, 1)
@@ -195,18 +200,21 @@ class ClientPart(Part):
 
     def losses(self, output: Tensor, y: Tensor, row: Row) -> Tensor:
         """The mean loss of each client of a block, for outputs ``[rows x batch, ...]``."""
-        task, scale = self.task, row[SCALE]
+        task, count = self.task, len(row[OWN])
         table = row.get(CLASSES)
         if table is not None:
-            size = len(output) // len(scale)
+            size = len(output) // count
             table = table[:, None].expand(-1, size, *table.shape[1:]).flatten(0, 1)
         losses = task.row_losses(output, y, table)
         if losses.ndim == 0:  # one number for all examples: such a client is alone in its part
-            return losses * scale
-        each = losses.view(len(scale), -1)
-        if task.gaps:
-            return mean_of_labelled(each, labelled(y).view_as(each)) * scale
-        return each.mean(dim=1) * scale
+            losses = losses[None]
+        else:
+            each = losses.view(count, -1)
+            if task.gaps:
+                losses = mean_of_labelled(each, labelled(y).view_as(each))
+            else:
+                losses = each.mean(dim=1)
+        return losses * row[SCALE] if SCALE in row else losses
 
 
 def part_key(client: Client, heads: FirstHeads, batch_size: int | None, many: bool) -> Hashable:
@@ -228,7 +236,8 @@ def part_key(client: Client, heads: FirstHeads, batch_size: int | None, many: bo
         form += " streamed"
     if not isinstance(loss, str | type):
         loss = id(loss)
-    return head, stem, loss, task.kind, task.outputs, task.shape, task.gaps, batch, form
+    task_form = task.kind, task.outputs, task.shape, task.gaps, task.loss_scale == 1
+    return head, stem, loss, task_form, batch, form
 
 
 def describe(module: nn.Module) -> str:

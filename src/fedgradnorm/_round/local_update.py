@@ -150,17 +150,17 @@ def shared_phase(
     """
     omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
     moments = _local_state(work.local, spec, row, shared)
-    mean = loss = pull = shared.new_zeros(())
+    total = loss = pull = shared.new_zeros(())
     sends_gradient = spec.update == "gradient"  # else only the measured layer's mean is needed
     for step in range(spec.shared_steps):
         here, gradient, own = work.gradients.of(omega, row, step, shared=True, own=spec.together)
         assert gradient is not None
         gradient = clipped(gradient, spec.clip)
         measured = gradient if sends_gradient else gradient[:, work.norm_layer]
-        mean = _mean(mean, measured, step, spec.shared_steps)
+        total = total.add_(measured) if step else measured
         if spec.proximal:
             back = spec.proximal * (omega - shared)
-            pull = _mean(pull, back, step, spec.shared_steps) if sends_gradient else pull
+            pull = pull + back if sends_gradient else pull
             gradient = gradient + back
         if spec.steps_locally:
             work.local.step(omega, gradient, moments)
@@ -169,8 +169,11 @@ def shared_phase(
         if spec.report_loss == "after":
             here = work.gradients.losses(omega, row, step)
         loss = loss + here.double() / spec.shared_steps
-    norm = (mean[:, work.norm_layer] if sends_gradient else mean).norm(dim=1).double()
-    return Report(_sent(spec, shared, omega, mean, pull), loss, norm)
+    norm = (total[:, work.norm_layer] if sends_gradient else total).norm(dim=1).double()
+    if sends_gradient and spec.proximal:
+        total = total + pull
+    update = _sent(spec, shared, omega, total)
+    return Report(update, loss, norm / spec.shared_steps)
 
 
 def _step_own(
@@ -178,12 +181,6 @@ def _step_own(
 ) -> None:
     state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
     work.head.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
-
-
-def _mean(total: Tensor, value: Tensor, step: int, steps: int) -> Tensor:
-    """Add one of ``steps`` values to their mean."""
-    share = value if steps == 1 else value / steps
-    return share if step == 0 else total.add_(share)
 
 
 def _local_state(
@@ -198,10 +195,10 @@ def _local_state(
     return {key: value.expand(len(shared), *value.shape).clone() for key, value in fresh.items()}
 
 
-def _sent(spec: LocalSpec, shared: Tensor, omega: Tensor, mean: Tensor, pull: Tensor) -> Tensor:
-    """The mean gradient, the model's way as a gradient, or the way itself."""
+def _sent(spec: LocalSpec, shared: Tensor, omega: Tensor, total: Tensor) -> Tensor:
+    """The mean of the gradients, given their sum; the model's way as a gradient; or the way."""
     if spec.update == "gradient":
-        return mean + pull if spec.proximal else mean
+        return total if spec.shared_steps == 1 else total.div_(spec.shared_steps)
     way = shared - omega
     if spec.update == "delta":
         assert spec.local_optimizer is not None
