@@ -166,7 +166,8 @@ class ClientPart(Part):
         """
         args, kwargs = call_arguments(x)
         if rows is None:
-            own = {name: value[0] for name, value in each.items()} | dict(common)
+            # squeezed, not indexed: the gradient of an index is copied into a tensor of zeros
+            own = {name: value.squeeze(0) for name, value in each.items()} | dict(common)
             return self._call(own, what, args, kwargs)
         size = len(next(iter(args or kwargs.values()))) // rows
         args = tuple(leaf.unflatten(0, (rows, size)) for leaf in args)
