@@ -100,7 +100,7 @@ class ClientSums:
         self.seen = self.seen.to(usable.device) | usable
         return only(usable, self.log_level.exp())
 
-    def server_round(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
+    def server_step(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
         """The server's step along the noisy sum; weights as others have them, for the history."""
         signals = reports.signals(self.weighting.needs).among(self.count)
         own = self.multipliers(signals)
