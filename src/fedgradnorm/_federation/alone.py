@@ -58,7 +58,10 @@ class Alone(Clients):
         if not active:
             return Outcome([], [], {})
         reports = self.round(round_number, active)
-        found = {key: column.tolist() for key, column in columns(reports, torch.ones_like(reports.loss), None).items()}
+        found = {
+            key: column.tolist()
+            for key, column in columns(reports, torch.ones_like(reports.loss), None).items()
+        }
         return Outcome(list(active), list(reports.failed), found)
 
     def round(

@@ -26,7 +26,7 @@ from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import Presence
-from fedgradnorm._round.private.private_client import question
+from fedgradnorm._round.private.private_gradients import question
 from fedgradnorm._round.private.private_plan import check_private, expected_rounds
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs.about import FORMAT, of_task

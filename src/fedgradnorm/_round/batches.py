@@ -18,7 +18,6 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.seeding import number
 
-
 AT_ONCE = 1 << 20  # examples sorted together; more are sorted one permutation at a time
 MOST = 1 << 25  # examples of one round: drawing them takes about a gigabyte
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

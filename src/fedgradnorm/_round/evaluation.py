@@ -78,7 +78,9 @@ def rows_at_once(x: Inputs) -> int:
     numbers = sum(leaf.numel() for leaf in leaves(x).values())
     each = numbers if read else numbers // max(1, len(x))
     if numbers and x.device.type != "cuda":
-        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_AT_ONCE // max(1, each)))
-    if read:  # a piece lies in the host's memory first
-        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_READ // max(1, each)))
-    return ROWS_AT_ONCE
+        most = NUMBERS_AT_ONCE
+    elif read:
+        most = NUMBERS_READ
+    else:
+        return ROWS_AT_ONCE
+    return min(ROWS_AT_ONCE, max(FEWEST_ROWS, most // max(1, each)))

@@ -109,11 +109,6 @@ class GradNorm(Weighting):
             self.beyond_sums = "weights above 0, which floor = None does not guarantee"
 
     @property
-    def held(self) -> Tensor | None:
-        """Rows whose weight the last update froze because their gradient vanished."""
-        return self.rows["held"] > 0 if self.rows else None
-
-    @property
     def spread(self) -> float:
         """Small for the direct rule, which evens out gradient norms from the first round on."""
         return 20.0 if self.rule == "direct" and not self.warmup else super().spread

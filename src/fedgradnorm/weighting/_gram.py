@@ -37,11 +37,6 @@ class GramWeighting(Weighting):
     def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """A weight for each row of ``gram``, up to a common factor; at least two rows."""
 
-    @property
-    def held(self) -> Tensor | None:
-        """Rows that the last round left out because their update has vanished."""
-        return self.rows["held"] > 0 if self.rows else None
-
     def weigh(self, signals: Signals) -> Tensor:
         """The method's weights of the clients with a live update, 1 for the others."""
         assert signals.gram is not None

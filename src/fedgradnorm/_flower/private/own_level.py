@@ -18,7 +18,6 @@ from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._secure_sums import SecureSums, secure_sums
 
 
-
 def sizes_of(sums: SecureSums) -> dict[str, int]:
     """How many numbers are summed with an update, by kind."""
     first, second = sums.sizes

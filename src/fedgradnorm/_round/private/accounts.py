@@ -92,12 +92,11 @@ class Accounts:
         return {"rounds": dict(self.rounds), "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         if not self:
             return
-        counts = {**{name: state["rounds"][name] for name in self.rounds}, "": state["taken"]}
-        for name, count in counts.items():
+        counts = {name: state["rounds"][name] for name in self.rounds}
+        for name, count in [*counts.items(), ("", state["taken"])]:
             if not isinstance(count, int) or count < 0:
                 raise ValueError(f"accounts.{name} is {count!r:.40}")
-        self.taken = counts.pop("")
-        self.rounds = counts
+        self.rounds, self.taken = counts, state["taken"]

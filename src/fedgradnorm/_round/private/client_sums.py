@@ -115,7 +115,7 @@ class ClientSums:
         return {"log_level": self.log_level.tolist(), "seen": self.seen.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
         self.seen = torch.tensor(state["seen"], dtype=torch.bool)
 
@@ -167,18 +167,13 @@ def client_sums(
     terms = settings.client_privacy
     if terms is None:
         return None
-    _check_whole(clients)
-    return ClientSums(terms, [client.name for client in clients], weighting, settings)
-
-
-def _check_whole(clients: Sequence[Client]) -> None:
-    """A ConfigError if a client adds to the sum in several places."""
     for client in clients:
         if client.of is not None:
             raise ConfigError(
                 f"privacy of clients, and client {client.of!r} has several tasks: it would be in a "
                 "sum once for each; make a client of each task"
             )
+    return ClientSums(terms, [client.name for client in clients], weighting, settings)
 
 
 def _rate(settings: Settings) -> float:

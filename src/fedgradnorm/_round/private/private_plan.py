@@ -84,19 +84,19 @@ def loss_bound(task: Task, terms: Privacy) -> float:
     return task.loss_scale * usual
 
 
+def told_to(weighting: Weighting) -> tuple[str, ...]:
+    """Which of a client's losses the method reads."""
+    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
+
+
 def check_private(clients: Sequence[Client], settings: Settings, told: Collection[str]) -> None:
-    """A ConfigError if a private client would tell something outside its account.
+    """A ConfigError if a private client would reveal something outside its budget.
 
     ``told`` is what the method needs to know of each client: see :func:`told_to`.
     """
     for client in clients:
         if client.privacy is not None:
             _check_one(client, client.privacy, settings, told)
-
-
-def told_to(weighting: Weighting) -> tuple[str, ...]:
-    """Which of a client's losses the method reads."""
-    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
 
 
 def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
