@@ -75,7 +75,7 @@ class ServerState:
         return [self.shared, *self.moments.values(), *self.weighting.tensors()]
 
     def state_dict(self, weighting: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Everything needed to continue, as copies; ``weighting`` replaces the weighting's state."""
+        """Everything needed to continue, as copies; ``weighting`` replaces the weighting's."""
         return {
             "shared": self.shared.clone(),
             "optimizer": {key: value.clone() for key, value in self.moments.items()},
