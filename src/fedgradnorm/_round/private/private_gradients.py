@@ -77,12 +77,16 @@ class PrivateClient:
         except ConfigError as error:
             raise ConfigError(f"client {client.name!r} has privacy: {error}") from None
 
+    def uses(self, step: int) -> int:
+        """How many gradients are taken from the batch of this step."""
+        if self.how.together:
+            return 1
+        return (step < self.how.head_steps) + (step < self.how.shared_steps)
+
     def gradient_noise(self, step: int) -> float:
-        """sigma_g of this step, from whose batch u gradients are taken."""
-        how = self.how
-        u = 1 if how.together else (step < how.head_steps) + (step < how.shared_steps)
-        told = self.terms.loss_share if step < how.shared_steps else 0.0
-        return self.budget.noise * math.sqrt(u / (1 - told))
+        """sigma_g of this step."""
+        told = self.terms.loss_share if step < self.how.shared_steps else 0.0
+        return self.budget.noise * math.sqrt(self.uses(step) / (1 - told))
 
     @property
     def loss_noise(self) -> float:
