@@ -15,7 +15,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.head_start import random_because, start_at_targets
 from fedgradnorm._round.evaluation import predict
-from fedgradnorm._round.seeding import number
+from fedgradnorm._round.seeding import each_number
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._fitting import (
     as_input,
@@ -159,7 +159,7 @@ def head_chance(name: str, seed: int) -> Iterator[None]:
 
 
 def _head_seeds(names: Iterable[str], seed: int) -> list[int]:
-    return [number(seed, "head", name) % 2**63 for name in names]
+    return [found % 2**63 for found in each_number(names, seed, "head")]
 
 
 def _try_loss(network: nn.Module, client: Client, head: nn.Module) -> None:

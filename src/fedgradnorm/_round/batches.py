@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.seeding import number
+from fedgradnorm._round.seeding import each_number
 
 AT_ONCE = 1 << 20  # examples sorted together; more are sorted one permutation at a time
 MOST = 1 << 25  # examples of one round: drawing them takes about a gigabyte
@@ -95,7 +95,8 @@ class Batches:
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        self.base = {n: number(seed, "batches", (owners or {}).get(n, n)) for n in sizes}
+        names = [owners[n] for n in sizes] if owners else list(sizes)
+        self.base = dict(zip(sizes, each_number(names, seed, "batches"), strict=True))
         if len(self.sizes) <= self.FEW:
             self._check_fits(list(sizes))
         epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)

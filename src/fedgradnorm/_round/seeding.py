@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+
+_BETWEEN = "\x1f"
 
 
 def number(*parts: object) -> int:
@@ -11,5 +14,12 @@ def number(*parts: object) -> int:
     >>> number("a", 1) == number("a", 1), number("a", 1) == number("a", 2)
     (True, False)
     """
-    text = "\x1f".join(map(str, parts))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    (found,) = each_number([str(parts[-1])], *parts[:-1])
+    return found
+
+
+def each_number(names: Iterable[str], *parts: object) -> list[int]:
+    """:func:`number` of ``parts`` and each of many names."""
+    begin = "".join(f"{part}{_BETWEEN}" for part in parts)
+    digests = (hashlib.blake2b((begin + n).encode(), digest_size=8).digest() for n in names)
+    return [int.from_bytes(digest, "little") for digest in digests]

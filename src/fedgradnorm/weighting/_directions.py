@@ -1,8 +1,8 @@
 """Methods that give the server a direction instead of weights: they need every update itself.
 
 Their weights stay at 1. The direction has the size of a mean update, so that one learning rate
-serves all methods. ConFIG is TorchJD's, see gradients.py; the other two give TorchJD's numbers, but
-sooner: they go over the parameters once, in stretches that stay in a processor's cache.
+serves all methods. ConFIG is TorchJD's. The other two match TorchJD's numbers but run faster: they
+pass over the parameters once, in chunks that fit a processor's cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Direction(Weighting):
         return torch.ones_like(signals.active, dtype=torch.float64)
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """What the server steps along."""
+        """The direction of the server's step."""
         assert signals.gradients is not None
         active = signals.active.nonzero().flatten().tolist()
         updates = signals.gradients[sorted(active, key=lambda row: self.clients[row])].detach()
