@@ -99,9 +99,9 @@ class Batches:
         self.base = dict(zip(sizes, each_number(names, seed, "batches"), strict=True))
         if len(self.sizes) <= self.FEW:
             self._check_fits(list(sizes))
-        epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
+        epoch = max((-(-sizes[n] // (steps * self.batch[n])) for n in sizes), default=1)
         per_round = steps * sum(self.batch.values())
-        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
+        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // max(1, per_round)))
         self._first = -1
         self._drawn_rows: dict[str, NDArray[np.int64]] = {}
 
