@@ -15,7 +15,7 @@ import fedgradnorm as fgn
 import toys
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import ServerState, server_round
+from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm.weighting import AFL, Equal, GradDrop, GradNorm, InverseFirstLoss, Needs, Weighting
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "40"))
@@ -99,7 +99,7 @@ def test_whatever_a_liar_sends_its_share_of_the_step_is_bounded(make, length, sa
     lie = [torch.cat([rows([value]), ones[1:]]) for value in (said, ratio, length)]
     for _ in range(3):
         before = state.shared.data.clone()
-        server_round(
+        server_step(
             state, StackedReports(ones > 0, ones, ones, lie[1], lie[0], (), torch.diag(lie[2]))
         )
         step = (state.shared.data - before).abs()
@@ -125,7 +125,7 @@ def test_without_bounds_a_liar_takes_the_step_and_with_them_it_does_not():
         weighting.bind(["liar", "b", "c"])
         state = ServerState(torch.zeros(3), weighting, {"name": "sgd", "lr": 1.0}, bounds=bound)
         ones, ratio = torch.ones(3, dtype=torch.float64), rows([1e6, 1.0, 1.0])
-        server_round(state, StackedReports(ones > 0, ones, ones, ratio, ones, (), torch.eye(3)))
+        server_step(state, StackedReports(ones > 0, ones, ones, ratio, ones, (), torch.eye(3)))
         return float(state.shared.data[0] / state.shared.data.sum())
 
     assert share(OFF) > 0.99999

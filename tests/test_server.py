@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._round.reports import Reports, StackedReports
-from fedgradnorm._round.server import ServerState, coefficients, server_round
+from fedgradnorm._round.server import ServerState, coefficients, server_step
 from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
 
 NAMES = ["a", "b", "c"]
@@ -67,19 +67,19 @@ def test_an_absent_clients_weight_is_never_read() -> None:
 
 def test_the_network_steps_on_the_mean_of_weighted_updates() -> None:
     state = server(Given())
-    p = server_round(state, reports())
+    p = server_step(state, reports())
     assert p.tolist() == [0.5, 1.0, 1.5]
     torch.testing.assert_close(state.shared.data, START - 0.1 * (p @ UPDATES) / 3)
 
 
 def test_the_network_steps_with_the_new_weights_and_on_demand_with_the_old() -> None:
     new, old, equal = server(Given()), server(Given(), order="old"), server(Equal())
-    returned = [server_round(state, reports()) for state in (new, old, equal)]
+    returned = [server_step(state, reports()) for state in (new, old, equal)]
     assert torch.equal(returned[0], returned[1])
     torch.testing.assert_close(old.shared.data, equal.shared.data)
     assert not torch.allclose(new.shared.data, old.shared.data)
     # one round later the old order uses the weights of the first round
-    server_round(old, reports())
+    server_step(old, reports())
     expected = equal.shared.data - 0.1 * (returned[0] @ UPDATES) / 3
     torch.testing.assert_close(old.shared.data, expected)
 
@@ -100,10 +100,10 @@ def test_a_saved_and_loaded_server_goes_on_identically() -> None:
         return ServerState(START, weighting, {"name": "adam", "lr": 0.1})
 
     one, other = adam(), adam()
-    server_round(one, reports())
+    server_step(one, reports())
     state = one.state_dict()
-    server_round(one, reports((True, False, True)))
+    server_step(one, reports((True, False, True)))
     other.load_state_dict(state)
-    server_round(other, reports((True, False, True)))
+    server_step(other, reports((True, False, True)))
     assert torch.equal(one.shared.data, other.shared.data)
     assert one.weighting.state_dict() == other.weighting.state_dict()

@@ -133,14 +133,14 @@ def test_many_train_as_the_loop_does(settings: dict[str, object]) -> None:
     assert_same(one, other)
 
 
-OWN_NAMES = ("static", "by-task")
+OWN_NAMES = ("Static", "ByTask", "by-task")
 """Weightings made for the clients of the laws."""
 
 
 @pytest.mark.parametrize("name", [n for n in WEIGHTINGS if not n.startswith(OWN_NAMES)])
 def test_every_weighting_gives_the_same(name: str) -> None:
     one, other = (trained(e, 5, weighting=WEIGHTINGS[name]()) for e in (MANY, "loop"))
-    assert_same(one, other, 1e-5 if name == "nash-mtl" else 1e-10)  # a solver with a tolerance
+    assert_same(one, other, 1e-5 if name == "NashMTL" else 1e-10)  # a solver with a tolerance
 
 
 def test_first_heads_are_those_of_any_engine() -> None:

@@ -1,4 +1,4 @@
-"""Laws that every weighting obeys. A new method is one line in ``WEIGHTINGS``."""
+"""Laws that every exported weighting obeys. Further variants are lines in ``WEIGHTINGS``."""
 
 from __future__ import annotations
 
@@ -11,39 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgradnorm import weighting as exported
 from fedgradnorm.weighting import (
-    AFL,
     DWA,
-    FAMO,
-    IMTLG,
     IMTLL,
-    MGDA,
-    QFFL,
-    AlignedMTL,
-    BySize,
     ByTask,
-    CAGrad,
-    ConFIG,
-    DualProj,
     Equal,
-    FairGrad,
-    FedCMOO,
     FedMGDA,
-    GeometricMean,
     GradDrop,
     GradNorm,
-    GradVac,
-    InverseFirstLoss,
-    Krum,
     NashMTL,
     Needs,
     PCGrad,
-    RandomWeights,
     Signals,
     Static,
-    TrimmedMean,
+    TorchJD,
     Uncertainty,
-    UPGrad,
     Weighting,
 )
 
@@ -63,12 +46,28 @@ def tasks_of(inner: Weighting) -> ByTask:
     return ByTask(inner, {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three"})
 
 
+ARGUMENTS: dict[str, Callable[[], Weighting]] = {
+    "ByTask": lambda: tasks_of(GradNorm()),
+    "NashMTL": lambda: NashMTL(iterations=1),  # for time
+    "Static": lambda: Static({"a": 0.1, "b": 2.0, "c": 1.0, "d": 30.0, "e": 0.5}),
+    "TorchJD": lambda: TorchJD("MeanWeighting"),
+}
+"""Exported weightings that are not made with their defaults."""
+
+
+def every_export() -> dict[str, Callable[[], Weighting]]:
+    """Every public weighting by its class name, so that none can be forgotten."""
+    kinds = {name: getattr(exported, name) for name in exported.__all__}
+    return {
+        name: ARGUMENTS.get(name, kind)
+        for name, kind in kinds.items()
+        if issubclass(kind, Weighting) and kind is not Weighting
+    }
+
+
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
-    "equal": Equal,
-    "by-size": BySize,
-    "static": lambda: Static({"a": 0.1, "b": 2.0, "c": 1.0, "d": 30.0, "e": 0.5}),
+    **every_export(),
     "inverse-loss": InverseLoss,
-    "absolute-adam": GradNorm,
     "absolute-sgd": lambda: GradNorm(optimizer="sgd"),
     "squared-adam": lambda: GradNorm(rule="squared"),
     "squared-sgd": lambda: GradNorm(rule="squared", optimizer="sgd", lr=1e-3),
@@ -77,44 +76,23 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "direct-closed": lambda: GradNorm(rule="direct", smoothing=0),
     "direct-gamma-0": lambda: GradNorm(gamma=0, rule="direct"),
     "by-task-equal": lambda: tasks_of(Equal()),
-    "by-task-absolute": lambda: tasks_of(GradNorm()),
     "by-task-direct": lambda: tasks_of(GradNorm(rule="direct")),
     "warm-up": lambda: GradNorm(rule="direct", warmup=2),
-    "inverse-first-loss": InverseFirstLoss,
-    "geometric-mean": GeometricMean,
-    "random": RandomWeights,
     "dwa": lambda: DWA(every=1),
     "dwa-of-two": lambda: DWA(every=2),
     "uncertainty": lambda: Uncertainty(scale_lr=0.1),
     "imtl-l": lambda: IMTLL(scale_lr=0.1),
-    "famo": FAMO,
-    "q-ffl": QFFL,
-    "afl": AFL,
-    "upgrad": UPGrad,
-    "dualproj": DualProj,
-    "mgda": MGDA,
-    "pcgrad": PCGrad,
-    "gradvac": GradVac,
-    "cagrad": CAGrad,
-    "imtl-g": IMTLG,
-    "aligned-mtl": AlignedMTL,
-    "fairgrad": FairGrad,
-    "krum": Krum,
-    "nash-mtl": lambda: NashMTL(iterations=1),
-    "fedmgda": FedMGDA,
     "fedmgda-free": lambda: FedMGDA(box=1),
-    "fedcmoo": FedCMOO,
-    "config": ConFIG,
-    "graddrop": GradDrop,
-    "trimmed-mean": TrimmedMean,
     "by-task-pcgrad": lambda: tasks_of(PCGrad()),
     "by-task-graddrop": lambda: tasks_of(GradDrop()),
 }
 
-SOLVES_PROGRAMS = {"cagrad", "nash-mtl"}
-"""Tens of milliseconds a round: marked slow."""
+SOLVES_PROGRAMS = {"CAGrad", "NashMTL"}
+"""Tens of milliseconds per round: marked slow."""
 
-DEPENDS_ON_UNITS = {"absolute-sgd", "squared-sgd", "uncertainty", "imtl-l", "afl"}
+DEPENDS_ON_UNITS = {
+    "absolute-sgd", "squared-sgd", "Uncertainty", "uncertainty", "IMTLL", "imtl-l", "AFL"
+}  # fmt: skip
 """Steps as long as the losses or gradients are: multiplying all losses shows."""
 
 

@@ -14,7 +14,7 @@ from torchjd import aggregation
 
 from fedgradnorm import ConfigError
 from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import ServerState, server_round
+from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm.weighting import (
     IMTLG,
     MGDA,
@@ -152,7 +152,7 @@ def test_the_server_steps_along_a_direction(name: str) -> None:
     )  # fmt: skip
     start = torch.zeros(7, dtype=torch.float64)
     server = ServerState(start, weighting, {"name": "sgd", "lr": 1.0})
-    server_round(server, reports)
+    server_step(server, reports)
     torch.testing.assert_close(server.shared.data, -weighting.direction(signals))
 
 

@@ -331,19 +331,6 @@ def test_who_else_is_there_does_not_decide_how_loud_a_client_is(rule: str, prese
     assert np.mean(seen) == pytest.approx(float(goal), rel=0.3)
 
 
-def test_an_older_state_without_levels_goes_on_from_its_weights() -> None:
-    weighting, again = gradnorm(3), gradnorm(3)
-    for _ in range(5):
-        weighting.update(signals([1.0, 2.0, 8.0]))
-    state = weighting.state_dict()
-    for row in state["clients"].values():
-        del row["level"]
-    again.load_state_dict(state)
-    torch.testing.assert_close(
-        again.update(signals([1.0, 2.0, 8.0])), weighting.update(signals([1.0, 2.0, 8.0]))
-    )
-
-
 @pytest.mark.parametrize("rule", ["absolute", "squared", "relative", "direct"])
 def test_few_active_rows_of_many_move_as_they_do_among_all(
     rule: Any, monkeypatch: pytest.MonkeyPatch

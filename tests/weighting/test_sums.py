@@ -36,11 +36,7 @@ RULES: dict[str, Callable[[], GradNorm]] = {
     "warm-up": lambda: GradNorm(rule="direct", warmup=3),
     "warm-up-absolute": lambda: GradNorm(warmup=3),
 }
-OWN = {
-    name: make
-    for name, make in {**WEIGHTINGS, "steady": Steady}.items()
-    if isinstance(make(), tuple(OWN_NUMBERS))
-}
+OWN = {name: make for name, make in WEIGHTINGS.items() if isinstance(make(), tuple(OWN_NUMBERS))}
 
 
 class Silo:

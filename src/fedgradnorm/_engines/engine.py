@@ -31,8 +31,7 @@ from fedgradnorm._round.local_update import (
     log_classes,
     shared_phase,
 )
-from fedgradnorm._round.private.private_client import PrivateClient
-from fedgradnorm._round.private.private_gradients import FLOOR, PrivateGradients
+from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
 from fedgradnorm._round.reports import Padded, Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines.gradients import Batch
 from fedgradnorm._engines.parts import ClientPart
-from fedgradnorm._round.presence import batches_of
+from fedgradnorm._round.batches import batches_of
 from fedgradnorm._state.table import Group
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import form_words

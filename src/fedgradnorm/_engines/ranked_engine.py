@@ -24,12 +24,12 @@ from fedgradnorm._engines.parts import FirstHeads
 from fedgradnorm._engines.ranks import World, world
 from fedgradnorm._engines.ranks_journal import RanksJournal
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.reports import Reports
+from fedgradnorm._round.reports import SENT, Reports
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import Row
 from fedgradnorm.weighting import Needs
 
-COLUMNS = ("active", "failed", "loss", "loss_ratio", "gauge_norm")
+COLUMNS = ("active", "failed", *SENT)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RankedEngine:
             local = self.local.run_clients(shared, round_number, names, keep)
             lost = set(local.failed)
             failed = torch.tensor([name in lost for name in names], device=self.device)
-            columns = (local.active, failed, local.loss, local.loss_ratio, local.gauge_norm)
+            columns = (local.active, failed, *(getattr(local, key) for key in SENT))
             table[:, mine] = torch.stack([c.to(self.device, torch.float64) for c in columns])
         if active:
             self.world.sum(table)  # each column is zero on all ranks but one: the sum is exact
@@ -130,9 +130,7 @@ class RankedEngine:
         return RankedReports(
             active=table[0] > 0,
             size=self._size if rows is None else self._size[rows],
-            loss=table[2],
-            loss_ratio=table[3],
-            gauge_norm=table[4],
+            **dict(zip(SENT, table[2:], strict=True)),
             failed=[name for name, bad in zip(active, failed_there, strict=True) if bad],
             world=self.world,
             local=local,

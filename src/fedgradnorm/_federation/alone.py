@@ -13,7 +13,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines import Batch, Engine, Graphs, Plan
 from fedgradnorm._federation.federation import Clients, Outcome, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._round.reports import Reports, StackedReports
+from fedgradnorm._round.reports import Reports, StackedReports, columns
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._state.layout import Layout
 from fedgradnorm._state.table import HAS_NETWORK, NETWORK
@@ -58,7 +58,10 @@ class Alone(Clients):
         if not active:
             return Outcome([], [], {})
         reports = self.round(round_number, active)
-        found = {key: column.tolist() for key, column in _columns(reports).items()}
+        found = {
+            key: column.tolist()
+            for key, column in columns(reports, torch.ones_like(reports.loss), None).items()
+        }
         return Outcome(list(active), list(reports.failed), found)
 
     def round(
@@ -123,7 +126,7 @@ class Alone(Clients):
         reports = engine.reports(plan, worked)
         assert isinstance(reports, StackedReports)
         self._descend(plan, networks, reports.updates, None, None)
-        return _columns(reports)
+        return columns(reports, torch.ones_like(reports.loss), None)
 
     def finish(self, round_number: int) -> None:
         """Heads tuned on the finished networks."""
@@ -177,15 +180,3 @@ class Alone(Clients):
         """Restore the state saved by :meth:`state_dict`."""
         if "clients" in state:
             self.engine.load_state_dict(state["clients"])
-
-
-def _columns(reports: Reports) -> dict[str, Tensor]:
-    """What is recorded of a round; a client alone weighs 1."""
-    one = torch.ones_like(reports.loss)
-    return {
-        "loss": reports.loss,
-        "loss_ratio": reports.loss_ratio,
-        "gauge_norm": reports.gauge_norm,
-        "weight": one,
-        "held": torch.zeros_like(one),
-    }

@@ -31,7 +31,7 @@ from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._round.server import ServerState, columns, server_round
+from fedgradnorm._round.server import ServerState, recorded, server_step
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import HAS_NETWORK, NETWORK
@@ -209,7 +209,7 @@ class Federation(Clients):
         worked = engine.work(self.server.shared, plan, batches, first, 0, joint)
         engine.write(plan, worked)
         reports = engine.reports(plan, worked)
-        return columns(self.server, reports, server_round(self.server, reports))
+        return recorded(self.server, reports, server_step(self.server, reports))
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
         """One round, and what became of it."""
@@ -217,7 +217,7 @@ class Federation(Clients):
             return Outcome([], [], {})
         conflict = self._conflict_by_trial(round_number, active)
         reports, weights = self.round(round_number, active)
-        found = columns(self.server, reports, weights)
+        found = recorded(self.server, reports, weights)
         table = {key: column.tolist() for key, column in found.items()}
         if self.settings.records_conflict(round_number) and not self.engine.conflict_obstacle:
             conflict = pairs(reports, active)
@@ -235,11 +235,11 @@ class Federation(Clients):
         """One communication: clients work, the server weighs and steps."""
         reports = self.engine.run_clients(self.server.shared, round_number, active)
         if self.sums is not None:  # also where nobody came: that nobody did is not to be told
-            return reports, self.sums.server_round(self.server, reports, round_number)
+            return reports, self.sums.server_step(self.server, reports, round_number)
         if len(reports.failed) == len(active):
             return reports, self.server.weighting.weight
         self.server.begin_round(round_number)
-        return reports, server_round(self.server, reports)
+        return reports, server_step(self.server, reports)
 
     def _average_heads(self, reports: Reports, weights: Tensor) -> None:
         """Who shares a head gets the mean."""

@@ -20,7 +20,8 @@ def packed_rows(weighting: Weighting) -> dict[str, Any]:
     """What ``state_dict`` says, with a tensor of all bound clients for each kind of number."""
     if type(weighting).state_dict is Weighting.state_dict:
         tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
-        return {"clients": dict(weighting._away), PACKED: tables}
+        extra = copy.deepcopy(weighting.extra)
+        return {**extra, "clients": dict(weighting._away), PACKED: tables}
     state = copy.deepcopy(weighting.state_dict())
     rows, names = state["clients"], weighting.clients
     tables = {

@@ -28,8 +28,8 @@ from fedgradnorm._flower.wire.messages import (
 )
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.server import ServerState, server_round
+from fedgradnorm._round.reports import SENT, StackedReports
+from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
@@ -220,7 +220,7 @@ class Coordinator:
         reports = self._reports(told)
         idle = good and not told  # nobody's batches have a label of any task
         self.server.begin_round(self.round)
-        after = self.server.weighting.weight if idle else server_round(self.server, reports)
+        after = self.server.weighting.weight if idle else server_step(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])
         recorded = self.agreement.settings.records_conflict(self.round)
@@ -275,9 +275,7 @@ class Coordinator:
         return StackedReports(
             active=torch.tensor([name in told for name in self.rows]),
             size=column("size"),
-            loss=column("loss"),
-            loss_ratio=column("loss_ratio"),
-            gauge_norm=column("gauge_norm"),
+            **{key: column(key) for key in SENT},
             failed=(),
             updates=updates,
         )

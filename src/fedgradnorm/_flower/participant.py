@@ -25,9 +25,10 @@ from fedgradnorm._flower.ledger import Ledger, at_home
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
-from fedgradnorm._round.presence import Presence
-from fedgradnorm._round.private.private_client import question
+from fedgradnorm._round.participation import Presence
+from fedgradnorm._round.private.private_gradients import question
 from fedgradnorm._round.private.private_plan import check_private, expected_rounds
+from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs.about import FORMAT, of_task
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
@@ -282,5 +283,5 @@ def _info(client: Client) -> dict[str, Any]:
     }
 
 
-SCALARS = ("size", "loss", "loss_ratio", "gauge_norm")
+SCALARS = ("size", *SENT)
 """What may be asked of a client beside its update."""

@@ -1,21 +1,26 @@
-"""Batches from a counter: (seed, client name, round, step) decides the rows, nothing else does.
+"""Batches as a function of a counter: seed, client name, round and step decide the examples.
 
-A client reads its rows in passes; each pass is a fresh permutation drawn from (seed, name, pass).
-Batch number t takes the next rows of that endless stream. So every row is seen once a pass, a batch
-may lie in two passes, and all batches of a client have one size. There is no state: a
-resumed run, another engine or another machine reads the same rows.
+A client reads its examples in passes, and each pass is a new permutation drawn from (seed, name,
+pass). Batch number t takes the next examples of that endless stream. So every example is read once
+per pass, a batch may span two passes, and all batches of a client have the same size. There is no
+state: a resumed run, another executor or another machine reads the same examples.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.seeding import each_number
+
+AT_ONCE = 1 << 20  # examples sorted together; more are sorted one permutation at a time
+MOST = 1 << 25  # examples of one round: drawing them takes about a gigabyte
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -27,84 +32,56 @@ def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
     """One permutation of 0 .. size-1 for each key, all drawn at once."""
-    scrambled = _scrambled(keys[..., None] + _steps(size))
-    order: NDArray[np.int64] = np.argsort(scrambled, kind="stable")
+    steps = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
+    order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
     return order
-
-
-def _steps(size: int) -> NDArray[np.uint64]:
-    return np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-
-
-AT_ONCE = 1 << 20  # row numbers sorted together; more are sorted one permutation at a time
-MOST = 1 << 25  # row numbers of one round: drawing them takes about a gigabyte
-
-
-def bases_of(seed: int, owners: Iterable[str]) -> list[int]:
-    """What all batches of each client follow from."""
-    return each_number(owners, seed, "batches")
-
-
-def check_rows_of_round(per_round: int, held: int, steps: int) -> None:
-    """A ConfigError if a round reads more rows than fit, and more than its clients have."""
-    most = max(MOST, held)
-    if per_round > most:
-        raise ConfigError(
-            f"a round would read {per_round:,} rows in {steps:,} steps, and at most {most:,} "
-            "fit in memory; lower head_steps, shared_steps or batch_size"
-        )
-
-
-def stretches(
-    bases: NDArray[np.uint64], size: int, batch: int, first: int, steps: int
-) -> NDArray[np.int64]:
-    """Row numbers [clients, steps, batch] of clients of one size, from batch ``first`` on.
-
-    They are a stretch of each client's endless stream of passes.
-    """
-    start, stop = first * batch, (first + steps) * batch
-    passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
-    if len(bases) * len(passes) * size > AT_ONCE:
-        parts = [_stretch(base, passes, size, start, stop) for base in bases]
-        return np.stack(parts).reshape(len(bases), steps, batch)
-    rows = permutations(_scrambled(bases[:, None] + passes), size).reshape(len(bases), -1)
-    offset = start - int(passes[0]) * size
-    found: NDArray[np.int64] = rows[:, offset : offset + steps * batch]
-    return found.reshape(len(bases), steps, batch)
-
-
-def _stretch(
-    base: np.uint64, passes: NDArray[np.uint64], size: int, start: int, stop: int
-) -> NDArray[np.int64]:
-    """The same stretch of one large client, pass by pass: memory for one permutation."""
-    parts = []
-    for turn, key in zip(passes.tolist(), _scrambled(base + passes), strict=True):
-        first = turn * size
-        parts.append(part_of_permutation(key, size, max(0, start - first), stop - first))
-    return np.concatenate(parts)
 
 
 def part_of_permutation(key: np.uint64, size: int, begin: int, end: int) -> NDArray[np.int64]:
     """Places ``begin`` to ``end`` of a key's permutation, without sorting the others.
 
-    The scrambled numbers all differ, so who has which place does not depend on how they are sorted.
+    The scrambled numbers are distinct, so places do not depend on how they are sorted.
     """
-    end = min(size, end)
-    values = _scrambled(key + _steps(size))
+    values = _scrambled(key + np.arange(1, size + 1, dtype=np.uint64) * GOLDEN)
     there = np.argpartition(values, (begin, end - 1))[begin:end]
     found: NDArray[np.int64] = there[np.argsort(values[there])]
     return found
 
 
-class Batches:
-    """The batches of some clients, as row numbers.
+def stretches(
+    bases: NDArray[np.uint64], size: int, batch: int, first: int, steps: int
+) -> NDArray[np.int64]:
+    """Examples [clients, steps, batch] of clients of one size, from batch ``first`` on.
 
-    ``steps`` is how many batches a round reads. The rows of many rounds are drawn at once, for all
-    clients of one size together, so that a round costs no sorting and no loop over steps.
-    Rows of one ``owner``, which has several tasks, are drawn alike.
+    They are a stretch of each client's endless stream of passes.
+    """
+    start, stop = first * batch, (first + steps) * batch
+    passes = range(start // size, -(-stop // size))
+    keys = _scrambled(bases[:, None] + np.array(passes, dtype=np.uint64))
+    if keys.size * size <= AT_ONCE:
+        offset = start - passes[0] * size
+        rows = permutations(keys, size).reshape(len(bases), -1)
+        found = rows[:, offset : offset + steps * batch]
+    else:
+        places = [(max(0, start - k * size), min(size, stop - k * size)) for k in passes]
+        parts = [
+            part_of_permutation(key, size, *place)
+            for one in keys
+            for key, place in zip(one, places, strict=True)
+        ]
+        found = np.concatenate(parts)
+    return found.reshape(len(bases), steps, batch)
+
+
+class Batches:
+    """The batches of some clients, as indices of their examples.
+
+    ``steps`` is how many batches a round reads. The batches of many rounds are drawn at once, for
+    all clients of one size together, so that a round needs no sorting and no loop over steps.
+    Several tasks of one ``owner`` read the same examples.
     """
 
-    WINDOW = 1 << 21  # row numbers kept at most (but at least one round's)
+    WINDOW = 1 << 21  # examples drawn ahead at most (but at least one round's)
     ROUNDS = 256  # drawn at once at least: a GPU must not wait for the next ones
     FEW = 200  # clients whose batches are drawn for many rounds at once, whoever takes part
 
@@ -118,18 +95,28 @@ class Batches:
     ) -> None:
         self.sizes, self.steps = dict(sizes), steps
         self.batch = {n: min(batch_size or size, size) for n, size in sizes.items()}
-        bases = bases_of(seed, [(owners or {}).get(n, n) for n in sizes])
-        self.base = dict(zip(sizes, bases, strict=True))
-        per_round = steps * sum(self.batch.values())
+        names = [owners[n] for n in sizes] if owners else list(sizes)
+        self.base = dict(zip(sizes, each_number(names, seed, "batches"), strict=True))
         if len(self.sizes) <= self.FEW:
-            check_rows_of_round(per_round, sum(sizes.values()), steps)
-        epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
-        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
+            self._check_fits(list(sizes))
+        epoch = max((-(-sizes[n] // (steps * self.batch[n])) for n in sizes), default=1)
+        per_round = steps * sum(self.batch.values())
+        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // max(1, per_round)))
         self._first = -1
         self._drawn_rows: dict[str, NDArray[np.int64]] = {}
 
+    def _check_fits(self, names: Sequence[str]) -> None:
+        """A ConfigError if a round reads more examples than fit, and more than its clients have."""
+        read = self.steps * sum(self.batch[name] for name in names)
+        most = max(MOST, sum(self.sizes[name] for name in names))
+        if read > most:
+            raise ConfigError(
+                f"a round would read {read:,} rows in {self.steps:,} steps, and at most {most:,} "
+                "fit in memory; lower head_steps, shared_steps or batch_size"
+            )
+
     def only(self, name: str, size: int) -> Batches:
-        """The batches of one client, drawn from as many of its rows."""
+        """The batches of one client, drawn from ``size`` of its examples."""
         if size == self.sizes[name]:
             return self
         one = copy.copy(self)
@@ -137,7 +124,7 @@ class Batches:
         return one
 
     def of_round(self, round_number: int) -> dict[str, NDArray[np.int64]]:
-        """Row numbers [steps, batch] of every client in a round."""
+        """Examples [steps, batch] of every client in a round."""
         first = round_number - round_number % self.window
         if first != self._first:
             steps = self.window * self.steps
@@ -147,21 +134,20 @@ class Batches:
         return {name: rows[start : start + self.steps] for name, rows in self._drawn_rows.items()}
 
     def drawn(self, names: Sequence[str], round_number: int) -> dict[str, NDArray[np.int64]]:
-        """Row numbers [steps, batch] of some clients in a round."""
+        """Examples [steps, batch] of some clients in a round."""
         if len(self.sizes) <= self.FEW:
             rows = self.of_round(round_number)
             return {name: rows[name] for name in names}
-        read = self.steps * sum(self.batch[name] for name in names)
-        check_rows_of_round(read, sum(self.sizes[name] for name in names), self.steps)
+        self._check_fits(names)
         return self.many(names, round_number * self.steps, self.steps)
 
     def rows(self, name: str, step: int) -> NDArray[np.int64]:
-        """Row numbers of client ``name``'s batch number ``step`` (counted from the run's start)."""
+        """The examples of client ``name``'s batch number ``step``, counted from the run's start."""
         batch: NDArray[np.int64] = self.many([name], step, 1)[name][0]
         return batch
 
     def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
-        """Row numbers [steps, batch] of each client for ``steps`` batches from ``first`` on."""
+        """Examples [steps, batch] of each client for ``steps`` batches from ``first`` on."""
         found: dict[str, NDArray[np.int64]] = {}
         by_size: dict[int, list[str]] = {}
         for name in names:
@@ -171,3 +157,11 @@ class Batches:
             drawn = stretches(bases, size, self.batch[alike[0]], first, steps)
             found.update(zip(alike, drawn, strict=True))
         return found
+
+
+def batches_of(
+    clients: Sequence[Client], batch_size: int | None, seed: int, steps: int = 1
+) -> Batches:
+    """The batches of these clients."""
+    owners = {client.name: client.owner for client in clients}
+    return Batches({c.name: c.drawn for c in clients}, batch_size, seed, steps, owners)

@@ -1,9 +1,9 @@
 """How much one client may move the shared network in a round, whatever it sends.
 
 A round's step is sum_i c_i update_i. Client i's part of the weights is |c_i| / sum_j |c_j|, its
-share of the step |c_i| |update_i|. A server whose clients nobody vouches for bounds both against
-the round's other clients, and the loss ratio that the rules read. A bound that does not bind
-changes no number.
+share of the step |c_i| |update_i|. A server with untrusted clients bounds both relative to the
+round's other clients, and the loss ratio that weightings read. A bound that does not bind changes
+no number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting import Signals
 
-FEWEST = 3  # of two clients nobody can say which one is usual
-FARTHEST = 10_000.0  # of a head's way, in medians, where no other bound is given
+FEWEST = 3  # of two clients, neither is the usual one
+FARTHEST = 10_000.0  # a head's change in medians, where no other bound is given
 
 
 class Cut(NamedTuple):
@@ -31,23 +31,15 @@ class Cut(NamedTuple):
     bound: float
 
     def __str__(self) -> str:
-        return (
-            f"its {_WORDS[self.name]} is {self.value:.3g}, {self.bound:.3g} counts "
-            f"({_SETTINGS[self.name]})"
-        )
+        words, setting = _WORDS[self.name]
+        return f"its {words} is {self.value:.3g}, {self.bound:.3g} counts ({setting})"
 
 
 _WORDS = {
-    "share": "share of the step, in medians,",
-    "weight": "part of all weights",
-    "ratio": "loss ratio",
-    "head": "way from the head that was sent, in medians,",
-}
-_SETTINGS = {
-    "share": "largest_share",
-    "weight": "largest_weight",
-    "ratio": "largest_ratio",
-    "head": "largest_share",
+    "share": ("share of the step, in medians,", "largest_share"),
+    "weight": ("part of all weights", "largest_weight"),
+    "ratio": ("loss ratio", "largest_ratio"),
+    "head": ("way from the head that was sent, in medians,", "largest_share"),
 }
 
 
@@ -91,24 +83,18 @@ class Bounds:
         if int((share != 0).sum()) < FEWEST:
             return share, []
         lighter, heavy = self._lighter(share)
-        shorter, long = self._shorter(lighter, length, self.share or spread)
+        factor, long = _at_most("share", lighter.abs() * length, self.share or spread)
         if not heavy and not long:
             return share, []
+        shorter = lighter * factor
         return shorter * (share.abs().sum() / shorter.abs().sum()), heavy + long
 
     def shortened(self, length: Tensor) -> tuple[Tensor, list[Cut]]:
-        """What of its way each head may go, the ways of a group's heads being so long.
+        """The factor of each head's change, given the lengths of the changes of a group's heads.
 
-        No way is longer than the bound of a share, in medians of the ways that are not 0.
+        No change is longer than the bound of a share, in medians of the changes that are not 0.
         """
-        ones, largest = torch.ones_like(length), self.share or FARTHEST
-        counted = length[length > 0]
-        if len(counted) < FEWEST or math.isinf(largest):
-            return ones, []
-        usual = counted.median()
-        over = length > largest * usual
-        cuts = _cuts("head", over, length / usual, largest)
-        return torch.where(over, largest * usual / length, ones), cuts
+        return _at_most("head", length, self.share or FARTHEST)
 
     def _lighter(self, share: Tensor) -> tuple[Tensor, list[Cut]]:
         """No part of the weights over the bound, which is >= 1/2: only the largest can be."""
@@ -122,16 +108,16 @@ class Bounds:
         factor[top] = self.weight / (1 - self.weight) * rest / size[top]
         return share * factor, [Cut(top, "weight", part, self.weight)]
 
-    def _shorter(self, share: Tensor, length: Tensor, largest: float) -> tuple[Tensor, list[Cut]]:
-        """No share of the step over ``largest`` times the median of those that are not 0."""
-        step = share.abs() * length
-        counted = step[step > 0]
-        if len(counted) < FEWEST or math.isinf(largest):
-            return share, []
-        usual = counted.median()  # of two middle ones the lower
-        over = step > largest * usual
-        cuts = _cuts("share", over, step / usual, largest)
-        return torch.where(over, share * (largest * usual / step), share), cuts
+
+def _at_most(name: str, values: Tensor, largest: float) -> tuple[Tensor, list[Cut]]:
+    """Factors that leave no value over ``largest`` times the median of those that are not 0."""
+    ones, counted = torch.ones_like(values), values[values > 0]
+    if len(counted) < FEWEST or math.isinf(largest):
+        return ones, []
+    usual = counted.median()  # of two middle ones the lower
+    over = values > largest * usual
+    factor = torch.where(over, largest * usual / values, ones)
+    return factor, _cuts(name, over, values / usual, largest)
 
 
 def _cuts(name: str, over: Tensor, values: Tensor, bound: float) -> list[Cut]:

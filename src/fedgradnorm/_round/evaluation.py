@@ -1,4 +1,4 @@
-"""A network and a head as they are: predictions for all rows, loss and metrics of a split."""
+"""Predictions of a network and a head, and the loss and metrics of a split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use.
 
-    A split that is read batch by batch is measured so: no more than two pieces are in memory.
+    A streamed split is evaluated piece by piece, with at most two pieces in memory.
     """
     if not isinstance(x, Streamed):
         assert isinstance(y, Tensor)
@@ -47,12 +47,12 @@ def predict(network: nn.Module, head: nn.Module, x: Inputs) -> Tensor:
 
 
 def represented(network: nn.Module, x: Inputs) -> Iterator[Tensor]:
-    """What the network makes of the rows of ``x``, part by part, in evaluation mode."""
+    """The network's features of the rows of ``x``, part by part, in evaluation mode."""
     return (_evaluated(network, part) for part in in_parts(x))
 
 
 def answers(head: nn.Module, features: Iterable[Tensor]) -> Tensor:
-    """Head outputs for all parts of what a network made, in evaluation mode."""
+    """Head outputs for all parts of a network's features, in evaluation mode."""
     return torch.cat([_evaluated(head, part) for part in features])
 
 
@@ -68,17 +68,19 @@ def _evaluated(module: nn.Module, x: Inputs) -> Tensor:
 
 
 def in_parts(x: Inputs) -> Iterable[Inputs]:
-    """The rows of ``x``, as many at a time as a forward pass takes best."""
+    """The rows of ``x`` in chunks of :func:`rows_at_once`."""
     return in_chunks(x, rows_at_once(x)) if len(x) else [x]
 
 
 def rows_at_once(x: Inputs) -> int:
-    """How many rows a forward pass takes best."""
+    """The number of rows for one forward pass."""
     read = isinstance(x, Streamed)
     numbers = sum(leaf.numel() for leaf in leaves(x).values())
     each = numbers if read else numbers // max(1, len(x))
     if numbers and x.device.type != "cuda":
-        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_AT_ONCE // max(1, each)))
-    if read:  # a piece lies in the host's memory first
-        return min(ROWS_AT_ONCE, max(FEWEST_ROWS, NUMBERS_READ // max(1, each)))
-    return ROWS_AT_ONCE
+        most = NUMBERS_AT_ONCE
+    elif read:
+        most = NUMBERS_READ
+    else:
+        return ROWS_AT_ONCE
+    return min(ROWS_AT_ONCE, max(FEWEST_ROWS, most // max(1, each)))

@@ -1,4 +1,4 @@
-"""How PyTorch multiplies and adds while a run is trained."""
+"""PyTorch's precision and determinism settings during a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedgradnorm._round.settings import Precision
 
 @contextmanager
 def numerics(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Products in the precision asked for, sums in one order; the process's own settings return.
+    """Set the precision of products and deterministic sums; restore the settings afterwards.
 
-    cuDNN's fastest gradients of a convolution add in whatever order threads arrive, and its
-    benchmark mode picks by the clock. Both make two runs of one seed differ, so neither is used.
-    Nor is an autocast around the call: the run's own ``precision`` says what has fewer digits.
+    cuDNN's fastest convolution gradients add in arbitrary order, and its benchmark mode chooses by
+    timing. Both make two runs with one seed differ, so neither is used. An autocast around the call
+    is disabled: the run's own ``precision`` decides.
     """
     cudnn = torch.backends.cudnn
     products = torch.get_float32_matmul_precision()

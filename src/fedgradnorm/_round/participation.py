@@ -1,38 +1,56 @@
-"""Who takes part in a round."""
+"""Who participates in a round: a share that is drawn, or a list; and tasks without labels.
+
+Everything is a function of the seed, the names and the round, so a resumed run or another machine
+finds the same clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
+from fedgradnorm._client import Client
 from fedgradnorm._errors import choose
+from fedgradnorm._round.batches import batches_of
 from fedgradnorm._round.seeding import number
+from fedgradnorm.tasks._missing import labelled
+
+log = logging.getLogger("fedgradnorm")
 
 Participation = float | list[str] | list[list[str]]
 """A share of the clients, a list of names, or a list of such lists, taken in turn."""
+
+TRIED = 100  # rounds that are examined to estimate how often a task lacks labels
+FEW = 0.9  # a warning if a task participates in a smaller share of them
 
 
 def participants(
     participation: Participation, seed: int, names: Sequence[str], round_number: int
 ) -> list[str]:
-    """Who of ``names`` takes part in a round: drawn from the seed, or as listed.
-
-    The answer keeps the order of ``names``. It depends on the arguments alone, so a resumed run or
-    another machine draws the same clients.
+    """The clients of a round, in the order of ``names``: drawn from the seed, or as listed.
 
     >>> participants(["cy", "ann"], 0, ["ann", "bob", "cy"], 7)
     ['ann', 'cy']
     """
-    if not isinstance(participation, (int, float)):
-        return _listed(participation, names, round_number)
-    return some_of(names, float(participation), seed, "participation", round_number)
+    if isinstance(participation, (int, float)):
+        return some_of(names, float(participation), seed, "participation", round_number)
+    plan = participation
+    listed = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
+    wanted = set(listed)
+    found = [name for name in names if name in wanted]
+    if not found or len(found) < len(wanted):
+        for name in listed or [""]:
+            choose(str(name), names, "client in participation")
+    return found
 
 
 def some_of(names: Sequence[str], asked: float, *counter: object) -> list[str]:
-    """So many of ``names``, in their order; which ones follows from the ``counter`` alone.
+    """A random subset of ``names``, in their order, that depends on the ``counter`` alone.
 
-    ``asked`` is a whole number of them or, as a float, a share; at least one is drawn.
+    ``asked`` is a number of names or, as a float, a share of them; at least one is drawn.
 
     >>> len(some_of(["ann", "bob", "cy"], 2, 0)), some_of(["ann", "bob"], 1.0, 0)
     (2, ['ann', 'bob'])
@@ -46,20 +64,71 @@ def some_of(names: Sequence[str], asked: float, *counter: object) -> list[str]:
 
 
 def check_listed(participation: Participation, names: Sequence[str]) -> None:
-    """A ConfigError unless every list of the plan names clients that there are."""
+    """A ConfigError unless every list in ``participation`` names existing clients."""
     if not isinstance(participation, (int, float)):
         for turn in range(max(1, len(participation))):
-            _listed(participation, names, turn)
+            participants(participation, 0, names, turn)
 
 
-def _listed(
-    plan: list[str] | list[list[str]], names: Sequence[str], round_number: int
-) -> list[str]:
-    """A fixed list of names, or a list of such lists taken in turn."""
-    entry = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
-    wanted = set(entry)
-    found = [name for name in names if name in wanted]
-    if not found or len(found) < len(wanted):
-        for name in entry or [""]:
-            choose(str(name), names, "client in participation")
+def rows_by_owner(clients: Sequence[Client]) -> dict[str, list[str]]:
+    """The rows of clients with several tasks, by client; clients with one task are left out."""
+    found: dict[str, list[str]] = {}
+    for client in clients:
+        if client.of is not None:
+            found.setdefault(client.of, []).append(client.name)
     return found
+
+
+def with_tasks(owners: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """The rows of clients: one each, or one per task as in :func:`rows_by_owner`."""
+    if not rows:
+        return list(owners)
+    return [name for owner in owners for name in rows.get(owner, (owner,))]
+
+
+class Presence:
+    """The rows of a round: drawn client by client, without tasks that have no labels in it.
+
+    Several tasks of one client read the same batches. A task without any label in one of a round's
+    batches sits that round out. This is known before the round, and is the same for all executors.
+    """
+
+    def __init__(
+        self, clients: Sequence[Client], batch_size: int | None, seed: int, steps: int
+    ) -> None:
+        self._owners = list(dict.fromkeys(client.owner for client in clients))
+        self._rows = rows_by_owner(clients)
+        self._seed = seed
+        there = {c.name: labelled(torch.as_tensor(c.train[1])).numpy() for c in clients if c.of}
+        self._labels = {name: labels for name, labels in there.items() if not labels.all()}
+        some = [client for client in clients if client.name in self._labels]
+        self._batches = batches_of(some, batch_size, seed, steps) if some else None
+
+    def active(self, participation: Participation, round_number: int) -> list[str]:
+        """The rows that participate, in the order of the clients."""
+        drawn = participants(participation, self._seed, self._owners, round_number)
+        return self.with_labels(with_tasks(drawn, self._rows), round_number)
+
+    def with_labels(self, names: Sequence[str], round_number: int) -> list[str]:
+        """Those of ``names`` that have a label in every batch of a round."""
+        if self._batches is None:
+            return list(names)
+        batches = self._batches.of_round(round_number)
+        return [
+            name
+            for name in names
+            if name not in self._labels or self._labels[name][batches[name]].any(axis=1).all()
+        ]
+
+    def announce(self, rounds: int) -> None:
+        """Warn, once, about tasks that will often sit out."""
+        tried = min(rounds, TRIED)
+        there = [set(self.with_labels(list(self._labels), k)) for k in range(tried)]
+        for name, labels in self._labels.items():
+            share = sum(name in names for names in there) / max(1, tried)
+            if share < FEW:
+                log.warning(
+                    "%s: %d of %d training rows are labelled, and in %.0f%% of the rounds a batch "
+                    "has none of them: the task is left out of them; raise batch_size, or make "
+                    "it a client of its own", name, labels.sum(), len(labels), 100 * (1 - share),
+                )  # fmt: skip

@@ -1,11 +1,13 @@
-"""What the clients of one round reported, as the server sees it."""
+"""What the clients of one round reported, and which of it the history records."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedgradnorm.weighting import Needs, Signals
@@ -18,7 +20,7 @@ class Reports(ABC):
     N full gradients may be too much to hold, so the server only asks for their weighted sum
     (:meth:`aggregate`), which an executor may answer with a single backward pass.
 
-    Where not all clients were asked, ``rows`` says where each of them is in the order of all.
+    Where not all clients were asked, ``rows`` are their indices among all clients.
     """
 
     active: Tensor
@@ -48,7 +50,7 @@ class Reports(ABC):
 
     @abstractmethod
     def gradients(self) -> Tensor:
-        """The updates, a row per client."""
+        """The updates, one row per client."""
 
     def gram(self) -> Tensor:
         """update_i . update_j for all pairs of clients."""
@@ -73,7 +75,7 @@ class StackedReports(Reports):
 
 @dataclass(frozen=True)
 class Padded(Reports):
-    """Reports in which some of the clients that were asked are missing, because they failed."""
+    """Reports of ``some`` of the clients that were asked, with zeros for those that failed."""
 
     some: Reports
     positions: Tensor  # of the others among those that were asked
@@ -88,13 +90,11 @@ class Padded(Reports):
         rows: Tensor | None,
     ) -> Padded:
         """``some`` reports at their ``positions`` among as many clients as ``size`` has numbers."""
-
-        def placed(values: Tensor) -> Tensor:
-            return values.new_zeros(len(size)).index_copy_(0, positions, values)
-
-        columns = (some.loss, some.loss_ratio, some.gauge_norm)
-        loss, ratio, norm = (placed(column) for column in columns)
-        return cls(placed(some.active), size, loss, ratio, norm, failed, some, positions, rows=rows)
+        active, loss, ratio, norm = (
+            column.new_zeros(len(size)).index_copy_(0, positions, column)
+            for column in (some.active, some.loss, some.loss_ratio, some.gauge_norm)
+        )
+        return cls(active, size, loss, ratio, norm, failed, some, positions, rows=rows)
 
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i over those that reported."""
@@ -111,3 +111,42 @@ class Padded(Reports):
         whole = gram.new_zeros(len(self.size), len(self.size))
         whole[self.positions[:, None], self.positions] = gram
         return whole
+
+
+class Column(NamedTuple):
+    """A column of the history, with one number per client and round.
+
+    ``read`` takes it from a round's reports, weights and frozen weights. ``sent`` columns are part
+    of a client's report, so a client that failed has none. All others are counted by the run.
+    """
+
+    meaning: str
+    read: Callable[[Reports, Tensor, Tensor], Tensor] | None = None
+    sent: bool = False
+
+
+COLUMNS = {
+    "loss": Column("mean loss over the round's batches", lambda r, *_: r.loss, sent=True),
+    "weight": Column("the client's weight after the round", lambda _, weights, __: weights),
+    "loss_ratio": Column("loss / first loss of the client", lambda r, *_: r.loss_ratio, sent=True),
+    "gauge_norm": Column(
+        "gradient norm on the measured layer", lambda r, *_: r.gauge_norm, sent=True
+    ),
+    "active": Column("1, or 0 for a client that failed"),
+    "held": Column("1 where the weight is frozen: the gradient vanished", lambda *found: found[2]),
+    "samples": Column("examples the client has read so far"),
+    "bytes": Column("bytes exchanged with the server so far"),
+}
+"""The columns of a run's history, in the order of its file."""
+
+SENT = tuple(name for name, column in COLUMNS.items() if column.sent)
+"""The numbers that a client may be asked for next to its update and its size."""
+
+
+def columns(reports: Reports, weights: Tensor, held: Tensor | None) -> dict[str, Tensor]:
+    """The columns recorded for one round, with one value per reporting client.
+
+    ``weights`` and ``held`` have a number for each client of the reports.
+    """
+    held = torch.zeros_like(weights) if held is None else held.to(weights.dtype)
+    return {name: c.read(reports, weights, held) for name, c in COLUMNS.items() if c.read}

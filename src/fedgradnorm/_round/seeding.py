@@ -1,9 +1,11 @@
-"""Numbers that chance starts from: decided by a description, and by nothing else."""
+"""Seeds that depend on a description, and on nothing else."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+
+_BETWEEN = "\x1f"
 
 
 def number(*parts: object) -> int:
@@ -12,21 +14,12 @@ def number(*parts: object) -> int:
     >>> number("a", 1) == number("a", 1), number("a", 1) == number("a", 2)
     (True, False)
     """
-    return _bits(_BETWEEN.join(map(str, parts)))
+    (found,) = each_number([str(parts[-1])], *parts[:-1])
+    return found
 
 
 def each_number(names: Iterable[str], *parts: object) -> list[int]:
-    """:func:`number` of ``parts`` and each of many names.
-
-    >>> each_number(["ann", "bob"], 0, "head") == [number(0, "head", n) for n in ("ann", "bob")]
-    True
-    """
+    """:func:`number` of ``parts`` and each of many names."""
     begin = "".join(f"{part}{_BETWEEN}" for part in parts)
-    return [_bits(begin + name) for name in names]
-
-
-_BETWEEN = "\x1f"
-
-
-def _bits(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    digests = (hashlib.blake2b((begin + n).encode(), digest_size=8).digest() for n in names)
+    return [int.from_bytes(digest, "little") for digest in digests]

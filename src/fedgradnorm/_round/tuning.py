@@ -1,4 +1,4 @@
-"""How clients tune a copy of the network after the last round: the table ``personalize``."""
+"""How clients fine-tune their models after the last round: the table ``personalize``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from fedgradnorm._checks import bounded, flag, names, one_of, plain, shown, whol
 from fedgradnorm._errors import ConfigError, choose
 
 MEASURED = 20
-"""How often the validation loss is measured on the way, about."""
-
+"""How often the validation loss is evaluated during tuning, about."""
 
 MEANINGS = {
     "steps": "steps at most, 1 or more; 0 is allowed with alone",
@@ -23,9 +22,9 @@ MEANINGS = {
 
 
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
-    """The table ``personalize`` with every key in it; a ConfigError unless it is one.
+    """The table ``personalize`` with its defaults; a ConfigError if it is not valid.
 
-    ``alone`` is in it only where it is on: so a run from before there was the key is the same run.
+    ``alone`` is a key of the result only where it is on.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(
@@ -37,20 +36,19 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
         choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
     table |= plain(name, value)
     what = table["what"]
-    parts = (
-        one_of(f"{name}.what", what, ("head", "network"))
-        if isinstance(what, str)
-        else names(f"{name}.what", what)
-    )
+    if isinstance(what, str):
+        what = one_of(f"{name}.what", what, ("head", "network"))
+    else:
+        what = names(f"{name}.what", what)
     rate = bounded(f"{name}.lr", table["lr"], above=True)
     alone = {"alone": True} if flag(f"{name}.alone", table["alone"]) else {}
     steps = whole(f"{name}.steps", table["steps"], 0 if alone else 1)
-    return {"steps": steps, "lr": rate, "what": parts, **alone}
+    return {"steps": steps, "lr": rate, "what": what, **alone}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How clients tune: so many steps of an optimiser on the head and these of the parameters.
+    """How clients tune: ``steps`` on the head and these parameters of the network.
 
     ``first`` is the number of the first batch, counted from the run's start.
     """

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._federation.conflict import Pair
+from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.csv_table import Row, Table, read_rows
 from fedgradnorm._runs.reading import opened
 
 KEYS = ("round", "epoch", "client", "split")
-SIGNALS = ("loss", "weight", "loss_ratio", "gauge_norm", "active", "held", "samples", "bytes")
+SIGNALS = tuple(COLUMNS)
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
 UNTUNED = "untuned-"

@@ -14,9 +14,9 @@ from torch import nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.federation import Federation, Outcome
-from fedgradnorm._round.participation import some_of
-from fedgradnorm._round.presence import rows_by_owner, with_tasks
+from fedgradnorm._round.participation import rows_by_owner, some_of, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
+from fedgradnorm._round.reports import SENT
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
@@ -29,10 +29,6 @@ log = logging.getLogger("fedgradnorm")
 
 ALL_AT_END = 1000
 """Clients of a federation whose last evaluation is of all of them, also with ``eval_clients``."""
-
-
-MEASURED = ("weight", "held", "loss", "loss_ratio", "gauge_norm")
-"""What a round tells of each of its clients."""
 
 
 class Recording:
@@ -95,17 +91,15 @@ class Recording:
 
     def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
         rows, failed = list[Row](), set(outcome.failed)
-        measured = [outcome.columns[key] for key in MEASURED] if outcome.active else []
-        for name, weight, held, *signals in zip(outcome.active, *measured, strict=True):
+        table = outcome.columns if outcome.active else {}
+        for name, *values in zip(outcome.active, *table.values(), strict=True):
             ok = name not in failed
             self.taken[name] += ok
             row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
-            row["weight"] = weight
-            if ok:
-                row["loss"], row["loss_ratio"], row["gauge_norm"] = signals
-            row["held"] = int(held)
+            row.update(zip(table, values, strict=True))
+            row["held"] = int(row["held"])
             row.update(self._meters(name))
-            rows.append(row)
+            rows.append(row if ok else {k: v for k, v in row.items() if k not in SENT})
         return rows
 
     def _meters(self, name: str) -> Row:

@@ -21,7 +21,7 @@ from fedgradnorm._federation.sharing import (
     warn_of_order,
     warn_of_scale,
 )
-from fedgradnorm._round.presence import Presence
+from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned

@@ -1,9 +1,8 @@
-"""How the server weighs its clients: one method, one file, one page."""
+"""How the server weighs its clients."""
 
 from fedgradnorm.weighting._base import Needs, Signals, Weighting
 from fedgradnorm.weighting._by_task import ByTask
 from fedgradnorm.weighting._directions import ConFIG, GradDrop, TrimmedMean
-from fedgradnorm.weighting._famo import FAMO
 from fedgradnorm.weighting._fixed import BySize, Equal, Static
 from fedgradnorm.weighting._gradients import (
     IMTLG,
@@ -22,15 +21,17 @@ from fedgradnorm.weighting._gradnorm import GradNorm
 from fedgradnorm.weighting._loss_based import (
     AFL,
     DWA,
+    FAMO,
+    IMTLL,
     QFFL,
     GeometricMean,
     InverseFirstLoss,
     RandomWeights,
+    Uncertainty,
 )
 from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
 from fedgradnorm.weighting._nash import NashMTL
 from fedgradnorm.weighting._steady import Steady
-from fedgradnorm.weighting._uncertainty import IMTLL, Uncertainty
 
 __all__ = [
     "AFL",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +96,8 @@ class Weighting(ABC):
     State per client is in ``self.rows``: float64 tensors with one number per client, named with
     their initial values in ``starts``. Update them in place, so that a round can be captured into a
     GPU graph. They follow the client's name, not its position. A method that updates its previous
-    weights keeps them in a row ``level``: normalized ones depend on who else participated.
+    weights keeps them in a row ``level``: normalized ones depend on who else participated. A row
+    ``held`` marks frozen weights. Any other state is in ``self.extra``, as values for JSON.
 
     Set ``positive`` to False if weights may be zero or negative, and ``capturable`` if the method
     makes a decision on the host, which a GPU graph would not repeat. ``run_seed`` is the seed of
@@ -118,6 +120,7 @@ class Weighting(ABC):
     def __init__(self) -> None:
         self.clients: tuple[str, ...] = ()
         self.rows: dict[str, Tensor] = {}
+        self.extra: dict[str, Any] = {}
         self._away: dict[str, dict[str, float]] = {}
 
     @abstractmethod
@@ -139,13 +142,14 @@ class Weighting(ABC):
             for key, start in starts.items()
         }
         here = {i: known[name] for i, name in enumerate(clients) if name in known}
-        for key, start in starts.items() if here else ():
-            values = [_saved(row, key, start) for row in here.values()]
+        for key in starts if here else ():
+            values = [row[key] for row in here.values()]
             self.rows[key][list(here)] = torch.tensor(values, dtype=torch.float64, device=device)
 
     def update(self, signals: Signals) -> Tensor:
         """Update the weights by one round; a weight per row."""
-        self._move_to(signals.active.device)
+        if self.weight.device != signals.active.device:
+            self.rows = {key: row.to(signals.active.device) for key, row in self.rows.items()}
         if self.gathers and len(self.clients) >= GATHER_FROM:
             signals = signals.few()
         else:
@@ -168,10 +172,6 @@ class Weighting(ABC):
         raw = self.weigh(signals)
         self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
         return self.weight
-
-    def _move_to(self, device: torch.device) -> None:
-        if self.weight.device != device:
-            self.rows = {key: row.to(device) for key, row in self.rows.items()}
 
     def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002
         """The direction of the server's step; None for the weighted mean of the updates.
@@ -200,7 +200,7 @@ class Weighting(ABC):
     @property
     def held(self) -> Tensor | None:
         """Rows whose weight the last update froze because their gradient vanished, if known."""
-        return None
+        return self.rows["held"] > 0 if "held" in self.rows else None
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that an update changes in place."""
@@ -213,18 +213,14 @@ class Weighting(ABC):
             name: {key: values[i] for key, values in table.items()}
             for i, name in enumerate(self.clients)
         }
-        return {"clients": {**self._away, **rows}}
+        return {"clients": {**self._away, **rows}, **copy.deepcopy(self.extra)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`; clients keep their current rows."""
         clients, self.clients, self.rows = self.clients, (), {}
         self._away = {name: dict(row) for name, row in state["clients"].items()}
+        self.extra = {key: copy.deepcopy(state[key]) for key in self.extra}
         self.bind(clients)
-
-
-def _saved(row: Mapping[str, float], key: str, start: float) -> float:
-    """A client's saved number; states of early versions have weights instead of levels."""
-    return row.get(key, row.get("weight", start) if key == "level" else start)
 
 
 def only(active: Tensor, values: Tensor) -> Tensor:

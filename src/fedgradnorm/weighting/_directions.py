@@ -1,15 +1,14 @@
 """Methods that give the server a direction instead of weights: they need every update itself.
 
 Their weights stay at 1. The direction has the size of a mean update, so that one learning rate
-serves all methods. ConFIG is TorchJD's, see gradients.py; the other two give TorchJD's numbers, but
-sooner: they go over the parameters once, in stretches that stay in a processor's cache.
+serves all methods. ConFIG is TorchJD's. The other two match TorchJD's numbers but run faster: they
+pass over the parameters once, in chunks that fit a processor's cache.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class Direction(Weighting):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draws = 0
+        self.extra["draws"] = 0
 
     @abstractmethod
     def combine(self, updates: Tensor) -> Tensor:
@@ -38,26 +37,17 @@ class Direction(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """One for every client: the direction is no weighted mean."""
-        self._draws += 1
+        self.extra["draws"] += 1
         return torch.ones_like(signals.active, dtype=torch.float64)
 
     def direction(self, signals: Signals) -> Tensor | None:
-        """What the server steps along."""
+        """The direction of the server's step."""
         assert signals.gradients is not None
         active = signals.active.nonzero().flatten().tolist()
         updates = signals.gradients[sorted(active, key=lambda row: self.clients[row])].detach()
-        bits = draw(self.run_seed, self._draws).getrandbits(63)
+        bits = draw(self.run_seed, self.extra["draws"]).getrandbits(63)
         with torch.no_grad(), private_generator(bits, updates.device):
             return self.combine(updates)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows, and how often chance was asked."""
-        return {**super().state_dict(), "draws": self._draws}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self._draws = state["draws"]
 
 
 class ConFIG(Direction):

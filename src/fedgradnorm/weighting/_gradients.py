@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Literal, get_args
 
@@ -55,16 +55,13 @@ class TorchJD(GramWeighting):
         super().__init__()
         self.rule = rule
         self._rule = make_rule(rule, **options)
-        self._draws = 0
+        self.extra["draws"] = 0
 
     def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """The rule's weights, with a generator that belongs to this round."""
-        self._draws += 1
-        with (
-            torch.no_grad(),
-            warnings.catch_warnings(),
-            private_generator(draw(self.run_seed, self._draws).getrandbits(63), CPU),
-        ):
+        self.extra["draws"] += 1
+        bits = draw(self.run_seed, self.extra["draws"]).getrandbits(63)
+        with torch.no_grad(), warnings.catch_warnings(), private_generator(bits, CPU):
             warnings.simplefilter("ignore")  # solvers' advice on how to state a problem
             return self.apply(gram, names)
 
@@ -72,15 +69,6 @@ class TorchJD(GramWeighting):
         """The rule itself; methods that remember something about clients do it here."""
         weights: Tensor = self._rule(gram)
         return weights
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rows, and how often chance was asked."""
-        return {**super().state_dict(), "draws": self._draws}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self._draws = state["draws"]
 
 
 class UPGrad(TorchJD):
@@ -163,27 +151,18 @@ class GradVac(TorchJD):
     def __init__(self, beta: float = 0.5) -> None:
         self.beta = bounded("GradVac's beta", beta, 0, 1)
         super().__init__("GradVacWeighting", beta=self.beta)
-        self._cosines: dict[str, dict[str, float]] = {}
+        self.extra["cosines"] = {}
 
     def apply(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """The rule, with the cosines of the clients that are here."""
-        known = [[self._cosines.get(a, {}).get(b, 0.0) for b in names] for a in names]
+        cosines: dict[str, dict[str, float]] = self.extra["cosines"]
+        known = [[cosines.get(a, {}).get(b, 0.0) for b in names] for a in names]
         self._rule._phi_t = torch.tensor(known, dtype=gram.dtype)
         self._rule._state_key = (len(names), gram.dtype)
         weights = super().apply(gram, names)
         for a, row in zip(names, self._rule._phi_t.tolist(), strict=True):
-            self._cosines.setdefault(a, {}).update(zip(names, row, strict=True))
+            cosines.setdefault(a, {}).update(zip(names, row, strict=True))
         return weights
-
-    def state_dict(self) -> dict[str, Any]:
-        """With the cosines."""
-        cosines = {a: dict(row) for a, row in self._cosines.items()}
-        return {**super().state_dict(), "cosines": cosines}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self._cosines = {a: dict(row) for a, row in state["cosines"].items()}
 
 
 class CAGrad(TorchJD):

@@ -27,6 +27,7 @@ from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean, 
 
 Rule = Literal["absolute", "squared", "relative", "direct"]
 Optimizer = Literal["adam", "sgd"]
+TINY = torch.finfo(torch.float64).tiny
 
 
 class GradNorm(Weighting):
@@ -109,20 +110,15 @@ class GradNorm(Weighting):
             self.beyond_sums = "weights above 0, which floor = None does not guarantee"
 
     @property
-    def held(self) -> Tensor | None:
-        """Rows whose weight the last update froze because their gradient vanished."""
-        return self.rows["held"] > 0 if self.rows else None
-
-    @property
     def spread(self) -> float:
         """Small for the direct rule, which evens out gradient norms from the first round on."""
         return 20.0 if self.rule == "direct" and not self.warmup else super().spread
 
     def weigh(self, signals: Signals) -> Tensor:
         """One round of the algorithm, over the rows whose weight is not frozen."""
-        p, norm = self.rows["level"], only(signals.active, signals.gauge_norm)
+        p, norm = self.rows["level"], only(signals.active, signals.gauge_norm)  # p_i and G_i
         free = self.find_free(norm, signals.active, norm.sum())
-        ratio = only(free, signals.loss_ratio)
+        ratio = only(free, signals.loss_ratio)  # F_i / F_i,0
         if self.rule == "direct":
             log_q = self.log_fixed_point(norm, ratio)
             # Rescaling cancels a shift of log q, unless some clients are new and take q itself:
@@ -183,6 +179,3 @@ class GradNorm(Weighting):
         if self.positive:
             scaled = scaled.clamp_min(SMALLEST)
         return p.copy_(torch.where(free & (before > 0) & (after > 0), scaled, p))
-
-
-TINY = torch.finfo(torch.float64).tiny

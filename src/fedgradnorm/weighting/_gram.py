@@ -1,4 +1,4 @@
-"""Weights from the N x N matrix of the updates' inner products, and from nothing else."""
+"""Weights from the N x N matrix of the updates' inner products."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ log = logging.getLogger("fedgradnorm")
 class GramWeighting(Weighting):
     """A method that is a function of G_ij = update_i . update_j.
 
-    A subclass gives ``solve(gram, names)``. What every such method needs is here: clients are put
-    into the order of their names, so that neither rounding nor chance depends on the order they
-    were bound in; G is divided by a power of four near its mean diagonal, so that nothing depends
-    on the units of the losses; a client whose update has vanished is left out of the game (its
-    weight is 1 and multiplies nothing) instead of turning the whole answer to zero; a single client
-    weighs 1; and where a method has no answer the round weighs everybody the same.
+    A subclass implements ``solve(gram, names)``. Clients are sorted by name, so that neither
+    rounding nor random numbers depend on the order they were bound in. G is divided by a power of
+    four near its mean diagonal, so that nothing depends on the units of the losses. A client whose
+    update has vanished is left out (its weight is 1 and multiplies nothing) instead of turning the
+    whole answer to zero. A single client weighs 1. Where a method has no answer, weights are equal.
     """
 
     needs = Needs.GRAM
@@ -36,11 +35,6 @@ class GramWeighting(Weighting):
     @abstractmethod
     def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
         """A weight for each row of ``gram``, up to a common factor; at least two rows."""
-
-    @property
-    def held(self) -> Tensor | None:
-        """Rows that the last round left out because their update has vanished."""
-        return self.rows["held"] > 0 if self.rows else None
 
     def weigh(self, signals: Signals) -> Tensor:
         """The method's weights of the clients with a live update, 1 for the others."""
@@ -56,16 +50,12 @@ class GramWeighting(Weighting):
             names = [self.clients[row] for row in ordered]
             part = gram[ordered][:, ordered]
             part = (part + part.T) / 2  # exactly symmetric, whoever computed it
-            weights[ordered] = self._answer(part / unit(part), names)
+            found = self.solve(part / unit(part), names).double()
+            if torch.isfinite(found).all() and (total := found.sum()) > 0:
+                weights[ordered] = found * len(names) / total
+            else:
+                log.info("%s has no answer for this round; equal weights", type(self).__name__)
         return weights.to(signals.active.device)
-
-    def _answer(self, gram: Tensor, names: Sequence[str]) -> Tensor:
-        weights = self.solve(gram, names).double()
-        total = weights.sum()
-        if not (torch.isfinite(weights).all() and total > 0):
-            log.info("%s has no answer for this round; equal weights", type(self).__name__)
-            return torch.ones_like(weights)
-        return weights * len(names) / total
 
 
 def unit(gram: Tensor) -> float:

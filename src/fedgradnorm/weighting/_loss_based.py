@@ -1,4 +1,4 @@
-"""Weights from the clients' losses alone, in closed form.
+"""Weights from the clients' losses alone.
 
 F_i is a client's loss in this round and F_i0 its first one. Each method gives p_i up to a common
 factor; the base class makes the active weights sum to their number.
@@ -14,8 +14,17 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import bounded, whole
-from fedgradnorm.weighting._arithmetic import draw, from_log, onto_simplex, safe_log
+from fedgradnorm.weighting._arithmetic import (
+    MOMENTS,
+    adam,
+    draw,
+    from_log,
+    onto_simplex,
+    safe_log,
+)
 from fedgradnorm.weighting._base import Needs, Signals, Weighting, active_mean
+
+TINY_LOSS = 1e-8  # keeps the logarithm of a loss of zero finite, as in the authors' code of FAMO
 
 
 class ByLog(Weighting):
@@ -180,12 +189,8 @@ class DWA(ByLog):
         limits, rows = torch.finfo(torch.float64), self.rows
         rate = (rows["newer"] / rows["older"].clamp_min(limits.tiny)).clamp_max(limits.max)
         rate = torch.where(rows["averages"] >= 2, rate, 1)
-        self._average(signals.loss.double(), signals.active)
-        return rate / self.temperature
-
-    def _average(self, loss: Tensor, active: Tensor) -> None:
-        rows = self.rows
-        rows["total"] += torch.where(active, loss, 0)
+        active = signals.active
+        rows["total"] += torch.where(active, signals.loss.double(), 0)
         rows["count"] += active
         full = active & (rows["count"] >= self.every)
         mean = rows["total"] / rows["count"].clamp_min(1)
@@ -194,3 +199,97 @@ class DWA(ByLog):
         rows["averages"] += full
         rows["total"].mul_(~full)
         rows["count"].mul_(~full)
+        return rate / self.temperature
+
+
+class Uncertainty(ByLog):
+    """Uncertainty weighting: s_i is the log-variance of client i's task.
+
+        minimise over s:  sum_i 1/2 exp(-s_i) F_i + 1/2 s_i,     p_i = exp(-s_i)
+
+    s is the server's and takes one Adam step (``scale_lr``) a round; at its limit p_i = 1 / F_i.
+    Every task has the regression's form (equation 7), as is usual; the paper's equation 10 counts
+    a classification twice, which would only double its weight.
+    Source: Kendall, Gal, Cipolla, "Multi-task learning using uncertainty to weigh losses for scene
+    geometry and semantics" (2018), arXiv 1705.07115, with the log-variance learned, as they advise.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"log_scale": 0.0, **MOMENTS}
+    sign: ClassVar[int] = -1
+    factor: ClassVar[float] = 0.5
+
+    def __init__(self, scale_lr: float = 0.01) -> None:
+        super().__init__()
+        self.scale_lr = bounded(f"{type(self).__name__}'s scale_lr", scale_lr)
+
+    def log_weight(self, signals: Signals) -> Tensor:
+        """-s_i, after one step on s."""
+        active, s = signals.active, self.rows["log_scale"]
+        loss = torch.where(active, signals.loss.double(), 1)
+        # With u = -s (UW) or u = s (IMTL-L): d/du of exp(u) F - u is exp(u) F - 1.
+        gradient = self.sign * self.factor * ((self.sign * s).exp() * loss - 1)
+        s.copy_(torch.where(active, s - adam(self.rows, gradient, active, self.scale_lr), s))
+        self.rows["steps"] += active
+        return self.sign * s
+
+
+class IMTLL(Uncertainty):
+    """IMTL-L: s_i rescales client i's loss so that all losses become one size.
+
+        minimise over s:  sum_i exp(s_i) F_i - s_i,     p_i = exp(s_i)
+
+    This is twice uncertainty weighting's objective with the sign of s turned, so Adam makes the two
+    the same. Both are here because published tables have both.
+    Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
+
+    Args:
+        scale_lr: Adam's step on s, 0 or more.
+    """
+
+    sign = 1
+    factor = 1.0
+
+
+class FAMO(Weighting):
+    """Fast adaptive multitask optimisation.
+
+        p_i = z_i / F_i,   z = softmax(w),   w <- Adam step (logit_lr, decay) along J_z^T delta,
+        delta_i = log(F_i before the step) - log(F_i after it)
+
+    The paper evaluates F twice on one batch, before and after the network's step. A federated
+    server sees one loss a round, so delta_i is between a client's last two rounds.
+    ``decay`` is the paper's 1e-3; the authors' code has 1e-5.
+    Source: Liu, Feng, Stone, Liu, "FAMO: Fast adaptive multitask optimization" (2023),
+    arXiv 2306.03792, algorithm 1 and equations 10 to 12.
+
+    Args:
+        logit_lr: Adam's step on w, 0 or more.
+        decay: pull of w toward 0, 0 or more.
+    """
+
+    needs = Needs.LOSS
+    starts: ClassVar[Mapping[str, float]] = {"logit": 0.0, "last": 0.0, "rounds": 0.0, **MOMENTS}
+    beyond_sums = "all clients' logits at once, for their softmax"
+
+    def __init__(self, logit_lr: float = 0.025, decay: float = 1e-3) -> None:
+        super().__init__()
+        self.logit_lr = bounded("FAMO's logit_lr", logit_lr)
+        self.decay = bounded("FAMO's decay", decay)
+
+    def weigh(self, signals: Signals) -> Tensor:
+        """z_i / F_i, with z stepped by what the last step did to the losses."""
+        active, rows = signals.active, self.rows
+        w, live = rows["logit"], active & (rows["rounds"] > 0)
+        log_loss = (torch.where(active, signals.loss.double(), 1) + TINY_LOSS).log()
+        z = torch.where(live, w, -torch.inf).softmax(0).nan_to_num(0)
+        delta = torch.where(live, rows["last"] - log_loss, 0)
+        gradient = z * (delta - (z * delta).sum()) + self.decay * w
+        w.copy_(torch.where(live, w - adam(rows, gradient, live, self.logit_lr), w))
+        rows["steps"] += live
+        rows["last"].copy_(torch.where(active, log_loss, rows["last"]))
+        rows["rounds"] += active
+        return from_log(w - log_loss, active)

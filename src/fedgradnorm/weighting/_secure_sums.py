@@ -7,19 +7,21 @@ that is bound to one client, and computes the weight that a server would compute
     adapter.first(signals)           this client's numbers; they are summed over the clients
     adapter.second(first_sums)       the client updates its weight; numbers for the second sums
     adapter.coefficient()            the factor of its update: proportional to its weight
-    adapter.finish(second_sums)      rescales, as the server would
+    adapter.finish(second_sums)      rescales, as the server would; the client's level
 
-A round's weighted updates are summed along with the second sums, and the server divides by the sum
-of the coefficients.
+``sizes`` is how many numbers the first and the second sums have. The first sums start with the
+number of clients and the sum of their gradient norms (0 if the weighting does not use them). They
+are not finite if a client can have no weight. A round's weighted updates are summed along with the
+second sums, and the server divides by the sum of the coefficients.
 
-An adapter with ``reuses_sums`` saves the first sum: clients use an earlier round's first sums in
-``second``, because the new ones differ by a factor common to all clients. ``finish`` is then given
-the round's own first sums.
+``reuses_sums(rounds)`` tells whether a client can save the first sum after so many rounds: clients
+use an earlier round's first sums in ``second``, because the new ones differ by a factor common to
+all clients. ``finish`` is then given the round's own first sums. ``growth(second_sums)`` is the
+factor by which levels grew before rescaling: the coefficient of a frozen level needs the last one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -34,51 +36,10 @@ from fedgradnorm.weighting._gradnorm import GradNorm
 from fedgradnorm.weighting._loss_based import ByLog, InverseFirstLoss, RandomWeights
 from fedgradnorm.weighting._steady import Steady
 
-
-class SecureSums(ABC):
-    """The part of one client in a weighting that is computed from sums.
-
-    ``sizes`` is how many numbers the first and the second sums have. The first sums start with the
-    number of clients and the sum of their gradient norms (0 if the weighting does not use them).
-    """
-
-    sizes: tuple[int, int]
-
-    @abstractmethod
-    def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:
-        """This client's numbers for the first sums; not finite if it can have no weight.
-
-        ``last_norm_sum`` is the sum of gradient norms in the client's last round.
-        """
-
-    @abstractmethod
-    def second(self, first_sums: Tensor) -> Tensor:
-        """Update the weight; this client's numbers for the second sums."""
-
-    @abstractmethod
-    def finish(self, second_sums: Tensor, own_first_sums: Tensor | None = None) -> Tensor:
-        """Rescale, and return the client's level.
-
-        ``own_first_sums`` are the round's first sums if :meth:`second` used an earlier round's.
-        """
-
-    @abstractmethod
-    def coefficient(self, growth: float = 1.0) -> Tensor:
-        """What the weight is proportional to, known before the second sums.
-
-        ``growth`` is that of the client's last round.
-        """
-
-    def growth(self, second_sums: Tensor) -> float:  # noqa: ARG002
-        """The factor by which the levels grew before rescaling: a frozen level needs it, too."""
-        return 1.0
-
-    def reuses_sums(self, rounds: int) -> bool:  # noqa: ARG002
-        """Whether a client after ``rounds`` rounds can use the first sums of an earlier one."""
-        return True
+OwnNumber = Callable[[Any, Signals], Tensor]
 
 
-class GradNormSums(SecureSums):
+class GradNormSums:
     """Any rule of GradNorm: the first sums give the means, the second ones rescale."""
 
     def __init__(self, weighting: GradNorm) -> None:
@@ -86,7 +47,10 @@ class GradNormSums(SecureSums):
         self.sizes = (6 if self.direct else 5, 3)
 
     def first(self, signals: Signals, last_norm_sum: float = 0.0) -> Tensor:
-        """1, G, whether the weight is free, and the terms of the means in ``GradNorm.weigh``."""
+        """1, G, whether the weight is free, and the terms of the means in ``GradNorm.weigh``.
+
+        ``last_norm_sum`` is the sum of gradient norms in the client's last round.
+        """
         rule, p = self.weighting, self.weighting.rows["level"]
         self._norm = norm = only(signals.active, signals.gauge_norm)
         self._free = free = rule.find_free(norm, signals.active, norm.clamp_min(last_norm_sum))
@@ -145,7 +109,7 @@ def _shift(first_sums: Tensor) -> Tensor:
     return torch.where(known > 0, known_gap / known.clamp_min(1), gap / free.clamp_min(1))
 
 
-class ProportionalSums(SecureSums):
+class ProportionalSums:
     """p_i = N m_i / sum_j m_j, where each client computes its m_i (``own``) by itself."""
 
     sizes = (3, 1)
@@ -171,8 +135,16 @@ class ProportionalSums(SecureSums):
         """The weight."""
         return self._own
 
+    def growth(self, second_sums: Tensor) -> float:  # noqa: ARG002
+        """Weights are not rescaled."""
+        return 1.0
 
-OwnNumber = Callable[[Any, Signals], Tensor]
+    def reuses_sums(self, rounds: int) -> bool:  # noqa: ARG002
+        """Always: the first sums only scale all weights."""
+        return True
+
+
+SecureSums = GradNormSums | ProportionalSums
 
 
 def _weighed(weighting: Weighting, signals: Signals) -> Tensor:

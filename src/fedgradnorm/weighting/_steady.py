@@ -54,11 +54,6 @@ class Steady(Weighting):
         self.gamma = bounded("Steady's gamma", gamma)
 
     @property
-    def held(self) -> Tensor | None:
-        """Rows whose gradient was never more than rounding error."""
-        return self.rows["held"] > 0 if self.rows else None
-
-    @property
     def spread(self) -> float:
         """Small: the weights even out gradient norms from the first round on."""
         return 20.0

@@ -13,10 +13,9 @@ import torch
 
 from fedgradnorm._flower.private.told_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._round.reports import SENT
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._secure_sums import SecureSums, secure_sums
-
-COLUMNS = ("size", "loss", "loss_ratio", "gauge_norm")
 
 
 def sizes_of(sums: SecureSums) -> dict[str, int]:
@@ -93,7 +92,7 @@ class OwnLevel:
 
     def signals(self, reported: Mapping[str, float]) -> Signals:
         """What the client reported, as the weighting reads it."""
-        columns = {key: _tensor([reported[key]]) for key in COLUMNS}
+        columns = {key: _tensor([reported[key]]) for key in ("size", *SENT)}
         columns["loss_ratio"] = columns["loss_ratio"].clamp_max(self.largest_ratio)
         return Signals(torch.ones(1, dtype=torch.bool), **columns)
 

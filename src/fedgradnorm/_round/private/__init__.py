@@ -1,1 +1,1 @@
-"""The round of a private client: its plan, its noise, its work."""
+"""Differential privacy in a round: clipped, noisy gradients, noisy sums and budgets."""

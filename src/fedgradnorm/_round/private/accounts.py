@@ -1,4 +1,4 @@
-"""What private clients have spent so far, and who of them no longer takes part."""
+"""The privacy budgets of a run: what clients have spent, and whose budget is exhausted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("fedgradnorm")
 class Accounts:
     """The budgets of a run's private clients, by name, and the rounds that each was asked in.
 
-    A round counts when it is asked for, also where the client then fails: its answer may be known.
+    A round counts as soon as it is asked for, even if the client then fails.
     """
 
     def __init__(self, clients: Sequence[Client], settings: Settings, rounds: int) -> None:
@@ -36,7 +36,7 @@ class Accounts:
         return bool(self.budgets) or self.all is not None
 
     def govern(self, federation: object, rounds: int) -> int:
-        """Tell who sums how much noise it takes; the rounds that the run's own budget holds."""
+        """Set the noise of the run's sums; the number of rounds that the run's budget allows."""
         if self.all is None:
             return rounds
         sums = getattr(federation, "sums", None)
@@ -45,7 +45,7 @@ class Accounts:
         return min(rounds, self.all.most)
 
     def announce(self) -> None:
-        """Say what each promises, and whether its noise is one that others could take away."""
+        """Log each guarantee, and whether its noise comes from the seed or from a secret."""
         if self.all is not None:
             words = "clients: epsilon %g at delta %g holds %d rounds with noise %.3g"
             log.info(words, self.all.epsilon, self.all.delta, self.all.most, self.all.noise)
@@ -59,11 +59,11 @@ class Accounts:
             )  # fmt: skip
 
     def able(self, names: Iterable[str]) -> list[str]:
-        """Who of these has anything left to spend, or need not ask."""
+        """Those of ``names`` that have budget left, or need none."""
         return [n for n in names if n not in self.budgets or self.rounds[n] < self.budgets[n].most]
 
     def note(self, round_number: int, asked: Iterable[str]) -> None:
-        """Count a round, and say whose budget is spent with it."""
+        """Count a round, and log whose budget it exhausts."""
         self.taken += 1
         for name in asked:
             if name not in self.budgets:
@@ -78,11 +78,11 @@ class Accounts:
                 )  # fmt: skip
 
     def epsilon(self, name: str) -> float:
-        """What a private client has spent."""
+        """The epsilon that a private client has spent."""
         return self.budgets[name].spent(self.rounds[name])
 
     def columns(self, name: str) -> dict[str, float]:
-        """What the history says of it: nothing of a client that promised nothing."""
+        """The client's columns in the history; none without privacy."""
         if name in self.budgets:
             return {"epsilon": self.epsilon(name)}
         return {} if self.all is None else {"epsilon": self.all.spent(self.taken)}
@@ -92,12 +92,11 @@ class Accounts:
         return {"rounds": dict(self.rounds), "taken": self.taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         if not self:
             return
-        counts = {**{name: state["rounds"][name] for name in self.rounds}, "": state["taken"]}
-        for name, count in counts.items():
+        counts = {name: state["rounds"][name] for name in self.rounds}
+        for name, count in [*counts.items(), ("", state["taken"])]:
             if not isinstance(count, int) or count < 0:
                 raise ValueError(f"accounts.{name} is {count!r:.40}")
-        self.taken = counts.pop("")
-        self.rounds = counts
+        self.rounds, self.taken = counts, state["taken"]

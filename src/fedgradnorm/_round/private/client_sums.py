@@ -1,17 +1,17 @@
 """Client-level privacy: the sum of a round's updates, each clipped, with noise.
 
-Each of N clients is in a round with chance q. Client i knows its own multiplier m_i, and adds
-m_i (g_i, c), clipped to the length C, to a sum. The server adds normal noise of standard deviation
-sigma C to each number of the sum and divides by the fixed q N:
+Each of N clients participates in a round with probability q. Client i computes its own multiplier
+m_i, and adds m_i (g_i, c), clipped to norm C, to a sum. The server adds normal noise of standard
+deviation sigma C to each number of the sum and divides by the fixed q N:
 
     (u, v) = (sum_i m_i (g_i, c) min(1, C / (m_i |(g_i, c)|)) + sigma C z) / (q N).
 
-So one client more moves the sum by C at most, whatever it holds. If weights were scaled to sum to
-N instead, one client would change everybody's, and could move the mean by 2 C. The step is along u,
-or with c > 0 along u c / v, a mean weighted by m; v is not let under its noise.
+So an additional client moves the sum by at most C. If weights were scaled to sum to N instead, one
+client would change all of them, and could move the mean by 2 C. The step is along u, or with c > 0
+along u c / v, a mean weighted by m; v is at least its noise.
 
-m_i is 1, or a weight that was given, or comes from FedGradNorm's direct rule:
-log m_i <- s log m_i + (1 - s) log(r_i^gamma / G_i). Its numbers never leave client i.
+m_i is 1, a given weight, or that of FedGradNorm's direct rule:
+log m_i <- s log m_i + (1 - s) log(r_i^gamma / G_i), whose numbers never leave client i.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REFUSED = {
 
 
 def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[str] | None:
-    """Who takes part in a round, each by a chance of its own; None without such privacy."""
+    """The clients of a round, each drawn independently; None without client-level privacy."""
     terms = settings.client_privacy
     if terms is None:
         return None
@@ -56,7 +56,7 @@ def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[s
 
 
 def account(settings: Settings, rounds: int) -> Budget | None:
-    """What the rounds of a run cost; None where nobody asked for it."""
+    """The budget of a run; None without client-level privacy."""
     terms = settings.client_privacy
     if terms is None:
         return None
@@ -64,7 +64,7 @@ def account(settings: Settings, rounds: int) -> Budget | None:
 
 
 class ClientSums:
-    """The noisy sums of one federation, and what its clients keep for them."""
+    """The noisy sums of one federation, and its clients' multipliers."""
 
     def __init__(
         self, terms: ClientPrivacy, names: Sequence[str], weighting: Weighting, settings: Settings
@@ -77,7 +77,7 @@ class ClientSums:
         self.seen = torch.zeros(len(names), dtype=torch.bool)
 
     def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
-        """What the server steps along; ``own`` is each row's m, 0 for who is not there."""
+        """The direction of the server's step; ``own`` is each row's m, 0 for absent clients."""
         clip, scale = self.terms.clip, self.terms.total
         total = clipped(updates, own, clip, scale).sum(dim=0)
         deviation = self.noise * clip
@@ -86,22 +86,21 @@ class ClientSums:
         return along(noised, deviation, self.rate * self.count, scale).to(updates)
 
     def multipliers(self, signals: Signals) -> Tensor:
-        """m of each row that is there, from its own numbers alone; 0 for the others."""
+        """m of each active row, from its own numbers alone; 0 for the others."""
         rule = self.weighting
         if not isinstance(rule, GradNorm):
             return only(signals.active, rule.weigh(signals))
         norm = signals.gauge_norm.double()
         usable = signals.active & (norm > 0)
-        ratio = signals.loss_ratio.double().clamp_min(1e-12)
-        log_q = rule.gamma * ratio.log() - torch.where(usable, norm, 1).log()
+        log_q = rule.log_fixed_point(norm, signals.loss_ratio.double())
         s = rule.smoothing * self.seen.to(norm)
         moved = s * self.log_level.to(norm) + (1 - s) * log_q
         self.log_level = torch.where(usable, moved, self.log_level.to(norm))
         self.seen = self.seen.to(usable.device) | usable
         return only(usable, self.log_level.exp())
 
-    def server_round(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
-        """The server's step along the noisy sum; weights as others have them, for the history."""
+    def server_step(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
+        """Step along the noisy sum; normalized weights, for the history."""
         signals = reports.signals(self.weighting.needs).among(self.count)
         own = self.multipliers(signals)
         weights = self.weighting.weight.to(own.device)
@@ -115,7 +114,7 @@ class ClientSums:
         return {"log_level": self.log_level.tolist(), "seen": self.seen.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by :meth:`state_dict`."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
         self.seen = torch.tensor(state["seen"], dtype=torch.bool)
 
@@ -131,7 +130,7 @@ def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:
 
 
 def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Tensor:
-    """The direction that a noisy sum stands for, with so many clients expected in it."""
+    """The direction of a noisy sum over an ``expected`` number of clients."""
     mean = noised / expected
     if not scale:
         return mean
@@ -139,7 +138,7 @@ def along(noised: Tensor, deviation: float, expected: float, scale: float) -> Te
 
 
 def check_client_level(settings: Settings, weighting: Weighting) -> None:
-    """A ConfigError if something else than the noisy sum would tell of a client."""
+    """A ConfigError if anything but the noisy sum would reveal something about a client."""
     for name, (allowed, why) in REFUSED.items():
         value = getattr(settings, name)
         if value != allowed:
@@ -163,22 +162,17 @@ def check_client_level(settings: Settings, weighting: Weighting) -> None:
 def client_sums(
     clients: Sequence[Client], weighting: Weighting, settings: Settings
 ) -> ClientSums | None:
-    """The noisy sums of these clients; None where nobody asked for them."""
+    """The noisy sums of these clients; None without client-level privacy."""
     terms = settings.client_privacy
     if terms is None:
         return None
-    _check_whole(clients)
-    return ClientSums(terms, [client.name for client in clients], weighting, settings)
-
-
-def _check_whole(clients: Sequence[Client]) -> None:
-    """A ConfigError if a client adds to the sum in several places."""
     for client in clients:
         if client.of is not None:
             raise ConfigError(
                 f"privacy of clients, and client {client.of!r} has several tasks: it would be in a "
                 "sum once for each; make a client of each task"
             )
+    return ClientSums(terms, [client.name for client in clients], weighting, settings)
 
 
 def _rate(settings: Settings) -> float:

@@ -19,19 +19,118 @@ gradient of the shared network, and no clipping would bound that.
 
 from __future__ import annotations
 
+import hashlib
+import math
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.budget import FIRST
-from fedgradnorm._privacy.per_example import Clipped, Parameters, RowGradients, row_loss
-from fedgradnorm._privacy.randomness import Chance
+from fedgradnorm._privacy.per_example import (
+    Clipped,
+    Parameters,
+    RowGradients,
+    check_rows,
+    row_loss,
+)
+from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
+from fedgradnorm._privacy.terms import SEED
 from fedgradnorm._round.evaluation import predict
-from fedgradnorm._round.local_update import Report
-from fedgradnorm._round.private.private_client import PrivateClient
+from fedgradnorm._round.local_update import LocalSpec, Report
+from fedgradnorm._round.private.private_plan import budget_of, loss_bound
 from fedgradnorm._state.layout import Layout
 from fedgradnorm._state.table import OWN, Row
+from fedgradnorm.models._flat import FlatNetwork
 
-FLOOR = 0.05  # of the largest loss that counts: no first loss is less, so that no ratio is absurd
+FLOOR = 0.05  # of the largest loss that counts: the least first loss, so that no ratio is absurd
+
+
+class PrivateClient:
+    """One private client: its examples, budget and noise; ``network`` is a scratch copy."""
+
+    def __init__(
+        self,
+        client: Client,
+        head: nn.Module,
+        network: FlatNetwork,
+        data: tuple[Tensor, Tensor],
+        how: LocalSpec,
+        batch_size: int | None,
+        seed: int,
+    ) -> None:
+        assert client.privacy is not None
+        self.client, self.terms, self.how = client, client.privacy, how
+        self.network, self.data = network, data
+        self.budget = budget_of(client, how, batch_size)
+        self.batch = self.budget.rate * client.size
+        self.bound = loss_bound(client.task, self.terms)
+        secret = self.terms.secret
+        self._secret = secret not in (None, SEED)
+        key = secret_key(Path(str(secret)).expanduser()) if self._secret else seed_key(seed)
+        self._chance = Chance(key)
+        x, y = data
+        try:
+            self.mapped = check_rows(client.task, network.module, head, x[:2], y[:2])
+        except ConfigError as error:
+            raise ConfigError(f"client {client.name!r} has privacy: {error}") from None
+
+    def uses(self, step: int) -> int:
+        """How many gradients are taken from the batch of this step."""
+        if self.how.together:
+            return 1
+        return (step < self.how.head_steps) + (step < self.how.shared_steps)
+
+    def gradient_noise(self, step: int) -> float:
+        """sigma_g of this step."""
+        told = self.terms.loss_share if step < self.how.shared_steps else 0.0
+        return self.budget.noise * math.sqrt(self.uses(step) / (1 - told))
+
+    @property
+    def loss_noise(self) -> float:
+        """sigma_l; infinite where no loss is told."""
+        share = self.terms.loss_share
+        return self.budget.noise / math.sqrt(share) if share else math.inf
+
+    def norm_of(self, measured: float, numbers: int) -> float:
+        """The gradient norm of a mean of noisy gradients, at no extra privacy cost.
+
+        ``measured`` is the norm of ``numbers`` numbers. The noise has the expected square length
+        d s^2, for d numbers with standard deviation s. ``corrected`` subtracts it, and leaves at
+        least the standard deviation of that square, s^2 sqrt(2 d): a shorter gradient cannot be
+        told from none.
+        """
+        if self.terms.norm == "noised":
+            return measured
+        steps = self.how.shared_steps
+        noises = [self.gradient_noise(s) * self.terms.clip / self.batch for s in range(steps)]
+        variance = sum(noise**2 for noise in noises) / steps**2
+        floor = variance * math.sqrt(2 * numbers)
+        return math.sqrt(max(measured**2 - numbers * variance, floor))
+
+    def chance_of(self, own: Tensor, rounds: int, shared: Tensor, round_number: int) -> Chance:
+        """The source of this round's batches and noise.
+
+        A secret is combined with everything that the answer depends on. The same question then gets
+        the same answer, and another question, in the same round, gets other noise.
+        """
+        label: list[object] = [self.client.name, round_number]
+        if self._secret:
+            label.append(question(own, rounds, shared, round_number))
+        return self._chance.of(*label)
+
+
+def question(own: Tensor, rounds: int, shared: Tensor, round_number: int) -> str:
+    """A name for all that a client's answer depends on, besides its examples and its noise.
+
+    ``own`` are its own parameters, after so many ``rounds`` in which it took part.
+    """
+    digest = hashlib.blake2b(f"{round_number} {rounds} ".encode(), digest_size=16)
+    for part in (shared, own):
+        digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class PrivateGradients:
@@ -67,18 +166,14 @@ class PrivateGradients:
         before = self._private.how.report_loss == "before"
         loss = self._told_loss(sums.loss, step) if before else 0.0
         size = self._shared.size
-        return (
-            torch.tensor([loss], dtype=torch.float64, device=omega.device),
-            gradient[None, :size],
-            gradient[None, size:] if own else None,
-        )
+        own_gradient = gradient[None, size:] if own else None
+        return _one(loss).to(omega.device), gradient[None, :size], own_gradient
 
     def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
         """The noisy loss after a step."""
         x, y = self._batch(step)
         self._load(omega, row)
-        loss = self._told_loss(self._losses(x, y), step)
-        return torch.tensor([loss], dtype=torch.float64, device=omega.device)
+        return _one(self._told_loss(self._losses(x, y), step)).to(omega.device)
 
     def finish(self, report: Report, numbers: int) -> Report:
         """The report as it is sent: a loss of 1 where none is told, and the corrected norm."""

@@ -1,4 +1,4 @@
-"""Private clients before a run: rounds to plan for, what a round costs, what is refused."""
+"""Private clients before a run: the rounds they plan for, the cost of a round, what is rejected."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ REFUSED = {
     "head_clip": (None, "clips a whole batch, and privacy clips every row"),
     "head_schedule": (None, "is not followed by private steps"),
 }
-"""Settings that would tell something of rows outside the account, or that do not fit, and why."""
+"""Settings that would leak examples outside the budget, or are not supported, and why."""
 
 
 def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
-    """The clients, private ones with the rounds that they plan for."""
+    """The clients; private ones know the number of rounds they plan for."""
     if not any(client.privacy for client in clients):
         return list(clients)
     rounds = expected_rounds(settings, settings.total_rounds([client.drawn for client in clients]))
@@ -42,13 +42,12 @@ def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
 
 
 def with_rounds(client: Client, terms: Privacy, rounds: int) -> Client:
-    """A client that plans for so many rounds, unless it says for how many itself."""
+    """A client that plans for so many rounds, unless its own terms say how many."""
     return replace(client, privacy=replace(terms, rounds=terms.rounds or rounds))
 
 
 def expected_rounds(settings: Settings, rounds: int) -> int:
-    """Rounds that a client is in: where a share is drawn, few are in more than twice the standard
-    deviation above the mean."""
+    """Rounds in which a client participates: with a drawn share, mean plus two deviations."""
     share = settings.participation
     if not isinstance(share, (int, float)) or share >= 1:
         return rounds
@@ -59,10 +58,10 @@ def expected_rounds(settings: Settings, rounds: int) -> int:
 def budget_of(
     client: Client, how: LocalSpec, batch_size: int | None, before: tuple[Steps, ...] = ()
 ) -> Budget:
-    """The account of a private client, whose rounds are planned.
+    """The budget of a private client, whose rounds are planned.
 
-    Everything that is taken from one batch costs as much as one sum with the noise of a step: its
-    noises are larger by so much, see :mod:`fedgradnorm._round.private.private_gradients`.
+    Everything computed from one batch costs as much as one sum with a step's noise: see
+    :mod:`fedgradnorm._round.private.private_gradients`.
     """
     terms = client.privacy
     assert terms is not None
@@ -77,26 +76,26 @@ def budget_of(
 
 
 def loss_bound(task: Task, terms: Privacy) -> float:
-    """The largest loss of one row that counts in full; what is not given depends on no row."""
+    """The clipping bound of one example's loss; the default does not depend on the data."""
     if terms.loss_clip is not None:
         return terms.loss_clip
     usual = REAL_LOSS if task.has_real_targets else 2 * math.log(task.classes or 2)
     return task.loss_scale * usual
 
 
+def told_to(weighting: Weighting) -> tuple[str, ...]:
+    """Which of a client's losses the method reads."""
+    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
+
+
 def check_private(clients: Sequence[Client], settings: Settings, told: Collection[str]) -> None:
-    """A ConfigError if a private client would tell something outside its account.
+    """A ConfigError if a private client would reveal something outside its budget.
 
     ``told`` is what the method needs to know of each client: see :func:`told_to`.
     """
     for client in clients:
         if client.privacy is not None:
             _check_one(client, client.privacy, settings, told)
-
-
-def told_to(weighting: Weighting) -> tuple[str, ...]:
-    """Which of a client's losses the method reads."""
-    return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
 
 
 def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
