@@ -27,7 +27,7 @@ ORDER = (
     "afl", "upgrad", "dualproj", "mgda", "fsmgda", "fedmgda", "fedcmoo", "pcgrad", "gradvac",
     "cagrad", "nash-mtl", "imtl-g", "aligned-mtl", "fairgrad", "krum", "config", "graddrop",
     "trimmed-mean", "fedrep-classic", "fedprox", "fedavg", "fedbabu", "ditto", "static",
-    "fedgradnorm-steady",
+    "fedgradnorm-steady", "fedgradnorm-paper",
 )  # fmt: skip
 """Every method's place. A new one goes to the end; to move one is to repaint it everywhere."""
 

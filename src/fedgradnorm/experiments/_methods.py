@@ -21,6 +21,14 @@ METHODS: dict[str, Method] = {
             GradNorm,
         ),
         Method(
+            "fedgradnorm-paper",
+            "Algorithm 2 to the letter: loss after the step, no floor",
+            _FEDGRADNORM,
+            GradNorm,
+            fixed={"rule": "absolute", "floor": None},
+            settings={"report_loss": "after", "head_start": "random"},
+        ),
+        Method(
             "fedgradnorm-direct",
             "weights go straight to where fedgradnorm's go slowly",
             "this package",
