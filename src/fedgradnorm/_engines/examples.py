@@ -26,6 +26,7 @@ from fedgradnorm.models._input_rows import Inputs, concatenated, has_sequences, 
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
 
+Block = Group[ClientPart]
 Split = tuple[Inputs, Targets]
 Numbers = NDArray[np.int64]
 KEPT = 64  # groups of clients whose places in the pools are remembered
@@ -188,7 +189,7 @@ class Examples:
         rows = batches.many([name], first, steps)[name]
         return OneClient((x, y), torch.from_numpy(rows).to(self.device))
 
-    def block(self, group: Group[ClientPart], round_number: int) -> Batch:
+    def block(self, group: Block, round_number: int) -> Batch:
         """The batches of a block of clients in a round."""
         drawn = self.batches.drawn(group.names, round_number)
         if self.can_pool(group.names[0]):

@@ -123,8 +123,8 @@ class Batches:
         per_round = steps * sum(self.batch.values())
         if len(self.sizes) <= self.FEW:
             check_rows_of_round(per_round, sum(sizes.values()), steps)
-        epoch = max(-(-sizes[n] // (steps * self.batch[n])) for n in sizes)
-        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // per_round))
+        epoch = max((-(-sizes[n] // (steps * self.batch[n])) for n in sizes), default=1)
+        self.window = max(1, min(max(epoch, self.ROUNDS), self.WINDOW // max(1, per_round)))
         self._first = -1
         self._drawn_rows: dict[str, NDArray[np.int64]] = {}
 
