@@ -4,8 +4,8 @@
 
 10,000 clients of 500 rows with 16 inputs (0.32 GB), 100 of them in a round, layers of 64 and 32,
 the direct rule, batch 16, ranks on loopback. Memory is what a process has at the end beyond the
-library, the largest of all ranks; a round is the median of the last 40. The share of a rank is from
-the draws of 1,000 rounds: the largest number of a round's clients on one rank, over the mean number.
+library, the largest of all ranks; a round is the median of the last 40. The share of a rank is
+from the draws of 1,000 rounds: the largest number of a round's clients on one rank, over the mean.
 """
 
 from __future__ import annotations

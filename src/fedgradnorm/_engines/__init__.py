@@ -1,11 +1,11 @@
 """Who runs the clients of a round. ``loop`` is the reference; other executors agree with it."""
 
 from fedgradnorm._engines.choice import EXECUTORS, make_engine
-from fedgradnorm._engines.engine import Engine, Journal, Plan, Problem
+from fedgradnorm._engines.engine import Engine, Plan, Problem
 from fedgradnorm._engines.exported import Exported
 from fedgradnorm._engines.gradients import Batch
 from fedgradnorm._engines.graph import LONGEST, Graphs
-from fedgradnorm._engines.ranked_engine import RankedEngine
+from fedgradnorm._engines.ranked_engine import Journal, RankedEngine
 
 __all__ = [
     "EXECUTORS",

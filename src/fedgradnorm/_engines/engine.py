@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from fedgradnorm._round.local_update import (
 )
 from fedgradnorm._round.private.private_client import PrivateClient
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateGradients
-from fedgradnorm._round.reports import Padded, Reports, StackedReports
+from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
@@ -41,8 +41,6 @@ from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
-
-DRAWN = 1000  # first heads that are drawn at once, where they get no row
 
 
 @dataclass(frozen=True)
@@ -79,25 +77,6 @@ class Choice:
     pure: bool = False
     chunk: int = 1
     many: bool = False
-
-
-class Journal(Protocol):
-    """The rows of many clients, of which a checkpoint writes those that changed.
-
-    Under torchrun all ranks call :meth:`count`, :meth:`changed` and :meth:`settle`, in this order.
-    """
-
-    def count(self) -> tuple[int, int]:
-        """How many rows changed since :meth:`settle`, and how many ever did."""
-
-    def changed(self, everything: bool = False) -> dict[str, Any]:
-        """The rows that changed since :meth:`settle`, or all that ever did."""
-
-    def settle(self) -> None:
-        """Everything that changed so far has been saved."""
-
-    def take(self, saved: Mapping[str, Any]) -> None:
-        """Restore the rows saved by :meth:`changed`."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +227,10 @@ class Engine:
         """
         plan = self.plan(active)
         if not active:
-            return _nothing(plan, shared, [])
+            none, empty = plan.size, shared.new_empty(0, shared.shape[-1])
+            return StackedReports(
+                none > 0, none, none, none, none, [], updates=empty, rows=plan.places
+            )
         joint = self._joint is not None and not updates
         batches = [
             self.examples.block(group, round_number) if joint or self.runs_at_once(group) else None
@@ -261,18 +243,11 @@ class Engine:
         if bool(fine.all()):
             self.write(plan, worked)
             return self.reports(plan, worked)
+        if joint:  # client by client, to leave out those that fail
+            return self.run_clients(shared, round_number, active, updates=True)
         bad = {name for name, ok in zip(plan.names, fine.tolist(), strict=True) if not ok}
-        if not joint:
-            self.write(plan, worked, fine)
-            return self.reports(plan, worked, fine, bad)
-        # A joint pass is made again, without the clients that have failed.
-        failed = [name for name in active if name in bad]
-        others = [k for k, name in enumerate(active) if name not in bad]
-        if not others:
-            return _nothing(plan, shared, failed)
-        some = self.run_clients(shared, round_number, [active[k] for k in others])
-        where = torch.tensor(others, device=self.device)
-        return Padded.of(some, where, [*failed, *some.failed], plan.size, plan.places)
+        self.write(plan, worked, fine)
+        return self.reports(plan, worked, fine, bad)
 
     def work(
         self,
@@ -575,7 +550,7 @@ class Engine:
         Linear heads of clients that never took part are drawn, and get no row in the table by it.
         """
         new = [] if tuple(names) in self._groups else self.table.without_rows(names)
-        drawn = self._heads.rows([self.clients[name] for name in new[:1]]) if new else None
+        drawn = self._heads.rows([self.clients[name] for name in new]) if new else None
         if drawn is None:
             groups = self._grouped(names)
             size = groups[0][0].part.heads.size
@@ -583,16 +558,12 @@ class Engine:
             for group, turns in groups:
                 found[turns] = group.part.rows[OWN][group.index, :size]
             return found
-        place = {name: k for k, name in enumerate(names)}
-        found = self.network.vector.new_empty(len(names), drawn.shape[1])
-        for start in range(0, len(new), DRAWN):
-            some = new[start : start + DRAWN]
-            rows = self._heads.rows([self.clients[name] for name in some])
-            assert rows is not None
-            found[[place[name] for name in some]] = rows.to(found)
         never = set(new)
+        here = torch.tensor([name in never for name in names])
+        found = self.network.vector.new_empty(len(names), drawn.shape[1])
+        found[here] = drawn.to(found)
         if there := [name for name in names if name not in never]:
-            found[[place[name] for name in there]] = self.head_rows(there)
+            found[~here] = self.head_rows(there)
         return found
 
     def set_head_rows(self, names: Sequence[str], heads: Tensor) -> None:
@@ -624,7 +595,7 @@ class Engine:
         self.table.load(name, state)
 
     @property
-    def journal(self) -> Journal | None:
+    def journal(self) -> ClientTable[ClientPart] | None:
         """The table, where a checkpoint writes only the rows that changed."""
         return self.table if self.choice.many else None
 
@@ -635,14 +606,6 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the rows saved by :meth:`state_dict`; everybody else is as it began."""
         self.table.restore(state)
-
-
-def _nothing(plan: Plan, shared: Tensor, failed: Sequence[str]) -> Reports:
-    """The reports of a round in which nobody did well."""
-    zero = torch.zeros_like(plan.size)
-    updates = shared.new_zeros(len(plan.active), shared.shape[-1])
-    given = (zero > 0, plan.size, zero, zero, zero, failed)
-    return StackedReports(*given, updates=updates, rows=plan.places)
 
 
 def _places(parts: Sequence[slice], device: torch.device) -> Tensor | slice:

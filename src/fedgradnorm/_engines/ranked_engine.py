@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.choice import make_engine
-from fedgradnorm._engines.engine import Journal, Problem
+from fedgradnorm._engines.engine import Problem
 from fedgradnorm._engines.exported import Exported
+from fedgradnorm._engines.parts import ClientPart
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm._state.table import Row
+from fedgradnorm._state.table import ClientTable, Row
 from fedgradnorm.weighting import Needs
 
 
@@ -180,8 +181,11 @@ class RankedEngine:
         self.local.load_state_dict(self._mine(state))
 
     @property
-    def journal(self) -> Journal | None:
-        """The rows of all ranks' clients, where a checkpoint writes only those that changed."""
+    def journal(self) -> RankedEngine | None:
+        """The rows of all ranks' clients, where a checkpoint writes only those that changed.
+
+        All ranks call :meth:`count`, :meth:`changed` and :meth:`settle`, in this order.
+        """
         return self if self._many else None
 
     def count(self) -> tuple[int, int]:
@@ -216,6 +220,10 @@ class RankedEngine:
                 tables = {key: table[at] for key, table in part["tables"].items()}
                 found.append({"names": names, "tables": tables})
         return {"parts": found}
+
+
+Journal = ClientTable[ClientPart] | RankedEngine
+"""The rows of many clients, of which a checkpoint writes those that changed."""
 
 
 def _check_alike(world: World, clients: Sequence[Client]) -> None:

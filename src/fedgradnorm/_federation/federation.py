@@ -16,7 +16,6 @@ from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.clients import Clients, Outcome
 from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.packed_rows import packed_rows, unpacked_rows
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.reports import Reports
@@ -27,6 +26,7 @@ from fedgradnorm.weighting import ByTask, Needs, Weighting
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
+PACKED = "packed"
 
 
 class Federation(Clients):
@@ -176,7 +176,7 @@ class Federation(Clients):
         Without ``rows`` it lacks the client table, and has weights as tensors.
         """
         sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        server = self.server.state_dict(None if rows else packed_rows(self.server.weighting))
+        server = self.server.state_dict(None if rows else packed(self.server.weighting))
         clients = {"clients": self.engine.state_dict()} if rows else {}
         personal = {} if self.personal is None else {"personal": self.personal.state_dict()}
         return {"server": server} | clients | sums | personal
@@ -184,7 +184,7 @@ class Federation(Clients):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
         server = state["server"]
-        weighting = unpacked_rows(server["weighting"], self.names)
+        weighting = unpacked(server["weighting"], self.names)
         self.server.load_state_dict({**server, "weighting": weighting})
         if "clients" in state:
             self.engine.load_state_dict(state["clients"])
@@ -192,3 +192,26 @@ class Federation(Clients):
             self.sums.load_state_dict(state["sums"])
         if self.personal is not None:
             self.personal.load_state_dict(state["personal"])
+
+
+def packed(weighting: Weighting) -> dict[str, Any] | None:
+    """A weighting's state with a tensor over all clients for each kind of number.
+
+    A table per client is slow to make and to write for many clients. None where a method keeps more
+    than such rows.
+    """
+    if type(weighting).state_dict is not Weighting.state_dict:
+        return None
+    tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
+    return {"clients": dict(weighting._away), PACKED: tables}
+
+
+def unpacked(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """The state of a weighting as it loads it; one that is not packed is left as it is."""
+    if PACKED not in state:
+        return state
+    columns = {key: table.tolist() for key, table in state[PACKED].items()}
+    if any(len(column) != len(names) for column in columns.values()):
+        raise ValueError(f"weights of another number of clients than {len(names)}")
+    rows = {n: {key: column[i] for key, column in columns.items()} for i, n in enumerate(names)}
+    return {"clients": {**state["clients"], **rows}}
