@@ -181,9 +181,8 @@ class Examples:
         data = self.split(name, "train")
         assert data is not None
         x, y = data
-        if (
-            isinstance(y, Tensor) and self.clients[name].task.gaps
-        ):  # here every task may have batches of its own
+        # here every task may have batches of its own
+        if isinstance(y, Tensor) and self.clients[name].task.gaps:
             x, y = x[there := labelled(y)], y[there]
         batches = self.batches.only(name, len(x))
         rows = batches.many([name], first, steps)[name]

@@ -163,8 +163,10 @@ class RankedEngine:
 
     def client_state(self, name: str) -> Row:
         """A client's row, on every rank."""
-        own = self.local.client_state(name) if name in self.own else {}
-        found: Row = self._merged({name: {k: v.cpu() for k, v in own.items()}} if own else {})[name]
+        mine = dict[str, Row]()
+        if name in self.own:
+            mine[name] = {key: value.cpu() for key, value in self.local.client_state(name).items()}
+        found: Row = self._merged(mine)[name]
         return found
 
     def load_client(self, name: str, state: Mapping[str, Any]) -> None:

@@ -69,10 +69,9 @@ class Federation(Clients):
             self.engine = RankedEngine(problem, world())
         else:
             self.engine = make_engine(settings.engine, problem)
-        shared = self.shared_heads.names
-        self._head_numbers = {
-            n: self.engine.head_rows([n]).shape[1] for n in self.names if n in shared
-        }
+        self._head_numbers = dict[str, int]()
+        for names in self.shared_heads.groups:
+            self._head_numbers |= dict.fromkeys(names, self.engine.head_rows(names).shape[1])
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
