@@ -115,7 +115,6 @@ class Group(Generic[AnyPart]):
 
     part: AnyPart
     names: list[str]
-    places: Places  # in the order of all clients
     turns: Places  # among those that were asked for
     rows: Places  # of the part
     index: Tensor  # the same numbers, on the device
@@ -133,7 +132,7 @@ class Group(Generic[AnyPart]):
             return self
         names, rows = [self.names[k] for k in some.tolist()], self.rows[some]
         index = torch.from_numpy(rows).to(self.index.device)
-        return Group(self.part, names, self.places[some], self.turns[some], rows, index)
+        return Group(self.part, names, self.turns[some], rows, index)
 
 
 class ClientTable(Generic[AnyPart]):
@@ -178,7 +177,7 @@ class ClientTable(Generic[AnyPart]):
             turns = (parts == number).nonzero()[0]
             own = [names[k] for k in turns.tolist()]
             index = torch.from_numpy(rows[turns]).to(self.device)
-            found.append(Group(self.parts[number], own, places[turns], turns, rows[turns], index))
+            found.append(Group(self.parts[number], own, turns, rows[turns], index))
         return found
 
     def one(self, name: str) -> tuple[AnyPart, int]:
