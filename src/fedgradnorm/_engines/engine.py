@@ -311,17 +311,18 @@ class Engine:
             counter = "noise", self.clients[name].owner, round_number
             # under vmap all clients of a round draw from one stream
             with nullcontext() if self.name == "vmap" else self._chance(*counter):
+                gradients: BlockGradients | PrivateGradients
                 if name in self.private:
                     gradients = self._noisy(group, k, omega[k], mine, round_number)
-                    report = local_update(
-                        self._work(part, gradients), self.spec, omega[k : k + 1], mine, options
-                    )
-                    measured = self.network.vector[self.norm_layer].numel()
-                    found.append(gradients.finish(report, measured))
-                    continue
-                batch, task = self.examples.one(name, round_number), self.clients[name].task
-                work = self._work(part, BlockGradients(part, batch, None, task, self.choice.pure))
-                found.append(local_update(work, self.spec, omega[k : k + 1], mine, options))
+                else:
+                    batch, task = self.examples.one(name, round_number), self.clients[name].task
+                    gradients = BlockGradients(part, batch, None, task, self.choice.pure)
+                work = self._work(part, gradients)
+                report = local_update(work, self.spec, omega[k : k + 1], mine, options)
+            if isinstance(gradients, PrivateGradients):
+                measured = self.network.vector[self.norm_layer].numel()
+                report = gradients.finish(report, measured)
+            found.append(report)
         return found
 
     def _at_once(
