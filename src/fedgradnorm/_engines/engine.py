@@ -17,7 +17,7 @@ from fedgradnorm._engines.exported import Exported, exported, row_of
 from fedgradnorm._engines.gradients import Batch, BlockGradients
 from fedgradnorm._engines.head_phase import FrozenFeatures
 from fedgradnorm._engines.joint import JointPass, JointReports
-from fedgradnorm._engines.parts import CLASSES, SCALE, ClientPart, FirstHeads, part_key
+from fedgradnorm._engines.parts import ClientPart, FirstHeads, part_key
 from fedgradnorm._engines.tuning import tune
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
@@ -35,7 +35,7 @@ from fedgradnorm._round.private.private_gradients import FLOOR, PrivateGradients
 from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
+from fedgradnorm._state.table import CONSTANT, FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
@@ -199,7 +199,7 @@ class Engine:
     def rows_of(self, group: Block) -> Row:
         """Copies of what a round reads and changes of the clients of a group."""
         part = group.part
-        keys = [*part.moved, *(key for key in (SCALE, CLASSES) if key in part.rows)]
+        keys = [*part.moved, *(key for key in part.rows.fresh if key.startswith(CONSTANT))]
         if self.capturing and group.whole:  # a graph keeps copies of its own
             return {key: part.rows[key] for key in keys}
         return part.rows.take(group.index, keys)
