@@ -141,13 +141,15 @@ def federation(
     problem = Problem(
         shared,
         everybody,
+        heads,
         find_gauge(shared, torch.zeros(2, FEATURES), None),
         settings.local(),
-        Needs.GRADIENT,
         torch.device("cpu"),
         settings.batch_size,
+        settings.seed,
+        Needs.GRADIENT,
     )
-    engine = make_engine("vmap", problem, heads, seed=settings.seed, bf16=False)
+    engine = make_engine("vmap", problem)
     optimizer = optimizers.resolve("adam", settings.lr)
     server = ServerState(FlatNetwork(shared).vector, weighting, optimizer, bounds=bounds)
     exchange = Liars(engine, agreement.scalars, lie)

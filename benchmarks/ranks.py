@@ -4,9 +4,8 @@
 
 10,000 clients of 500 rows with 16 inputs (0.32 GB), 100 of them in a round, layers of 64 and 32,
 the direct rule, batch 16, ranks on loopback. Memory is what a process has at the end beyond the
-library, the largest of all ranks; a round is the median of the last 40. Each rank is given all
-clients, or makes its own alone. The share of a rank is from the draws of 1,000 rounds: the largest
-number of a round's clients on one rank, over the mean number.
+library, the largest of all ranks; a round is the median of the last 40. The share of a rank is
+from the draws of 1,000 rounds: the largest number of a round's clients on one rank, over the mean.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ import record
 from registered import resident
 
 REGISTERED, ACTIVE, ROWS, ROUNDS = 10_000, 100, 500, 80
-POINTS = {
-    "one process": (1, "all"),
-    "2 ranks, all clients on each": (2, "all"),
-    "2 ranks, each its own": (2, "own"),
-}
+POINTS = {"one process": 1, "2 ranks": 2}
 COLUMNS = {
     "name": "run", "memory_gb": "memory of a rank, GB", "round_ms": "round, ms",
     "share": "share of the busiest rank", "worst": "in 5% of rounds above",
@@ -53,14 +48,13 @@ def shares(ranks: int, registered: int, active: int, rounds: int = 1000) -> list
     return found
 
 
-def train(registered: int, active: int, rounds: int, own: bool) -> dict[str, float]:
+def train(registered: int, active: int, rounds: int) -> dict[str, float]:
     """One federation on this rank; its memory, and seconds of its rounds."""
     import torch
     from torch import nn
 
     import fedgradnorm as fgn
 
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     tasks = fgn.classification(2), fgn.regression(1)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
@@ -72,7 +66,7 @@ def train(registered: int, active: int, rounds: int, own: bool) -> dict[str, flo
         return fgn.Client(f"c{k}", tasks[k % 2], train=(x, y))
 
     def clients(count: int) -> list[fgn.Client]:
-        return [client(k) for k in (range(rank, count, ranks) if own else range(count))]
+        return [client(k) for k in range(count)]
 
     options: dict[str, Any] = {"weighting": fgn.GradNorm(rule="direct"), "batch_size": 16}
     fgn.train(network, clients(4), rounds=2, **options)  # the library is loaded by it
@@ -92,7 +86,7 @@ def train(registered: int, active: int, rounds: int, own: bool) -> dict[str, flo
 
 def apart(name: str, given: argparse.Namespace) -> record.Row:
     """A point in processes of its own."""
-    ranks, which = POINTS[name]
+    ranks = POINTS[name]
     sizes = ["600", "12", "6"] if given.quick else [str(n) for n in (REGISTERED, ACTIVE, ROUNDS)]
     launch = [sys.executable]
     if ranks > 1:
@@ -101,7 +95,7 @@ def apart(name: str, given: argparse.Namespace) -> record.Row:
             place = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
         launch += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *place]
     with tempfile.TemporaryDirectory() as out:
-        words = [__file__, "--point", which, *sizes, "--out", out, "--threads", "1"]
+        words = [__file__, "--point", *sizes, "--out", out, "--threads", "1"]
         loopback = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         subprocess.run([*launch, *words], env=loopback, check=True)
         found = [json.loads(path.read_text()) for path in sorted(Path(out).glob("*.json"))]
@@ -117,12 +111,11 @@ def apart(name: str, given: argparse.Namespace) -> record.Row:
 
 def main() -> None:
     parser = record.options(__doc__)
-    parser.add_argument("--point", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--point", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     record.begin(given)
     if given.point:
-        which, *sizes = given.point
-        found = train(*map(int, sizes), own=which == "own")
+        found = train(*map(int, given.point))
         (given.out / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
         return
     here, target, rows = record.about(), given.out / "ranks.json", []

@@ -46,7 +46,7 @@ class TestFedRep:
             server_optimizer=optimizer,
             head_steps=2,
         )
-        heads = federation.engine.heads()
+        heads = toys.heads(federation.engine)
         for round_number in range(6):
             federation.round(round_number, EVERYBODY)
         network = self.fedrep(heads, optimizer, rounds=6)

@@ -122,7 +122,7 @@ def test_by_default_heads_in_common_begin_at_random_and_others_do_not() -> None:
     """As in a deployment, where the server makes the first and a client the others."""
     tasks = {"a": "one", "b": "one", "c": "two"}
     clients = [shared_heads.client(name, task, 24, "place") for name, task in tasks.items()]
-    made = toys.federation(toys.network(), clients, heads="task").engine.heads()
+    made = toys.heads(toys.federation(toys.network(), clients, heads="task").engine)
     drawn = dict(head_of(clients[0], head_start="random").state_dict())
     for name in "ab":
         assert toys.same(dict(made[name].state_dict()), drawn)

@@ -108,7 +108,7 @@ FEDAVG = {
 
 def test_fedavg_is_fedavg() -> None:
     federation = toys.federation(toys.network(), alike(), **FEDAVG)
-    heads = federation.engine.heads()
+    heads = toys.heads(federation.engine)
     assert torch.equal(*(toys.parameters(head) for head in heads.values()))
     model = nn.Sequential(toys.network(), copy.deepcopy(heads["a"]))
     for k in range(3):
@@ -126,7 +126,7 @@ def test_fedavg_is_fedavg() -> None:
         nn.utils.vector_to_parameters((48 * parts["a"] + 24 * parts["b"]) / 72, model.parameters())
     played(federation)
     torch.testing.assert_close(federation.server.shared.data, toys.parameters(model[0]))
-    for head in federation.engine.heads().values():
+    for head in toys.heads(federation.engine).values():
         torch.testing.assert_close(toys.parameters(head), toys.parameters(model[1]))
 
 
@@ -155,7 +155,7 @@ def train(folder=None, **settings) -> fgn.Run:
 def test_fedbabus_heads_move_at_the_end_only() -> None:
     frozen = train(head_steps=0)
     tuned = train(head_steps=0, final_head_steps=50)
-    start = toys.federation(toys.network(), toys.clients()).engine.heads()
+    start = toys.heads(toys.federation(toys.network(), toys.clients()).engine)
     for name in toys.NAMES:
         assert torch.equal(toys.parameters(frozen.heads[name]), toys.parameters(start[name]))
         assert not torch.equal(toys.parameters(tuned.heads[name]), toys.parameters(start[name]))

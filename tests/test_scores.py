@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from alone_clients import clients, conv, half_frozen, mlp, open_end, trainer
-from fedgradnorm._engines import measured_clients, scores
+from fedgradnorm._engines import evaluator, scores
 from fedgradnorm._engines.scores import HostTargets, Scores, on_host
 from fedgradnorm._training.trainer import Trainer
 
@@ -122,7 +122,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def test_clients_of_one_network_are_evaluated_together_as_one_by_one(
     network: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured_clients, "ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(evaluator, "ROWS_AT_ONCE", rows)
     made = trainer(NETWORKS[network](), clients(), "auto", share="all", eval_every=0)
     for _ in range(3):
         made.advance()

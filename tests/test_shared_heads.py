@@ -85,10 +85,10 @@ def test_tasks_of_one_client_each_keep_their_own_heads(engine: str, tasks) -> No
 
 def test_a_task_of_one_client_keeps_the_head_it_would_have_had() -> None:
     own, task = (federation(how, head_start="random") for how in ("own", "task"))
-    start = vectors(task.engine.heads())
+    start = vectors(toys.heads(task.engine))
     assert_one_head_a_task(start)
-    assert torch.equal(start["e"], vectors(own.engine.heads())["e"])
-    assert torch.equal(start["a"], vectors(own.engine.heads())["a"])
+    assert torch.equal(start["e"], vectors(toys.heads(own.engine))["e"])
+    assert torch.equal(start["a"], vectors(toys.heads(own.engine))["a"])
     assert task.shared_heads.groups == [["a", "c", "f"], ["b", "d"]]
 
 
@@ -108,9 +108,9 @@ def test_the_order_of_the_clients_says_nothing(engine: str) -> None:
 def test_the_heads_of_a_task_are_equal_after_every_round(engine: str, how) -> None:
     one = federation(engine=engine, **how)
     for number, active in enumerate([list(TASKS), ["a", "b", "e"], ["c", "e"], ["e", "f", "d"]]):
-        before = vectors(copy.deepcopy(one.engine.heads()))
+        before = vectors(copy.deepcopy(toys.heads(one.engine)))
         one.round(number, active)
-        after = vectors(one.engine.heads())
+        after = vectors(toys.heads(one.engine))
         assert_one_head_a_task(after)
         for name, task in TASKS.items():
             moved = any(TASKS[other] == task for other in active)
@@ -128,7 +128,7 @@ def test_the_mean_is_that_of_the_servers_coefficients_within_the_task(aggregate:
         own.engine.load_client(name, task.engine.client_state(name))
     for each in (own, task):
         each.round(0, ["a", "b", "c", "e"])
-    sent, found = vectors(own.engine.heads()), vectors(task.engine.heads())
+    sent, found = vectors(toys.heads(own.engine)), vectors(toys.heads(task.engine))
     a, c = (1.0 * 48, 2.0 * 24) if aggregate == "by_size" else (1.0, 2.0)
     mean = (a * sent["a"] + c * sent["c"]) / (a + c)
     for name in "acf":
@@ -151,7 +151,7 @@ def test_whom_the_server_gives_nothing_counts_like_the_others_of_its_task() -> N
     one = federation(weighting=Krum())
     weights = one.round(0, list(TASKS))[1]
     assert (weights == 0).sum() == 5
-    assert_one_head_a_task(vectors(one.engine.heads()))
+    assert_one_head_a_task(vectors(toys.heads(one.engine)))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_who_failed_does_not_count_and_gets_the_mean() -> None:
     assert list(reports.failed) == ["c"]
     without = federation()
     without.round(0, [name for name in TASKS if name != "c"])
-    assert toys.same(vectors(with_bad.engine.heads()), vectors(without.engine.heads()))
+    assert toys.same(vectors(toys.heads(with_bad.engine)), vectors(toys.heads(without.engine)))
 
 
 # --------------------------------------------------------------------------------------- engines

@@ -106,6 +106,11 @@ def head(federation: Federation, name: str) -> nn.Module:
     return federation.engine.exported(name).head
 
 
+def heads(engine: Any) -> dict[str, nn.Module]:
+    """Copies of all clients' heads."""
+    return {name: one.head for name, one in engine.exported_all().items()}
+
+
 def first_loss(federation: Federation, name: str) -> float | None:
     """A client's loss before any training; None while it is not known."""
     found = float(federation.engine.client_state(name)["first_loss"])

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._launched import asked_for, is_leader, rank
+from fedgradnorm._launched import is_leader
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
@@ -80,12 +80,11 @@ CASES: dict[str, dict[str, Any]] = {
         "weighting": partial(fgn.GradNorm, rule="direct"),
         "participation": 0.7,
     },
-    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1, "parts": True},
+    "registered": {"registered": 203, "participation": 0.1, "final_head_steps": 1},
     "registered, one unlike": {"registered": 203, "participation": 0.1, "unlike": "side7"},
-    "streamed": {"streamed": "side", "participation": 0.7, "parts": True},
+    "streamed": {"streamed": "side", "participation": 0.7},
     "tuned": {"personalize": {"steps": 9, "lr": 0.02, "what": "network"}},
-    "parts": {
-        "parts": True,
+    "tuned, each its best": {
         "personalize": {"steps": 9, "lr": 0.02, "what": "network"},
         "keep": "own_best",
         "eval_every": 2,
@@ -124,8 +123,6 @@ def train(engine: str, **case: Any) -> fgn.Run:
     if streamed := case.pop("streamed", None):
         i = [client.name for client in clients].index(streamed)
         clients[i] = replace(clients[i], train=TensorDataset(*clients[i].train))
-    if case.pop("parts", False):  # each rank makes its own alone
-        clients = clients[rank() :: asked_for()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)

@@ -195,6 +195,16 @@ def test_ranks_write_the_rows_that_changed_where_few_of_many_take_part(unlike, s
     assert (made.engine.journal is not None) == many
     made.round(0, ["side0", "side1", "side7"])
     assert made.engine.local.table.known() == ["side0", "side1", "side7"]
+    if (journal := made.engine.journal) is None:
+        return
+    journal.settle()
+    made.round(1, ["side2", "side7"])
+    assert journal.count() == (2, 4)
+    changed = journal.changed()
+    assert [part["names"] for part in changed["parts"]] == [["side2", "side7"]]
+    again = toys.federation(toys.network(), clients, engine="auto", participation=share)
+    again.engine.journal.take(changed)
+    assert toys.same(toys.row(again, "side7"), toys.row(made, "side7"))
 
 
 def test_an_engine_of_one_process_is_refused_under_torchrun(monkeypatch):

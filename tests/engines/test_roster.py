@@ -86,8 +86,8 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(first.server.shared, second.server.shared, rtol=0, atol=tolerance)
     weights = (f.server.weighting.weight for f in (first, second))
     torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
-    for name, head in first.engine.heads().items():
-        twin = second.engine.heads()[name].state_dict()
+    for name, head in toys.heads(first.engine).items():
+        twin = toys.heads(second.engine)[name].state_dict()
         torch.testing.assert_close(head.state_dict(), twin, rtol=0, atol=tolerance)
     for a, b in zip(one.recording.measured(9, 1.0), other.recording.measured(9, 1.0), strict=True):
         assert a.keys() == b.keys()
@@ -170,7 +170,7 @@ def test_an_export_of_all_heads_gives_nobody_a_row() -> None:
     before = [len(part.rows) for part in found.federation.engine.table.parts]
     tables = found.federation.head_tables()
     assert [len(part.rows) for part in found.federation.engine.table.parts] == before
-    heads = plain.federation.engine.heads()
+    heads = toys.heads(plain.federation.engine)
     seen = []
     for names, weights, biases in tables:
         for name, weight, bias in zip(names, weights, biases, strict=True):

@@ -46,7 +46,11 @@ def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> Engine:
 
 def report_of(engine: Engine, round_number: int) -> Reports:
     """A round from the engine's first state; it leaves no trace."""
-    return engine.run_clients(start_of(), round_number, engine.names, keep=False)
+    before = {name: engine.client_state(name) for name in engine.names}
+    reports = engine.run_clients(start_of(), round_number, engine.names)
+    for name, row in before.items():
+        engine.load_client(name, row)
+    return reports
 
 
 def start_of() -> torch.Tensor:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.engine import Engine
+from fedgradnorm._engines.engine import Choice, Engine, Problem
 from fedgradnorm._engines.gradients import BlockGradients
-from fedgradnorm._engines.kept_clients import Choice
 from fedgradnorm._engines.norm_tap import NormTap, ProductTap
-from fedgradnorm._engines.parts import FirstHeads, backward_hooks
+from fedgradnorm._engines.parts import backward_hooks
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import form_words
@@ -49,32 +46,9 @@ ALL_DIFFER = "no two clients can be run in one call"
 BYTES_AT_ONCE = {"cpu": 1 << 30, "cuda": 16 << 30}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What an executor is asked to run.
-
-    ``shares`` is False where every client trains a network of its own.
-    """
-
-    network: nn.Module
-    clients: Sequence[Client]
-    norm_layer: Sequence[str]
-    spec: LocalSpec
-    needs: Needs
-    device: torch.device
-    batch_size: int | None
-    shares: bool = True
-    many: bool = False
-
-    def probe(self) -> Inputs:
-        """A few real examples, of the first clients."""
-        some = [_some_examples(client)[:PROBE_EXAMPLES] for client in self.clients[:2]]
-        return as_input(concatenated(some), self.network, "cpu")
-
-
 def joint_why_not(problem: Problem) -> str | None:
     """Why one pass for everybody would be another training, or None if it would not."""
-    spec, clients = problem.spec, problem.clients
+    spec = problem.spec
     if not problem.shares:
         return "every client has a network of its own"
     if spec.shared_steps != 1:
@@ -85,6 +59,15 @@ def joint_why_not(problem: Problem) -> str | None:
         return "the weighting needs every client's gradient"
     if spec.clip is not None:
         return "clip needs the length of every client's gradient"
+    for client in problem.clients:
+        if client.head is not None and is_random_or_mixing(client.head, None):
+            return f"the head of client {client.name!r} has dropout or batch statistics"
+    return impure(problem) or _tap_why_not(problem) or _reading_why_not(problem)
+
+
+def impure(problem: Problem) -> str | None:
+    """Why an example's features depend on more than the example and the shared network."""
+    clients = problem.clients
     if private := private_names(problem.network):
         return f"{len(private)} parameters of the network are private to each client"
     for client in clients:
@@ -97,12 +80,9 @@ def joint_why_not(problem: Problem) -> str | None:
         return f"clients have inputs of different shapes {sorted(forms)}"
     if any(has_sequences(_some_examples(client)) for client in clients):
         return "sequences are padded to the longest of each batch"
-    for client in clients:
-        if client.head is not None and is_random_or_mixing(client.head, None):
-            return f"the head of client {client.name!r} has dropout or batch statistics"
-    if is_random_or_mixing(problem.network, problem.probe()):
+    if is_random_or_mixing(problem.network, _probe(problem)):
         return "the shared network has dropout or batch statistics"
-    return _tap_why_not(problem) or _reading_why_not(problem)
+    return None
 
 
 def vmap_why_not(problem: Problem) -> str | None:
@@ -125,43 +105,26 @@ EXECUTORS: dict[str, Callable[[Problem], str | None]] = {
 }
 
 
-def make_engine(name: str, problem: Problem, heads: FirstHeads, *, seed: int, bf16: bool) -> Engine:
+def make_engine(name: str, problem: Problem) -> Engine:
     """An engine with the executor of this name, or with "auto" the fastest without objections."""
-
-    def engine(choice: Choice) -> Engine:
-        return Engine(
-            problem.network,
-            problem.clients,
-            heads,
-            norm_layer=problem.norm_layer,
-            spec=problem.spec,
-            batch_size=problem.batch_size,
-            seed=seed,
-            device=problem.device,
-            bf16=bf16,
-            choice=choice,
-            needs=problem.needs,
-        )
-
+    if not problem.clients:  # of a rank without any
+        return Engine(problem)
     objections = dict[str, str]()
-    for executor, why_not in EXECUTORS.items() if name == "auto" else [(name, EXECUTORS[name])]:
-        reason = why_not(problem)
+    for executor in EXECUTORS if name == "auto" else [name]:
+        reason = EXECUTORS[executor](problem)
         if reason is None:
             choice = _choice(executor, problem)
-            made = engine(choice)
+            engine = Engine(problem, choice)
             if executor == "vmap":
-                reason = _try_vmap(made)
+                reason = _try_vmap(engine)
             if reason == ALL_DIFFER and (name != "auto" or problem.device.type == "cuda"):
                 reason = None  # on a GPU a graph pays all the same
             if reason is None:
-                words = "; ".join(f"not {key}: {why}" for key, why in objections.items())
-                words += (
-                    "" if choice.chunk > 1 or executor != "vmap" else "; large networks in turn"
-                )
-                log.info(
-                    "executor %s%s", executor, f" ({words.removeprefix('; ')})" if words else ""
-                )
-                return made
+                words = [f"not {key}: {why}" for key, why in objections.items()]
+                if executor == "vmap" and choice.chunk == 1:
+                    words.append("large networks in turn")
+                log.info("executor %s%s", executor, f" ({'; '.join(words)})" if words else "")
+                return engine
         if name != "auto":
             raise ConfigError(f"engine {name!r} cannot run this: {reason}; use engine='auto'")
         objections[executor] = reason
@@ -176,19 +139,7 @@ def _choice(executor: str, problem: Problem) -> Choice:
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
     if device.type == "cpu" and (size > LARGE or convolves):
         chunk = 1
-    return Choice(executor, _is_pure(problem), chunk, problem.many, not problem.many)
-
-
-def _is_pure(problem: Problem) -> bool:
-    """Whether an example's features depend on nothing but the example and the shared network."""
-    clients = problem.clients
-    if private_names(problem.network) or any(c.stem or c.privacy for c in clients):
-        return False
-    if len({form_words(row_form(client.train[0])) for client in clients}) > 1:
-        return False
-    if any(has_sequences(_some_examples(client)) for client in clients):
-        return False
-    return not is_random_or_mixing(problem.network, problem.probe())
+    return Choice(executor, impure(problem) is None, chunk, problem.many)
 
 
 def _try_vmap(engine: Engine) -> str | None:
@@ -223,6 +174,12 @@ def _reading_why_not(problem: Problem) -> str | None:
     if numbers <= NUMBERS_READ or problem.many:
         return None
     return f"a round reads {numbers:,} numbers from where they are, more than it can hold"
+
+
+def _probe(problem: Problem) -> Inputs:
+    """A few real examples, of the first clients."""
+    some = [_some_examples(client)[:PROBE_EXAMPLES] for client in problem.clients[:2]]
+    return as_input(concatenated(some), problem.network, "cpu")
 
 
 def _some_examples(client: Client) -> Inputs:
@@ -261,7 +218,7 @@ def _tap_why_not(problem: Problem) -> str | None:
     tap = NormTap(trial, problem.norm_layer)
     products = ProductTap(trial) if Needs.GRAM in problem.needs else None
     with torch.enable_grad():
-        call(trial, problem.probe())
+        call(trial, _probe(problem))
     if products is not None and (reason := products.problem()) is not None:
         return f"the weighting needs the products of all gradients, and {reason}"
     return tap.problem()

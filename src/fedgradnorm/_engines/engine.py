@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.branches import in_branches
+from fedgradnorm._engines.evaluator import Evaluator
+from fedgradnorm._engines.examples import Block, Examples
+from fedgradnorm._engines.exported import Exported, exported, row_of
 from fedgradnorm._engines.gradients import Batch, BlockGradients
 from fedgradnorm._engines.head_phase import FrozenFeatures
 from fedgradnorm._engines.joint import JointPass, JointReports
-from fedgradnorm._engines.kept_clients import Block
-from fedgradnorm._engines.measured_clients import MeasuredClients
-from fedgradnorm._engines.parts import ClientPart, FirstHeads
+from fedgradnorm._engines.parts import ClientPart, FirstHeads, part_key
 from fedgradnorm._engines.tuning import tune
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
@@ -32,15 +33,51 @@ from fedgradnorm._round.local_update import (
     shared_phase,
 )
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
-from fedgradnorm._round.reports import Padded, Reports, StackedReports
+from fedgradnorm._round.reports import Reports, StackedReports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm._state.table import FIRST_LOSS, OWN, ROUNDS, Row
-from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm._state.table import CONSTANT, FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
+from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an executor is asked to run.
+
+    ``shares`` is False where every client trains a network of its own. ``many`` registered clients
+    have rows and examples only when they are asked for.
+    """
+
+    network: nn.Module
+    clients: Sequence[Client]
+    heads: FirstHeads
+    norm_layer: Sequence[str]
+    spec: LocalSpec
+    device: torch.device
+    batch_size: int | None
+    seed: int
+    needs: Needs = Needs.NOTHING
+    bf16: bool = False
+    shares: bool = True
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which executor runs the clients, and what is known of the network.
+
+    ``pure`` networks have no dropout and no batch statistics, so that the features of an example
+    depend on nothing else. ``chunk`` is how many clients' networks are stepped in one call.
+    """
+
+    executor: str = "loop"
+    pure: bool = False
+    chunk: int = 1
+    many: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,66 +127,83 @@ class Worked:
         return torch.isfinite(total)
 
 
-class Engine(MeasuredClients):
+class Engine:
     """Runs clients. What they keep lives in ``table``, one row per client.
 
     A round reads rows of the active clients, works on copies of them, and writes back those of the
     clients whose numbers are finite. So a client that fails is left as it was.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        clients: Sequence[Client],
-        heads: FirstHeads,
-        *,
-        norm_layer: Sequence[str],
-        spec: LocalSpec,
-        batch_size: int | None,
-        seed: int,
-        needs: Needs = Needs.NOTHING,
-        **settings: Any,
-    ) -> None:
-        given = {"norm_layer": norm_layer, "spec": spec, "batch_size": batch_size, "seed": seed}
-        super().__init__(network, clients, heads, **given, **settings)
-        sizes = [float(client.size) for client in clients]
-        self.sizes = torch.tensor(sizes, dtype=torch.float64, device=self.device)
-        self.private = self._private_clients(network, batch_size)
+    capturing = False  # a CUDA graph: what the host counts is counted when it is replayed
+
+    def __init__(self, problem: Problem, choice: Choice = Choice()) -> None:  # noqa: B008  # frozen
+        clients, device = problem.clients, problem.device
+        self.clients = {client.name: client for client in clients}
+        self.names = list(self.clients)
+        self.spec, self.seed, self.device = problem.spec, problem.seed, device
+        self.choice, self.name = choice, choice.executor
+        self.network = working_copy(problem.network, device, bf16=problem.bf16)
+        self.norm_layer = _places([self.network.slices[n] for n in problem.norm_layer], device)
+        self.sizes = torch.tensor([float(c.size) for c in clients], dtype=torch.float64).to(device)
+        self._heads, buffers = problem.heads, self.network.buffers()
+
+        def new_part(client: Client) -> ClientPart:
+            batch = min(problem.batch_size or client.drawn, client.drawn)
+            head = problem.heads[client.name]
+            return ClientPart(client, self.network, head, problem.spec, batch, buffers)
+
+        self.table: ClientTable[ClientPart] = ClientTable(
+            clients,
+            device,
+            key=lambda one: part_key(one, problem.heads, problem.batch_size, choice.many),
+            new_part=new_part,
+            first_rows=lambda part, some: part.first_rows(some, problem.heads),
+        )
+        self.examples = Examples(
+            clients, self.network.module, device, batch_size=problem.batch_size, seed=problem.seed,
+            steps=problem.spec.steps, pooled=not choice.many,
+        )  # fmt: skip
+        self._evaluator = Evaluator(self.table, self.examples, self.network)
+        self.evaluate = self._evaluator.evaluate
+        self.private = self._private_clients(problem)
         self._joint: JointPass | None = None
-        if self.choice.executor == "joint":
-            self._joint = JointPass(self.network, norm_layer, products=Needs.GRAM in needs)
-        inputs = {name: client.train[0] for name, client in self.clients.items()}
+        if choice.executor == "joint":
+            products = Needs.GRAM in problem.needs
+            self._joint = JointPass(self.network, problem.norm_layer, products=products)
+        inputs = {client.name: client.train[0] for client in clients}
         self._ahead = ReadingAhead(self.examples.batches, inputs)
         self._plan: Plan | None = None
+        self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
 
-    def _private_clients(
-        self, network: nn.Module, batch_size: int | None
-    ) -> dict[str, PrivateClient]:
+    def _private_clients(self, problem: Problem) -> dict[str, PrivateClient]:
         """The clients that clip and add noise; they work on a copy that is as it was given."""
-        names = [name for name, client in self.clients.items() if client.privacy is not None]
-        plain = FlatNetwork(network, self.device) if names else self.network
+        some = [client for client in problem.clients if client.privacy is not None]
+        plain = FlatNetwork(problem.network, self.device) if some else self.network
         found = {}
-        for name in names:
-            data = self.examples.split(name, "train")
+        for client in some:
+            data = self.examples.split(client.name, "train")
             assert data is not None
             x, y = data
             assert isinstance(x, Tensor)  # other inputs are refused before
             assert isinstance(y, Tensor)
-            head = self.table.one(name)[0].head
-            given = (self.clients[name], head, plain, (x, y), self.spec, batch_size, self.seed)
-            found[name] = PrivateClient(*given)
+            head = self.table.one(client.name)[0].head
+            given = (client, head, plain, (x, y), self.spec, problem.batch_size, self.seed)
+            found[client.name] = PrivateClient(*given)
         return found
-
-    @property
-    def measured_numbers(self) -> int:
-        """How many parameters the measured layer has."""
-        return self.network.vector[self.norm_layer].numel()
 
     def moved_columns(self) -> list[Tensor]:
         """Every column of the table that a round changes."""
         return [
             part.rows[key] for part in self.table.parts for key in [*part.moved, FIRST_LOSS, ROUNDS]
         ]
+
+    def rows_of(self, group: Block) -> Row:
+        """Copies of what a round reads and changes of the clients of a group."""
+        part = group.part
+        keys = [*part.moved, *(key for key in part.rows.fresh if key.startswith(CONSTANT))]
+        if self.capturing and group.whole:  # a graph keeps copies of its own
+            return {key: part.rows[key] for key in keys}
+        return part.rows.take(group.index, keys)
 
     def plan(self, active: Sequence[str]) -> Plan:
         """Who takes part, and where their rows are; kept while the same clients take part."""
@@ -166,46 +220,35 @@ class Engine(MeasuredClients):
         return self._plan
 
     def run_clients(
-        self, shared: Tensor, round_number: int, active: Sequence[str], keep: bool = True
+        self, shared: Tensor, round_number: int, active: Sequence[str], updates: bool = False
     ) -> Reports:
         """Everybody in ``active`` works on the shared vector [P], or on networks [active, P].
 
-        With ``keep`` False nothing is written back: the round is only tried, with every update.
+        With ``updates`` the reports hold every client's update, which a joint pass does not form.
         """
-        if not active:
-            return self._nobody(shared)
         plan = self.plan(active)
-        joint = self._joint is not None and keep and shared.ndim == 1
-        batches = [self._batch(group, round_number) for group in plan.groups]
+        if not active:
+            none, empty = plan.size, shared.new_empty(0, shared.shape[-1])
+            return StackedReports(
+                none > 0, none, none, none, none, [], updates=empty, rows=plan.places
+            )
+        joint = self._joint is not None and not updates
+        batches = [
+            self.examples.block(group, round_number) if joint or self.runs_at_once(group) else None
+            for group in plan.groups
+        ]
         first = self._first_losses(plan, shared, round_number)
-        if self.name == "vmap":
-            with self._chance("noise", round_number):
-                worked = self.work(shared, plan, batches, first, round_number, joint)
-        else:
+        with self._chance("noise", round_number) if self.name == "vmap" else nullcontext():
             worked = self.work(shared, plan, batches, first, round_number, joint)
         fine = worked.fine()
         if bool(fine.all()):
-            if keep:
-                self.write(plan, worked)
+            self.write(plan, worked)
             return self.reports(plan, worked)
+        if joint:  # client by client, to leave out those that fail
+            return self.run_clients(shared, round_number, active, updates=True)
         bad = {name for name, ok in zip(plan.names, fine.tolist(), strict=True) if not ok}
-        if joint:
-            return self._without(bad, shared, round_number, active)
-        if keep:
-            self.write(plan, worked, fine)
+        self.write(plan, worked, fine)
         return self.reports(plan, worked, fine, bad)
-
-    def _nobody(self, shared: Tensor) -> Reports:
-        """The reports of a round without clients."""
-        none = self.sizes[:0]
-        rows = torch.empty(0, dtype=torch.int64, device=self.device)
-        updates = shared.new_empty(0, shared.shape[-1])
-        return StackedReports(none > 0, none, none, none, none, [], updates=updates, rows=rows)
-
-    def _batch(self, group: Block, round_number: int) -> Batch | None:
-        """The examples of a group that runs in one call; others read theirs one by one."""
-        at_once = self._joint is not None or self.runs_at_once(group)
-        return self.examples.block(group, round_number) if at_once else None
 
     def work(
         self,
@@ -229,25 +272,104 @@ class Engine(MeasuredClients):
                 shared, plan.groups, rows, given, self.spec, options, plan.owners, self.features
             )
         else:
-            pieces = [
-                partial(self._group, group, row, batch, shared, turns, round_number, options)
-                for group, turns, row, batch in zip(
-                    plan.groups, plan.turns, rows, batches, strict=True
+            pieces = list[Callable[[], list[Report]]]()
+            for group, turns, row, batch in zip(
+                plan.groups, plan.turns, rows, batches, strict=True
+            ):
+                omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
+                pieces.append(
+                    partial(self._in_turn, group, row, omega, round_number, options)
+                    if batch is None
+                    else partial(self._at_once, group, row, batch, shared, omega, options)
                 )
-            ]
-            found = in_branches(pieces, self.device)
-            report = _joined(found)
-            loss, norm, updates = report.loss, report.gradient_norm, report.update
-        each = zip(plan.groups, first, loss.split([len(g.names) for g in plan.groups]), strict=True)
-        known = [self._first(*three) for three in each]
+            found = [report for some in in_branches(pieces, self.device) for report in some]
+            columns = ("update", "loss", "gradient_norm")
+            updates, loss, norm = (
+                torch.cat([getattr(report, key) for report in found])
+                if len(found) > 1
+                else getattr(found[0], key)
+                for key in columns
+            )
+        known = list[Tensor]()
+        losses = loss.split([len(group.names) for group in plan.groups])
+        for group, before, now in zip(plan.groups, first, losses, strict=True):
+            if (private := self.private.get(group.names[0])) is not None:
+                now = now.clamp_min(FLOOR * private.bound)
+            known.append(torch.where(before.isnan(), now, before))
         ratio = loss / torch.cat(known).clamp_min(torch.finfo(shared.dtype).tiny)
         return Worked(rows, known, loss, ratio, norm, updates)
 
-    def _first(self, group: Block, first: Tensor, loss: Tensor) -> Tensor:
-        """Each client's first loss: this one if there was none."""
-        if (private := self.private.get(group.names[0])) is not None:
-            loss = loss.clamp_min(FLOOR * private.bound)
-        return torch.where(first.isnan(), loss, first)
+    def _in_turn(
+        self,
+        group: Block,
+        row: Row,
+        omega: Tensor,
+        round_number: int,
+        options: Mapping[str, Any] | None,
+    ) -> list[Report]:
+        """The clients of one part, one after another; their rows are moved."""
+        found, part = list[Report](), group.part
+        for k, name in enumerate(self._ahead.in_turn(group.names, round_number)):
+            mine = {key: value[k : k + 1] for key, value in row.items()}
+            counter = "noise", self.clients[name].owner, round_number
+            # under vmap all clients of a round draw from one stream
+            with nullcontext() if self.name == "vmap" else self._chance(*counter):
+                gradients: BlockGradients | PrivateGradients
+                if name in self.private:
+                    gradients = self._noisy(group, k, omega[k], mine, round_number)
+                else:
+                    batch, task = self.examples.one(name, round_number), self.clients[name].task
+                    gradients = BlockGradients(part, batch, None, task, self.choice.pure)
+                work = self._work(part, gradients)
+                report = local_update(work, self.spec, omega[k : k + 1], mine, options)
+            if isinstance(gradients, PrivateGradients):
+                measured = self.network.vector[self.norm_layer].numel()
+                report = gradients.finish(report, measured)
+            found.append(report)
+        return found
+
+    def _at_once(
+        self,
+        group: Block,
+        row: Row,
+        batch: Batch,
+        shared: Tensor,
+        omega: Tensor,
+        options: Mapping[str, Any] | None,
+    ) -> list[Report]:
+        """The clients of one part, as many in one call as fit; their rows are moved."""
+        part, names, spec = group.part, group.names, self.spec
+        run, found = local_update, list[Report]()
+        frozen = self.choice.pure and shared.ndim == 1 and not part.reaches_in
+        if frozen and spec.head_steps and not spec.together:  # heads share the network's outputs
+            self.network.use(shared)
+            features = self.features(group, batch, 0, spec.head_steps)
+            head_phase(self._work(part, features.gradients(batch)), spec, omega, row, options)
+            run = shared_phase
+        for start in range(0, len(names), self.choice.chunk):
+            here = slice(start, start + self.choice.chunk)
+            mine = {key: value[here] for key, value in row.items()}
+            count = None if len(names[here]) == 1 else len(names[here])
+            task = self.clients[names[start]].task
+            gradients = BlockGradients(part, batch.part(here), count, task, self.choice.pure)
+            found.append(run(self._work(part, gradients), spec, omega[here], mine, options))
+        return found
+
+    def _work(self, part: ClientPart, gradients: Gradients) -> Work:
+        return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
+
+    def _noisy(
+        self, group: Block, k: int, omega: Tensor, row: Row, round_number: int
+    ) -> PrivateGradients:
+        """The noisy gradients of a private client in a round."""
+        part, private = group.part, self.private[group.names[k]]
+        rounds = int(part.rows[ROUNDS][int(group.rows[k])])
+        chance = private.chance_of(row[OWN][0], rounds, omega, round_number)
+        return PrivateGradients(private, part.shared, part.own, part.head, chance)
+
+    def features(self, group: Block, batch: Batch, first: int, steps: int) -> FrozenFeatures:
+        """What the network, as it is, makes of the batches of some head steps."""
+        return FrozenFeatures(self.network.module, self.examples, group, batch, first, steps)
 
     def write(self, plan: Plan, worked: Worked, fine: Tensor | None = None) -> None:
         """Write back the rows of the clients that did well; None: of all."""
@@ -291,102 +413,12 @@ class Engine(MeasuredClients):
             updates = torch.empty_like(updates).index_copy_(0, plan.order, updates)
         return StackedReports(active, plan.size, loss, ratio, norm, updates=updates, **given)
 
-    def _without(
-        self, bad: Collection[str], shared: Tensor, round_number: int, active: Sequence[str]
-    ) -> Reports:
-        """A joint pass again, without the clients that have failed."""
-        plan, failed = self.plan(active), [name for name in active if name in bad]
-        positions = [k for k, name in enumerate(active) if name not in bad]
-        if not positions:
-            zero = torch.zeros_like(plan.size)
-            updates = shared.new_zeros(len(active), len(shared))
-            given = (zero > 0, plan.size, zero, zero, zero, failed)
-            return StackedReports(*given, updates=updates, rows=plan.places)
-        some = self.run_clients(shared, round_number, [active[k] for k in positions])
-        where = torch.tensor(positions, device=self.device)
-        return Padded.of(some, where, [*failed, *some.failed], plan.size, plan.places)
-
     def runs_at_once(self, group: Block) -> bool:
         """Whether a group's clients run in one call; private ones and sequences take turns."""
         client = self.clients[group.names[0]]
         joined = self.examples.can_pool(client.name) or self.choice.many
         fits = joined or isinstance(client.train[0], Streamed)
         return self.name == "vmap" and client.privacy is None and fits
-
-    def _group(
-        self,
-        group: Block,
-        row: Row,
-        batch: Batch | None,
-        shared: Tensor,
-        turns: Tensor,
-        round_number: int,
-        options: Mapping[str, Any] | None,
-    ) -> Report:
-        """The clients of one part: their rows are moved, and what they send is returned."""
-        part, spec, names = group.part, self.spec, group.names
-        omega = shared.expand(len(names), -1) if shared.ndim == 1 else shared[turns]
-        at_once = batch if self.runs_at_once(group) else None  # a joint pass may only be tried
-        features = None if at_once is None else self._frozen_features(group, shared, at_once)
-        if at_once is None:
-            found = []
-            for k, name in enumerate(self._ahead.in_turn(names, round_number)):
-                mine = {key: value[k : k + 1] for key, value in row.items()}
-                with self._chance_of(name, round_number):
-                    gradients = self._gradients_of_one(part, name, omega[k], mine, round_number)
-                    work = self._work(part, gradients)
-                    report = local_update(work, spec, omega[k : k + 1], mine, options)
-                if isinstance(gradients, PrivateGradients):
-                    report = gradients.finish(report, self.measured_numbers)
-                found.append(report)
-            return _joined(found)
-        found, chunk = [], self.choice.chunk
-        if features is not None:
-            heads = self._work(part, features.gradients(at_once))
-            head_phase(heads, spec, omega, row, options)
-        run = local_update if features is None else shared_phase
-        for start in range(0, len(names), chunk):
-            here = slice(start, start + chunk)
-            mine = {key: value[here] for key, value in row.items()}
-            count = None if len(names[here]) == 1 else len(names[here])
-            given = (at_once.part(here), count, self.clients[names[start]].task)
-            work = self._work(part, BlockGradients(part, *given, self.choice.pure))
-            found.append(run(work, spec, omega[here], mine, options))
-        return _joined(found)
-
-    def _chance_of(self, name: str, round_number: int) -> AbstractContextManager[None]:
-        """A client's own chance in the loop; under vmap all clients of a round share one."""
-        if self.name == "vmap":
-            return nullcontext()
-        return self._chance("noise", self.clients[name].owner, round_number)
-
-    def _work(self, part: ClientPart, gradients: Gradients) -> Work:
-        return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
-
-    def _gradients_of_one(
-        self, part: ClientPart, name: str, omega: Tensor, row: Row, round_number: int
-    ) -> BlockGradients | PrivateGradients:
-        """One client's gradients: on its own batches, or noisy ones of a private client."""
-        if (private := self.private.get(name)) is not None:
-            rounds = int(part.rows[ROUNDS][self.table.one(name)[1]])
-            chance = private.chance_of(row[OWN][0], rounds, omega, round_number)
-            return PrivateGradients(private, part.shared, part.own, part.head, chance)
-        batch = self.examples.one(name, round_number)
-        return BlockGradients(part, batch, None, self.clients[name].task, self.choice.pure)
-
-    def _frozen_features(self, group: Block, shared: Tensor, batch: Batch) -> FrozenFeatures | None:
-        """The shared network's outputs for the head steps, where clients can share them."""
-        spec = self.spec
-        if not self.choice.pure or shared.ndim != 1 or group.part.reaches_in:
-            return None
-        if spec.together or not spec.head_steps:
-            return None
-        self.network.use(shared)
-        return self.features(group, batch, 0, spec.head_steps)
-
-    def features(self, group: Block, batch: Batch, first: int, steps: int) -> FrozenFeatures:
-        """What the network, as it is, makes of the batches of some head steps."""
-        return FrozenFeatures(self.network.module, self.examples, group, batch, first, steps)
 
     def reads_at_once(self, group: Block) -> bool:
         """Whether a group's batches are one lookup in pooled examples."""
@@ -397,10 +429,7 @@ class Engine(MeasuredClients):
         """Seed what dropout draws from in a round that is replayed from a graph."""
         if not self.choice.pure and self.device.type == "cuda":
             here = torch.cuda.default_generators[torch.cuda.current_device()]
-            here.manual_seed(self._noise(round_number))
-
-    def _noise(self, *counter: object) -> int:
-        return number(self.seed, "noise", *counter) % 2**63
+            here.manual_seed(number(self.seed, "noise", round_number) % 2**63)
 
     @contextmanager
     def _chance(self, *counter: object) -> Iterator[None]:
@@ -419,20 +448,28 @@ class Engine(MeasuredClients):
 
     def _first_losses(self, plan: Plan, shared: Tensor, round_number: int) -> list[Tensor]:
         """F_0 of the clients, group by group; NaN where their first round will tell it."""
-        found = self.known_first(plan)
-        if self.spec.first_loss == "first_round":
+        found, how = self.known_first(plan), self.spec.first_loss
+        if how == "first_round":
             return found
         for group, turns, first in zip(plan.groups, plan.turns, found, strict=True):
             if not bool(first.isnan().any()):
                 continue
-            omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
-            if (private := self.private.get(group.names[0])) is not None:
-                row = self.rows_of(group)
-                first.fill_(self._private_first_loss(private, group, omega, row, round_number))
-                continue
             new = first.isnan().nonzero()[:, 0]
-            own = shared if shared.ndim == 1 else omega[new]
-            first[new] = self.measured_first(group.only(new.cpu().numpy()), own)
+            some = group.only(new.cpu().numpy())
+            private = self.private.get(group.names[0])
+            if private is not None and not private.terms.loss_share:
+                first.fill_(1.0)
+            elif how == "log_classes":
+                known = [log_classes(self.clients[name].task) for name in some.names]
+                first[new] = torch.tensor(known, dtype=torch.float64, device=self.device)
+            elif private is not None:
+                omega, row = shared if shared.ndim == 1 else shared[turns[0]], self.rows_of(group)
+                noisy = self._noisy(group, 0, omega, row, round_number)
+                first.fill_(noisy.first_loss(omega[None], row))
+            else:
+                own = shared if shared.ndim == 1 else shared[turns[new]]
+                together = self.name != "loop"
+                first[new] = self._evaluator.training_losses(some, own, together)
         return found
 
     @staticmethod
@@ -443,23 +480,6 @@ class Engine(MeasuredClients):
             first.clone() if group.whole else first[group.index]
             for group, first in zip(plan.groups, rows, strict=True)
         ]
-
-    def _private_first_loss(
-        self, private: PrivateClient, group: Block, omega: Tensor, row: Row, round_number: int
-    ) -> float:
-        if not private.terms.loss_share:
-            return 1.0
-        if self.spec.first_loss == "log_classes":
-            return log_classes(private.client.task)
-        name, part = group.names[0], group.part
-        gradients = self._gradients_of_one(part, name, omega[0], row, round_number)
-        assert isinstance(gradients, PrivateGradients)
-        return gradients.first_loss(omega, row)
-
-    @property
-    def conflict_obstacle(self) -> str | None:
-        """Why the reports of a round do not tell the clients' conflict, or None if they do."""
-        return "it forms no single updates" if self._joint is not None else None
 
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
         """``steps`` on each client's head alone, on the finished and frozen network (FedBABU).
@@ -504,13 +524,98 @@ class Engine(MeasuredClients):
                 gradients = None if batch is None else BlockGradients(part, batch, None, task)
                 kept[name] = tune(part, gradients, row, omega, how, measure if held_out else None)
             moved = bool(how.parameters) and kept[name]["step"] > 0
-            self.keep(name, row, omega[0] if moved else None)
+            self._keep(name, row, omega[0] if moved else None)
         return kept
 
+    def _keep(self, name: str, row: Row, network: Tensor | None) -> None:
+        """Write a client's row; ``network`` is its own from now on, unless it is None."""
+        part, number = self.table.one(name)
+        if network is not None:
+            self.table.give_room_for_networks(part, network)
+            row = row | {NETWORK: network[None]}
+        part.rows.put(torch.tensor([number], device=self.device), row, [number])
 
-def _joined(reports: Sequence[Report]) -> Report:
-    """The reports of several blocks, one after another."""
-    if len(reports) == 1:
-        return reports[0]
-    columns = ("update", "loss", "gradient_norm")
-    return Report(*(torch.cat([getattr(r, key) for r in reports]) for key in columns))
+    def exported(self, name: str) -> Exported:
+        """Copies of what a client has learned, as modules on the CPU."""
+        return exported(*self.table.one(name), self.table.network(name))
+
+    def exported_all(self) -> dict[str, Exported]:
+        """What every client has learned."""
+        return {name: self.exported(name) for name in self.names}
+
+    def install(self, name: str, client: Exported) -> None:
+        """Let a client have what :meth:`exported` returned, of this engine or another."""
+        network = None if client.network is None else client.network.to(self.device)
+        self._keep(name, row_of(self.table.one(name)[0], client), network)
+
+    def head_rows(self, names: Sequence[str]) -> Tensor:
+        """The heads of some clients, which are of one shape, as rows.
+
+        Linear heads of clients that never took part are drawn, and get no row in the table by it.
+        """
+        new = [] if tuple(names) in self._groups else self.table.without_rows(names)
+        drawn = self._heads.rows([self.clients[name] for name in new]) if new else None
+        if drawn is None:
+            groups = self._grouped(names)
+            size = groups[0][0].part.heads.size
+            found = self.network.vector.new_empty(len(names), size)
+            for group, turns in groups:
+                found[turns] = group.part.rows[OWN][group.index, :size]
+            return found
+        never = set(new)
+        here = torch.tensor([name in never for name in names])
+        found = self.network.vector.new_empty(len(names), drawn.shape[1])
+        found[here] = drawn.to(found)
+        if there := [name for name in names if name not in never]:
+            found[~here] = self.head_rows(there)
+        return found
+
+    def set_head_rows(self, names: Sequence[str], heads: Tensor) -> None:
+        """Give clients the heads that :meth:`head_rows` returned."""
+        for group, turns in self._grouped(names):
+            group.part.rows[OWN][group.index, : heads.shape[1]] = heads.to(self.device)[turns]
+            group.part.rows.changed.update(group.rows.tolist())
+
+    def _grouped(self, names: Sequence[str]) -> list[tuple[Block, Tensor]]:
+        """Clients by part, and where they are among ``names``; kept, since groups stay the same."""
+        key = tuple(names)
+        if key not in self._groups:
+            pairs = [(g, torch.from_numpy(g.turns).to(self.device)) for g in self.table.group(key)]
+            self._groups[key] = pairs
+        return self._groups[key]
+
+    def only_linear_heads(self) -> bool:
+        """Whether clients keep nothing else of what they have learned."""
+        parts = self.table.parts
+        plain = (p.linear and not p.reaches_in and NETWORK not in p.rows for p in parts)
+        return not self.network.buffers() and all(plain)
+
+    def client_state(self, name: str) -> Row:
+        """A client's row, as copies; its own network only where it has one."""
+        return self.table.state(name)
+
+    def load_client(self, name: str, state: Mapping[str, Any]) -> None:
+        """Restore a client's row."""
+        self.table.load(name, state)
+
+    @property
+    def journal(self) -> ClientTable[ClientPart] | None:
+        """The table, where a checkpoint writes only the rows that changed."""
+        return self.table if self.choice.many else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows of all clients that took part so far, as copies."""
+        return self.table.changed(everything=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the rows saved by :meth:`state_dict`; everybody else is as it began."""
+        self.table.restore(state)
+
+
+def _places(parts: Sequence[slice], device: torch.device) -> Tensor | slice:
+    """Where some parts of a vector are; a slice, which needs no copy, if they are adjacent."""
+    found = torch.cat([torch.arange(part.start, part.stop) for part in parts])
+    first = int(found[0])
+    if torch.equal(found, torch.arange(first, first + len(found))):
+        return slice(first, first + len(found))
+    return found.to(device)

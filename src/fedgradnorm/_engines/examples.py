@@ -26,6 +26,7 @@ from fedgradnorm.models._input_rows import Inputs, concatenated, has_sequences, 
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets
 from fedgradnorm.tasks._missing import labelled
 
+Block = Group[ClientPart]
 Split = tuple[Inputs, Targets]
 Numbers = NDArray[np.int64]
 KEPT = 64  # groups of clients whose places in the pools are remembered
@@ -180,15 +181,14 @@ class Examples:
         data = self.split(name, "train")
         assert data is not None
         x, y = data
-        if (
-            isinstance(y, Tensor) and self.clients[name].task.gaps
-        ):  # here every task may have batches of its own
+        # here every task may have batches of its own
+        if isinstance(y, Tensor) and self.clients[name].task.gaps:
             x, y = x[there := labelled(y)], y[there]
         batches = self.batches.only(name, len(x))
         rows = batches.many([name], first, steps)[name]
         return OneClient((x, y), torch.from_numpy(rows).to(self.device))
 
-    def block(self, group: Group[ClientPart], round_number: int) -> Batch:
+    def block(self, group: Block, round_number: int) -> Batch:
         """The batches of a block of clients in a round."""
         drawn = self.batches.drawn(group.names, round_number)
         if self.can_pool(group.names[0]):
@@ -225,7 +225,7 @@ class Examples:
             feed.expect([np.ascontiguousarray(drawn[name]).reshape(-1)])
         inputs, targets = list[Inputs](), list[Tensor]()
         for name in names:
-            x, y = self._training(self.clients[name])
+            x, y = self.clients[name].learns_from()
             rows = torch.from_numpy(np.ascontiguousarray(drawn[name])).view(-1)
             inputs.append(_some(x, rows))
             targets.append(_some(y, rows))
@@ -237,20 +237,13 @@ class Examples:
         begin = rows[:, :1, 0]
         return Lookup(x, self._targets(torch.cat(targets)), rows - begin[..., None], begin, begin)
 
-    @staticmethod
-    def _training(client: Client) -> Split:
-        """A client's labelled training examples, where they are."""
-        y = client.train[1]
-        whole = not isinstance(y, Tensor) or client.size == y.shape[0]
-        return client.train if whole else client.learns_from()
-
     def whole(self, names: Sequence[str]) -> tuple[Inputs, Tensor]:
         """All training examples of clients of one size, joined: client after client."""
         if all(map(self.can_pool, names)):
             rows = np.arange(self.batches.sizes[names[0]], dtype=np.int64)
             found = self.lookup(names, np.tile(rows, (len(names), 1, 1)))
             return found.x(0), found.y(0)
-        pairs = [self._training(self.clients[name]) for name in names]
+        pairs = [self.clients[name].learns_from() for name in names]
         y = self._targets(torch.cat([y for _, y in pairs if isinstance(y, Tensor)]))
         return as_input(concatenated([x for x, _ in pairs]), self._network, self.device), y
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from fedgradnorm._engines.device_batches import DeviceBatches
 from fedgradnorm._engines.engine import Engine, Plan
-from fedgradnorm._engines.examples import Lookup
+from fedgradnorm._engines.examples import Block, Lookup
 from fedgradnorm._engines.gradients import Batch
-from fedgradnorm._engines.kept_clients import Block
 from fedgradnorm._state.table import FIRST_LOSS
 
 log = logging.getLogger("fedgradnorm")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -50,15 +49,6 @@ class World:
             with _noticing_loss(self):
                 dist.all_reduce(tensor)
         return tensor
-
-    def stack(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one shape."""
-        if self.size == 1:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        with _noticing_loss(self):
-            dist.all_gather(parts, tensor.contiguous())
-        return parts
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of ranks."""

@@ -35,86 +35,49 @@ def tune(
     Both end at the chosen step. ``measure`` gives the validation loss of what ``row`` and ``omega``
     hold; without it the last step is taken, if its numbers are finite. Returns what was kept.
     """
-    step = _Stepper(part, gradients, row, omega, how)
-    before = math.nan if measure is None else measure()
-    best = _Best(row, omega, before)
+    head, head_state = _started(how, part.own, row[OWN])
+    shapes = {name: s for name, s in part.shared.shapes.items() if name in how.parameters}
+    places = [torch.arange(s.start, s.stop) for n, s in part.shared.slices.items() if n in shapes]
+    moved = torch.cat([torch.empty(0, dtype=torch.int64), *places]).to(omega.device)
+    network, network_state = _started(how, Layout(shapes), omega[:, moved])
+    before = best = math.nan if measure is None else measure()
+    chosen, kept = 0, _copies(row, omega)
     for number in range(1, how.steps + 1):
-        step(number - 1)
+        assert gradients is not None
+        part.whole.train(bool(places))  # a network of which nothing moves is in evaluation mode
+        part.head.train()
+        _, shared, own = gradients.of(omega, row, number - 1, shared=bool(places), own=True)
+        assert own is not None
+        head.step(row[OWN], own, head_state)
+        if shared is not None:
+            some = omega[:, moved]
+            network.step(some, shared[:, moved], network_state)
+            omega[:, moved] = some
         if measure is not None and (number % how.every == 0 or number == how.steps):
             loss = measure()
-            if math.isfinite(loss) and not best.loss <= loss:
-                best = _Best(row, omega, loss, number)
-    if measure is None and how.steps and _finite(row, omega):
+            if math.isfinite(loss) and not best <= loss:  # of equal ones the earlier stays
+                best, chosen, kept = loss, number, _copies(row, omega)
+    finite = (bool(torch.isfinite(values).all()) for values in (omega, *row.values()))
+    if measure is None and how.steps and all(finite):
         return {"step": how.steps}
-    for key, value in best.row.items():
-        row[key].copy_(value)
-    omega.copy_(best.omega)
+    for values, copied in zip((omega, *row.values()), kept, strict=True):
+        values.copy_(copied)
     if measure is None:
-        return {"step": best.step}
-    return {"step": best.step, "before": _or_none(before), "after": _or_none(best.loss)}
+        return {"step": chosen}
+    return {"step": chosen, "before": _or_none(before), "after": _or_none(best)}
 
 
-class _Best:
-    """The best step so far, and what the client had then; of equal ones the earlier stays."""
-
-    def __init__(self, row: Row, omega: Tensor, loss: float, step: int = 0) -> None:
-        self.loss, self.step = loss, step
-        self.row = {key: value.clone() for key, value in row.items()}
-        self.omega = omega.clone()
-
-
-class _Stepper:
-    """Steps on one batch after another, with a new optimiser.
-
-    A network of which nothing moves is in evaluation mode, as for FedBABU's heads.
-    """
-
-    def __init__(
-        self,
-        part: ClientPart,
-        gradients: BlockGradients | None,
-        row: Row,
-        omega: Tensor,
-        how: Tuning,
-    ) -> None:
-        self._part, self._gradients, self._row, self._omega = part, gradients, row, omega
-        self._own = optimizers.make(how.optimizer, part.own)
-        self._own_state = self._started(self._own, row[OWN][0])
-        wanted = {
-            name: part.shared.shapes[name] for name in part.shared.shapes if name in how.parameters
-        }
-        self._moved = torch.cat(
-            [torch.arange(part.shared.slices[n].start, part.shared.slices[n].stop) for n in wanted]
-            or [torch.empty(0, dtype=torch.int64)]
-        ).to(omega.device)
-        self._network = optimizers.make(how.optimizer, Layout(wanted))
-        self._network_state = self._started(self._network, omega[0, self._moved])
-
-    @staticmethod
-    def _started(optimizer: optimizers.Optimizer, like: Tensor) -> optimizers.State:
-        return {key: value[None].clone() for key, value in optimizer.start(like).items()}
-
-    def __call__(self, number: int) -> None:
-        """One step, on the batch of this number."""
-        assert self._gradients is not None
-        moves = len(self._moved) > 0
-        whole = self._part.whole
-        whole.train(moves)
-        self._part.head.train()
-        if self._part.stem is not None:
-            self._part.stem.train(moves)
-        _, network, own = self._gradients.of(self._omega, self._row, number, shared=moves, own=True)
-        assert own is not None
-        self._own.step(self._row[OWN], own, self._own_state)
-        if network is not None:
-            some = self._omega[:, self._moved]
-            self._network.step(some, network[:, self._moved], self._network_state)
-            self._omega[:, self._moved] = some
+def _started(
+    how: Tuning, layout: Layout, rows: Tensor
+) -> tuple[optimizers.Optimizer, optimizers.State]:
+    """A new optimiser, and its state for one row of these numbers."""
+    optimizer = optimizers.make(how.optimizer, layout)
+    start = optimizer.start(rows[0])
+    return optimizer, {key: value[None].clone() for key, value in start.items()}
 
 
-def _finite(row: Row, omega: Tensor) -> bool:
-    """Whether all numbers that the client has now can be used."""
-    return all(bool(torch.isfinite(part).all()) for part in (omega, *row.values()))
+def _copies(row: Row, omega: Tensor) -> list[Tensor]:
+    return [omega.clone(), *(value.clone() for value in row.values())]
 
 
 def _or_none(loss: float) -> float | None:

@@ -48,6 +48,7 @@ def log_starts(clients: Iterable[Client], settings: Settings, common: Container[
     log.info("heads begin %s", "; ".join(parts))
 
 
+AT_ONCE = 1000  # clients whose targets are stacked
 SHOWN = 10
 """Clients that are named in the log; of more, their number."""
 
@@ -92,7 +93,9 @@ def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
 
     Outputs without one, such as a number that no row has, stay as they were drawn.
     """
-    for rows in _alike(clients):
-        here = slice(None) if len(rows) == len(clients) else rows
-        answers = _trivial_answers([clients[row] for row in rows]).to(biases)
-        biases[here] = torch.where(answers.isfinite(), answers, biases[here])
+    for alike in _alike(clients):
+        for start in range(0, len(alike), AT_ONCE):
+            rows = alike[start : start + AT_ONCE]
+            here = slice(None) if len(rows) == len(clients) else rows
+            answers = _trivial_answers([clients[row] for row in rows]).to(biases)
+            biases[here] = torch.where(answers.isfinite(), answers, biases[here])

@@ -15,7 +15,6 @@ from torch import nn
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.alone import Alone
-from fedgradnorm._federation.ditto import Ditto
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.head_start import random_because
 from fedgradnorm._round.participation import check_listed
@@ -87,8 +86,8 @@ def make_federation(
     if settings.share == "none":
         client_sums(clients, weighting, settings)  # refused: there is no sum to hide a client in
         return Alone(network, clients, settings, device)
-    kind = Ditto if settings.ditto else Federation
-    return kind(network, clients, copy.deepcopy(weighting), settings, device)
+    personal = Alone(network, clients, settings.alone(), device) if settings.ditto else None
+    return Federation(network, clients, copy.deepcopy(weighting), settings, device, personal)
 
 
 def warn_of_order(clients: Sequence[Client]) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._engines import Engine
+from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.federation import gauge_of, tuned_parameters, tuning
+from fedgradnorm._federation.clients import gauge_of, tuned_parameters, tuning
 from fedgradnorm._federation.head_averaging import flat_head
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.making_heads import HeadsOnDemand
@@ -78,19 +78,12 @@ class Participant:
         log_division(self.network, gauge)
         log_starts(self.rows, settings)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
-        self.engine = Engine(
-            self.network,
-            self.rows,
-            heads,
-            norm_layer=gauge,
-            spec=settings.local(),
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            device=torch.device("cuda" if gpu else "cpu"),
-        )
+        device = torch.device("cuda" if gpu else "cpu")
+        how, batch = settings.local(), settings.batch_size
+        given = (self.network, self.rows, heads, gauge, how, device, batch, settings.seed)
+        self.engine = Engine(Problem(*given))
         self.ledger: Ledger | None = None
         if client.privacy is not None:
-            how, batch = settings.local(), settings.batch_size
             self.ledger = Ledger(folder / LEDGER, client, how, batch)
         self.like = self.engine.network.vector.detach().cpu().clone()
         self.present = Present(self.rows, self.engine)

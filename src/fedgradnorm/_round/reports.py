@@ -73,46 +73,6 @@ class StackedReports(Reports):
         return self.updates
 
 
-@dataclass(frozen=True)
-class Padded(Reports):
-    """Reports of ``some`` of the clients that were asked, with zeros for those that failed."""
-
-    some: Reports
-    positions: Tensor  # of the others among those that were asked
-
-    @classmethod
-    def of(
-        cls,
-        some: Reports,
-        positions: Tensor,
-        failed: Sequence[str],
-        size: Tensor,
-        rows: Tensor | None,
-    ) -> Padded:
-        """``some`` reports at their ``positions`` among as many clients as ``size`` has numbers."""
-        active, loss, ratio, norm = (
-            column.new_zeros(len(size)).index_copy_(0, positions, column)
-            for column in (some.active, some.loss, some.loss_ratio, some.gauge_norm)
-        )
-        return cls(active, size, loss, ratio, norm, failed, some, positions, rows=rows)
-
-    def aggregate(self, coefficients: Tensor) -> Tensor:
-        """sum_i c_i update_i over those that reported."""
-        return self.some.aggregate(coefficients[self.positions])
-
-    def gradients(self) -> Tensor:
-        """The updates, with zeros for those that failed."""
-        rows = self.some.gradients()
-        return rows.new_zeros(len(self.size), rows.shape[1]).index_copy_(0, self.positions, rows)
-
-    def gram(self) -> Tensor:
-        """Products of the updates, with zeros for those that failed."""
-        gram = self.some.gram()
-        whole = gram.new_zeros(len(self.size), len(self.size))
-        whole[self.positions[:, None], self.positions] = gram
-        return whole
-
-
 class Column(NamedTuple):
     """A column of the history, with one number per client and round.
 

@@ -193,17 +193,6 @@ class Settings:
             most = max(len(turn) if isinstance(turn, list) else len(plan) for turn in plan)
         return clients >= MANY and 2 * most <= clients
 
-    def parting_obstacle(self, started: bool = False) -> str | None:
-        """Why every rank under torchrun needs the data of all clients, or None if it does not."""
-        wanted = {
-            "clients train alone on every rank": self.share == "none" or self.chooses_alone,
-            "ditto trains a network for each client": bool(self.ditto),
-            "heads are shared": self.heads != "own",
-            "the run starts from another one": started,
-            "privacy is of clients": self.privacy is not None,
-        }
-        return next((reason for reason, given in wanted.items() if given), None)
-
     def records_conflict(self, round_number: int) -> bool:
         """Whether the conflict between clients is recorded in this round, the first being 0."""
         return self.record_conflict > 0 and round_number % self.record_conflict == 0

@@ -24,8 +24,7 @@ Places = NDArray[np.int64]
 OWN = "own"  # the client's trained parameters as one vector: head, private layers, stem
 FIRST_LOSS = "first_loss"  # NaN until it is known
 ROUNDS = "rounds"
-NETWORK = "network"  # a network of the client's own, where it has one
-HAS_NETWORK = "has_network"
+NETWORK = "network"  # a network of the client's own; NaN where it has none
 OPTIMIZER = "optimizer."
 BUFFER = "buffer."
 CONSTANT = "constant."  # follows from the client: not saved
@@ -116,7 +115,6 @@ class Group(Generic[AnyPart]):
 
     part: AnyPart
     names: list[str]
-    places: Places  # in the order of all clients
     turns: Places  # among those that were asked for
     rows: Places  # of the part
     index: Tensor  # the same numbers, on the device
@@ -134,7 +132,7 @@ class Group(Generic[AnyPart]):
             return self
         names, rows = [self.names[k] for k in some.tolist()], self.rows[some]
         index = torch.from_numpy(rows).to(self.index.device)
-        return Group(self.part, names, self.places[some], self.turns[some], rows, index)
+        return Group(self.part, names, self.turns[some], rows, index)
 
 
 class ClientTable(Generic[AnyPart]):
@@ -179,7 +177,7 @@ class ClientTable(Generic[AnyPart]):
             turns = (parts == number).nonzero()[0]
             own = [names[k] for k in turns.tolist()]
             index = torch.from_numpy(rows[turns]).to(self.device)
-            found.append(Group(self.parts[number], own, places[turns], turns, rows[turns], index))
+            found.append(Group(self.parts[number], own, turns, rows[turns], index))
         return found
 
     def one(self, name: str) -> tuple[AnyPart, int]:
@@ -203,6 +201,11 @@ class ClientTable(Generic[AnyPart]):
             self.parts.append(self._new_part(client))
         return self._number[key]
 
+    def without_rows(self, names: Sequence[str]) -> list[str]:
+        """The clients that were never asked for."""
+        parts = self._part_of[self.places(names)].tolist()
+        return [name for name, part in zip(names, parts, strict=True) if part == UNKNOWN]
+
     def known(self) -> list[str]:
         """Who has taken part so far, in the order of clients."""
         return sorted(
@@ -211,49 +214,38 @@ class ClientTable(Generic[AnyPart]):
         )
 
     def state(self, name: str) -> Row:
-        """A client's row, as copies."""
+        """A client's row, as copies; with a network only where it has one of its own."""
         part, row = self.one(name)
-        without = [] if self.has_network(name) else [NETWORK]
-        keys = [key for key in part.saved() if key not in without]
-        return {key: part.rows[key][row].detach().clone() for key in keys}
+        found = {key: part.rows[key][row].detach().clone() for key in part.saved()}
+        if NETWORK in found and bool(found[NETWORK][0].isnan()):
+            del found[NETWORK]
+        return found
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Fill a client's row; a ValueError names what does not fit."""
-        part, row = self.one(name)
-        if NETWORK in state:
-            self.give_room_for_networks(part, state[NETWORK])
-        has = part.rows.fresh.get(HAS_NETWORK)
-        values = dict(state) if has is None else {HAS_NETWORK: torch.zeros_like(has), **state}
-        wanted = {key for key in part.saved() if key != NETWORK or NETWORK in state}
-        if missing := (wanted ^ values.keys()) - {HAS_NETWORK}:
-            raise ValueError(f"client {name!r} has no {sorted(missing)[0]!r}, or one too many")
-        index = torch.tensor([row], device=self.device)
-        known = {}
-        for key, value in values.items():
-            if key not in part.rows:
-                continue
-            like = part.rows.fresh[key]
-            if not isinstance(value, Tensor) or value.shape != like.shape:
-                shape = tuple(getattr(value, "shape", ()))
-                raise ValueError(f"{key} of client {name!r} has shape {shape}")
-            known[key] = value.to(like)[None]
-        part.rows.put(index, known, [row])
+        stacked = {k: v[None] if isinstance(v, Tensor) else v for k, v in state.items()}
+        (group,) = self.group([name])
+        self._fill(group, stacked)
 
     def give_room_for_networks(self, part: AnyPart, like: Tensor) -> None:
-        """Let the clients of a part have networks of their own."""
-        off = torch.zeros((), dtype=torch.bool, device=self.device)
-        part.rows.add_column(NETWORK, torch.zeros_like(like, device=self.device))
-        part.rows.add_column(HAS_NETWORK, off)
-
-    def has_network(self, name: str) -> bool:
-        """Whether a client has a network of its own."""
-        part, row = self.one(name)
-        return HAS_NETWORK in part.rows and bool(part.rows[HAS_NETWORK][row])
+        """Let the clients of a part have networks of their own; nobody has one yet."""
+        part.rows.add_column(NETWORK, torch.full_like(like, torch.nan, device=self.device))
 
     def network(self, name: str) -> Tensor | None:
         """A client's own network as a flat view, if it has one."""
         part, row = self.one(name)
-        return part.rows[NETWORK][row] if self.has_network(name) else None
+        if NETWORK not in part.rows or bool(part.rows[NETWORK][row, 0].isnan()):
+            return None
+        return part.rows[NETWORK][row]
+
+    def reset(self, names: Sequence[str]) -> None:
+        """Put clients back to how they began."""
+        for group in self.group(names):
+            part, fresh = group.part, group.part.rows.fresh
+            first = self._first_rows(part, [self.clients[name] for name in group.names])
+            count = len(group.names)
+            whole = {k: first.get(k, v.expand(count, *v.shape)).to(v) for k, v in fresh.items()}
+            part.rows.put(group.index, whole, group.rows.tolist())
 
     def changed(self, everything: bool = False) -> dict[str, Any]:
         """The rows that changed since :meth:`settle`, or all that ever did, for a checkpoint."""
@@ -265,13 +257,15 @@ class ClientTable(Generic[AnyPart]):
             if order:
                 index = torch.tensor(order, device=self.device)
                 tables = {k: v.cpu() for k, v in rows.take(index, part.saved()).items()}
-                tables = _without_unused_networks(tables)
+                if NETWORK in tables and bool(tables[NETWORK][:, 0].isnan().all()):
+                    del tables[NETWORK]  # what is saved does not depend on networks that are gone
                 found.append({"names": [rows.names[k] for k in order], "tables": tables})
         return {"parts": sorted(found, key=lambda part: self.position[part["names"][0]])}
 
-    def count(self, everything: bool = False) -> int:
-        """How many rows :meth:`changed` would give."""
-        return sum(len(_known(p) if everything else p.rows.changed) for p in self.parts)
+    def count(self) -> tuple[int, int]:
+        """How many rows changed since :meth:`settle`, and how many ever did."""
+        new = sum(len(part.rows.changed) for part in self.parts)
+        return new, sum(len(_known(part)) for part in self.parts)
 
     def settle(self) -> None:
         """Everything that changed so far has been saved."""
@@ -279,26 +273,42 @@ class ClientTable(Generic[AnyPart]):
             part.rows.changed.clear()
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Restore what :meth:`changed` returned; a ValueError if it does not fit."""
+        """Restore the rows saved by :meth:`changed`; a ValueError if they do not fit."""
         for piece in saved["parts"]:
             place = {name: k for k, name in enumerate(piece["names"])}
+            for key, table in piece["tables"].items():
+                if len(table) != len(place):
+                    raise ValueError(f"{key} of clients has shape {tuple(table.shape)}")
             for group in self.group(piece["names"]):
-                part, own = group.part, group.names
-                if NETWORK in piece["tables"]:
-                    self.give_room_for_networks(part, piece["tables"][NETWORK][0])
-                here, rows = torch.tensor([place[name] for name in own]), Row()
-                if HAS_NETWORK in part.rows:
-                    off = part.rows.fresh[HAS_NETWORK]
-                    rows[HAS_NETWORK] = torch.zeros_like(off).expand(len(own))
-                missing = set(part.saved()) ^ piece["tables"].keys()
-                if missing := missing - {NETWORK, HAS_NETWORK}:
-                    raise ValueError(f"rows of clients have no {sorted(missing)[0]!r}")
-                for key, table in piece["tables"].items():
-                    like = part.rows.fresh[key]
-                    if table.shape[1:] != like.shape or len(table) != len(place):
-                        raise ValueError(f"{key} of clients has shape {tuple(table.shape)}")
-                    rows[key] = table[here].to(like)
-                part.rows.put(group.index, rows, group.rows.tolist())
+                here = torch.tensor([place[name] for name in group.names])
+                self._fill(group, {key: table[here] for key, table in piece["tables"].items()})
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore all rows ever changed, as saved by :meth:`changed`; others are as they began."""
+        there = {name for part in saved["parts"] for name in part["names"]}
+        if others := [name for name in self.known() if name not in there]:
+            self.reset(others)
+        self.take(saved)
+
+    def _fill(self, group: Group[AnyPart], tables: Mapping[str, Any]) -> None:
+        """Write whole rows; who is given no network has none of its own."""
+        part, rows, first = group.part, group.part.rows, group.names[0]
+        if NETWORK in tables:
+            self.give_room_for_networks(part, tables[NETWORK][0])
+        if wrong := (set(part.saved()) ^ tables.keys()) - {NETWORK}:
+            raise ValueError(f"client {first!r} has no {sorted(wrong)[0]!r}, or one too many")
+        new = Row()
+        for key in part.saved():
+            like = rows.fresh[key]
+            if key not in tables:
+                new[key] = torch.full_like(like, torch.nan).expand(len(group.names), -1)
+                continue
+            value = tables[key]
+            if not isinstance(value, Tensor) or value.shape[1:] != like.shape:
+                shape = tuple(getattr(value, "shape", ()))[1:]
+                raise ValueError(f"{key} of client {first!r} has shape {shape}")
+            new[key] = value.to(like)
+        rows.put(group.index, new, group.rows.tolist())
 
 
 def _known(part: Part) -> list[int]:
@@ -306,12 +316,3 @@ def _known(part: Part) -> list[int]:
     rows = part.rows
     found: list[int] = (~rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
     return sorted({*found, *rows.changed})
-
-
-def _without_unused_networks(tables: Row) -> Row:
-    """What is saved depends on the networks that clients have, not on those they once had."""
-    if (has := tables.get(HAS_NETWORK)) is None:
-        return tables
-    if not bool(has.any()):
-        return {k: v for k, v in tables.items() if k not in (NETWORK, HAS_NETWORK)}
-    return tables | {NETWORK: tables[NETWORK].where(has[:, None], 0.0)}

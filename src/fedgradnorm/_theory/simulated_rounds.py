@@ -91,9 +91,8 @@ def follow(
 
 def heads_of(federation: Federation) -> Tensor:
     """The clients' h_i, a row each."""
-    heads = federation.engine.heads()
-    rows = [next(heads[name].parameters()).detach().flatten() for name in federation.names]
-    return torch.stack(rows).clone()
+    trained = federation.all_trained().values()
+    return torch.stack([next(one.head.parameters()).detach().flatten() for one in trained])
 
 
 def local_mixing(problem: ConvexProblem, steps: Steps) -> Tensor:

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgradnorm._engines import Elsewhere
-from fedgradnorm._engines.ranks import world
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
@@ -29,13 +27,14 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
     engine = trainer.federation.engine
-    heads = engine.heads() if engine.journal is None else {}
+    trained = engine.exported_all() if engine.journal is None else {}
+    heads = {name: one.head for name, one in trained.items()}
     return {
         "format": FORMAT,
         "finished": False,
         "settings": asdict(trainer.settings),
         "weighting": describe_weighting(weighting),
-        "clients": _of_all_ranks(trainer, _infos(trainer)),
+        "clients": _infos(trainer),
         "rounds": trainer.rounds,
         "gauge": list(trainer.federation.gauge),
         "network": describe_network(network),
@@ -66,8 +65,6 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
     seen: dict[str, Any] = {}
     infos = {}
     for name, client in trainer.clients.items():
-        if isinstance(client, Elsewhere):
-            continue
         info = client_info(client, trivial=kept is None or few or name in kept)
         infos[name] = info | {
             key: seen.setdefault(repr(value), value)
@@ -75,14 +72,6 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
             if isinstance(value, (dict, list))
         }
     return infos
-
-
-def _of_all_ranks(trainer: Trainer, mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same of all clients, where others' data is on other ranks."""
-    if len(mine) == len(trainer.clients):
-        return mine
-    found = {name: info for part in world().gather(mine) for name, info in part.items()}
-    return {name: found[name] for name in trainer.clients}
 
 
 def git_commit(place: Path) -> str:

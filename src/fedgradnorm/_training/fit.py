@@ -13,7 +13,6 @@ from torch import nn
 
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
-from fedgradnorm._engines import with_others
 from fedgradnorm._engines.ranks import RankLost, World, stoppable
 from fedgradnorm._errors import Interrupted, TrainingError
 from fedgradnorm._federation.sharing import check_clients
@@ -70,7 +69,6 @@ def train_with(
     world = meet(settings.engine)
     if weighting is None:
         weighting = GradNorm() if settings.share == "all" else Equal()
-    clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
     device = usable_device(settings)
     network = world.same_network(network)
     with numerics(settings.precision, device):  # kernels are built as the run will use them

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgradnorm._engines import Journal, RanksJournal, ranks
+from fedgradnorm._engines import Journal, ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._launched import asked_for
@@ -43,11 +43,13 @@ class Follower:
         self.trainer, self.about = trainer, about
 
     def save_checkpoint(self) -> None:
-        """Take part in gathering the state, and give rank 0 the rows that it asks for."""
+        """Take part in gathering the state, and the rows that changed."""
         journal = self.trainer.journal
         self.trainer.state_dict(rows=journal is None)
-        if isinstance(journal, RanksJournal):
-            journal.answer()
+        if journal is not None:
+            journal.count()
+            journal.changed()
+            journal.settle()
 
     def finish(self, run: Run) -> None:  # noqa: ARG002
         """Give rank 0 all rows, where it writes them; the rest is its own."""

@@ -13,7 +13,8 @@ from torch import nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.alone import Alone
-from fedgradnorm._federation.federation import Federation, Outcome
+from fedgradnorm._federation.clients import Outcome
+from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import rows_by_owner, some_of, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.reports import SENT
@@ -75,12 +76,11 @@ class Recording:
             log.info(words, METRICS, len(self.kept), len(self.taken), SPREAD)
         if (some := self.chosen(0)) is not None:
             log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
-        every, engine = self.settings.record_conflict, self.federation.engine
-        reason = engine.conflict_obstacle
-        if every and reason and len(self.federation.names) > 1:
+        every = self.settings.record_conflict
+        if every and self.federation.engine.name == "joint":
             log.info(
-                "record_conflict = %d: executor %s stays, but %s, so recorded rounds are also run "
-                "client by client; the training is the same", every, engine.name, reason,
+                "record_conflict = %d: recorded rounds are run client by client, because executor "
+                "joint forms no single updates", every,
             )  # fmt: skip
 
     def round(self, number: int, epoch: float, outcome: Outcome) -> list[Row]:

@@ -167,7 +167,7 @@ def train(
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
-            so many rounds, see ``Run.conflict``; 0 is never. It changes nothing else.
+            so many rounds, see ``Run.conflict``; 0 is never. It changes results by rounding only.
         eval_clients: how many clients an evaluation is of (100), or which share of them (0.1),
             drawn for each evaluation from the seed; all by default. The last evaluation is of all
             clients where there are 1,000 at most.

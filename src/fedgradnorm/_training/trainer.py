@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Journal
 from fedgradnorm._errors import TrainingError, listed
-from fedgradnorm._federation.federation import Federation, Outcome
+from fedgradnorm._federation.clients import Outcome
+from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
     check_clients,

@@ -12,10 +12,8 @@ from pathlib import Path
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines import own_part
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
-from fedgradnorm._launched import asked_for, is_leader, rank
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._launched import is_leader
 from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG, DROPPED
 from fedgradnorm._runs.loading import load
@@ -62,18 +60,14 @@ def execute(
     if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
         network, clients, weighting, settings = build(config, clients_of(config))
         begin = _begin(start, network)
-        clients = _own(clients, settings, begin)
         return train_with(
             network, clients, weighting, settings, start=begin, folder=folder, resume=resume
         )
     if not resume:
         _refuse_taken(folder)  # before time is spent on data
-    given, data = data, data or load_data(config, data_progress)
+    data = data or load_data(config, data_progress)
     network, clients, weighting, settings = build(config, data.clients)
     begin = _begin(start, network)
-    clients = _own(clients, settings, begin)
-    if given is None:  # nobody else needs those of other ranks
-        data.clients[:] = clients
     with Claim(folder, config.text(), data.log, data.dropped) as claim:
         if not resume:
             _refuse_taken(folder)  # another process may have been faster
@@ -91,13 +85,6 @@ def execute(
                 )
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
-
-
-def _own(clients: list[Client], settings: Settings, begin: Run | None) -> list[Client]:
-    """The clients that this rank runs; all without torchrun, or where each rank needs all."""
-    if asked_for() == 1 or settings.parting_obstacle(started=begin is not None) is not None:
-        return clients
-    return own_part(clients, rank(), asked_for())
 
 
 def _begin(folder: str | Path | None, network: nn.Module) -> Run | None:

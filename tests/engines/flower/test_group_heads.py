@@ -255,7 +255,7 @@ def test_a_group_starts_with_the_head_of_one_process():
     tasks = {"north": TaskTerms(3, ["a", "c", "f"]), "south": TaskTerms(3, ["b", "d"], 5)}
     settings, vector = Settings(heads="task"), torch.zeros(1)
     found = group_heads(list("abcdef"), tasks, settings, 5, vector)
-    heads = like.engine.heads()
+    heads = toys.heads(like.engine)
     for name in "abcdf":
         assert torch.equal(found.of(name)[1], flat_head(heads[name]))
     assert found.of("e") == ("", None)

@@ -199,7 +199,7 @@ def private_values(together: Together) -> dict[str, list[bytes]]:
     found = {}
     for name, participant in together.exchange.participants.items():
         x, y = participant.engine.examples.split(name, "train")
-        head = toys.parameters(participant.engine.heads()[name])
+        head = toys.parameters(toys.heads(participant.engine)[name])
         found[name] = [x[0].numpy().tobytes(), y[:4].numpy().tobytes(), head[:4].numpy().tobytes()]
     return found
 

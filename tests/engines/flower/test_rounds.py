@@ -182,7 +182,7 @@ def test_what_is_sent_follows_from_the_method():
 def test_a_client_begins_at_its_targets(tmp_path):
     own = Together(tmp_path / "own")
     for name, client in own.clients.items():
-        first = own.exchange.participants[name].engine.heads()[name]
+        first = toys.heads(own.exchange.participants[name].engine)[name]
         torch.testing.assert_close(first.bias.detach(), trivial_answer(client))
     own.run()
     assert {run.about["settings"]["head_start"] for run in own.results().values()} == {"auto"}

@@ -35,15 +35,16 @@ class Segments:
 
         That is the names of files or, with ``whole``, all rows themselves.
         """
+        new, alive = journal.count()
+        anew = whole or self._rows + new > FULL * alive
+        rows = journal.changed(everything=anew)
         if whole:
             self.names, self._rows = [], 0
-            return {JOURNAL: journal.changed(everything=True)}
-        new, alive = journal.count(), journal.count(everything=True)
+            return {JOURNAL: rows}
         if new:
             self._folder.mkdir(exist_ok=True)
             path = self._folder / f"{self._next():06d}.safetensors"
-            anew = self._rows + new > FULL * alive
-            checkpoint.save(journal.changed(everything=anew), path)
+            checkpoint.save(rows, path)
             self.names = [path.name] if anew else [*self.names, path.name]
             self._rows = alive if anew else self._rows + new
         return {ROWS: self.names}
