@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._engines import choice
+from fedgradnorm._engines.parts import padded_batches
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting import IMTLG, FedMGDA
 from oracle import mixed_clients
@@ -26,6 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "by size": {"aggregate": "by_size"},
     "two of three": {"participation": 0.67},
     "full batch": {"batch_size": None},
+    "smaller batches of some": {"batch_size": 35},
+    "smaller batches of some of them": {"batch_size": 35, "participation": 0.34},
     "many head steps": {"head_steps": 9},
     "no head steps": {"head_steps": 0},
     "old weights": {"order": "old"},
@@ -72,6 +75,8 @@ LOCAL: dict[str, dict[str, Any]] = {
     "frozen": {"frozen": "0.weight", "shared_steps": 2},
     "ditto, local steps": {"ditto": 0.5, "shared_steps": 2},
     "alone": {"share": "none"},
+    "alone, smaller batches of some": {"share": "none", "batch_size": 35, "shared_steps": 2},
+    "one head, smaller batches of some": {"shared_steps": 2, "batch_size": 35, "clip": 0.5},
     "alone, local steps": {"share": "none", "shared_steps": 3, "update": "model"},
     "alone, some": {"share": "none", "participation": 0.5, "server_schedule": "cosine"},
     "alone, kept moments": {"share": "none", "shared_steps": 2, "local_optimizer": KEPT},
@@ -212,6 +217,27 @@ def test_stems_agree(case: dict[str, Any]) -> None:
         stems = [run.clients[name].stem.state_dict() for run in runs]
         torch.testing.assert_close(*stems, rtol=0, atol=1e-10)
         assert not torch.equal(stems[0]["weight"], seeded(lambda: nn.Linear(12, 12)).weight)
+
+
+@pytest.mark.parametrize("engine", FAST)
+def test_padding_is_no_missing_label(engine: str) -> None:
+    """Clients of one part with fewer examples than a batch, of which some have no label."""
+    found = []
+    for k, client in enumerate(many_numbers()):
+        y = client.train[1].clone()
+        y[k::4, 1] = torch.nan
+        y[::5] = torch.nan
+        found.append(fgn.Client(client.name, NUMBERS, (client.train[0], y), test=client.train))
+    how = {**BASE, "batch_size": 12, "weighting": fgn.GradNorm()}
+    runs = [fgn.train(network(), found, **{**how, "engine": name}) for name in (engine, "loop")]
+    assert_same_run(*runs)
+
+
+def test_clients_of_similar_sizes_share_a_part() -> None:
+    sizes = {40: 40, 38: 40, 33: 40, 30: 30, 25: 30, 21: 30}
+    assert padded_batches(clients(), None, pure=True) == sizes
+    assert padded_batches(clients(), 35, pure=True) == {35: 35, 33: 35, 30: 30, 25: 30, 21: 30}
+    assert padded_batches(clients(), None, pure=False) == {size: size for size in sizes}
 
 
 @pytest.mark.parametrize("settings", [{}, {"shared_steps": 3}, {"share": "none"}], ids=str)

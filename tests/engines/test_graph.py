@@ -24,6 +24,10 @@ CASES: dict[str, dict[str, Any]] = {
     "joint": {},
     "several local steps": {"shared_steps": 3, "head_steps": 2},
     "alone": {"share": "none"},
+    "smaller batches of some": {"batch_size": 45},
+    "smaller batches, some clients": {
+        "batch_size": 45, "shared_steps": 2, "participation": [["corner0", "side1"], ["corner1"]]
+    },
     "shared heads": {"heads": "task", "shared_steps": 2},
     "half of the clients": {"participation": 0.5, "shared_steps": 2},
     "lists of clients": {

@@ -38,18 +38,20 @@ class DeviceBatches:
     def draw(self, first: int, rounds: int) -> Tensor:
         """Row numbers ``[rounds, numbers]`` from round ``first`` on."""
         found = []
-        for clients, batch, alike in self._groups:
-            reads = self._steps * batch
-            table = torch.empty(rounds, clients, reads, dtype=torch.int64, device=self._device)
+        for clients, width, alike in self._groups:
+            shape = rounds, clients, self._steps, width
+            table = torch.zeros(shape, dtype=torch.int64, device=self._device)
             for size, bases, where in alike:
+                batch = min(width, size)  # of fewer examples; the rest is padding
+                reads = self._steps * batch
                 start, stop = first * reads, (first + rounds) * reads
                 passes = torch.arange(start // size, -(-stop // size), device=self._device)
                 some = max(1, AT_ONCE // (len(passes) * size))
                 for k in range(0, len(bases), some):
                     keys = _scrambled(bases[k : k + some, None] + passes)
                     drawn = permutations(keys, size).flatten(1)[:, start % size :]
-                    own = drawn[:, : rounds * reads].reshape(-1, rounds, reads)
-                    table[:, where[k : k + some]] = own.transpose(0, 1)
+                    own = drawn[:, : rounds * reads].reshape(-1, rounds, self._steps, batch)
+                    table[:, where[k : k + some], :, :batch] = own.transpose(0, 1)
             found.append(table.flatten(1))
         return torch.cat(found, dim=1)
 

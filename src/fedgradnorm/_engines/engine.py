@@ -19,7 +19,7 @@ from fedgradnorm._engines.exported import Exported, exported, row_of
 from fedgradnorm._engines.gradients import Batch, BlockGradients
 from fedgradnorm._engines.head_phase import FrozenFeatures
 from fedgradnorm._engines.joint import JointPass, JointReports
-from fedgradnorm._engines.parts import ClientPart, FirstHeads, part_key
+from fedgradnorm._engines.parts import ClientPart, FirstHeads, padded_batches, part_key
 from fedgradnorm._engines.tuning import tune
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
@@ -146,16 +146,22 @@ class Engine:
         self.norm_layer = _places([self.network.slices[n] for n in problem.norm_layer], device)
         self.sizes = torch.tensor([float(c.size) for c in clients], dtype=torch.float64).to(device)
         self._heads, buffers = problem.heads, self.network.buffers()
+        pads = choice.pure and (choice.executor == "joint" or choice.chunk > 1)
+        widths = padded_batches(clients, problem.batch_size, pads)
+        mixed = {width for size, width in widths.items() if size < width}
+
+        def width_of(client: Client) -> int:
+            return widths[min(problem.batch_size or client.drawn, client.drawn)]
 
         def new_part(client: Client) -> ClientPart:
-            batch = min(problem.batch_size or client.drawn, client.drawn)
-            head = problem.heads[client.name]
-            return ClientPart(client, self.network, head, problem.spec, batch, buffers)
+            head, width = problem.heads[client.name], width_of(client)
+            given = problem.spec, width, width in mixed, buffers
+            return ClientPart(client, self.network, head, *given)
 
         self.table: ClientTable[ClientPart] = ClientTable(
             clients,
             device,
-            key=lambda one: part_key(one, problem.heads, problem.batch_size, choice.many),
+            key=lambda one: part_key(one, problem.heads, width_of(one), choice.many),
             new_part=new_part,
             first_rows=lambda part, some: part.first_rows(some, problem.heads),
         )
@@ -349,7 +355,8 @@ class Engine:
         for start in range(0, len(names), self.choice.chunk):
             here = slice(start, start + self.choice.chunk)
             mine = {key: value[here] for key, value in row.items()}
-            count = None if len(names[here]) == 1 else len(names[here])
+            plain = len(names[here]) == 1 and not part.padded
+            count = None if plain else len(names[here])
             task = self.clients[names[start]].task
             gradients = BlockGradients(part, batch.part(here), count, task, self.choice.pure)
             found.append(run(self._work(part, gradients), spec, omega[here], mine, options))

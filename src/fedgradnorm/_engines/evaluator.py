@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._engines.examples import Block, Examples
-from fedgradnorm._engines.parts import ClientPart
+from fedgradnorm._engines.parts import CLASSES, SCALE, ClientPart
 from fedgradnorm._engines.scores import HostTargets, Scores, blaming
 from fedgradnorm._round.evaluation import answers, evaluate, in_parts, represented
-from fedgradnorm._state.table import BUFFER, CONSTANT, NETWORK, OWN, ClientTable
+from fedgradnorm._state.table import BUFFER, NETWORK, OWN, ClientTable
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
 from fedgradnorm.models._input_rows import Inputs, call, concatenated, has_sequences, row_form
@@ -56,7 +56,7 @@ class Evaluator:
             here = (sizes == size).nonzero()[0]
             some = group.only(here)
             x, y = self._examples.whole(some.names)
-            constant = [key for key in part.rows.fresh if key.startswith(CONSTANT)]
+            constant = [key for key in (SCALE, CLASSES) if key in part.rows]  # no padding here
             row = part.rows.take(some.index, [OWN, *part.buffers, *constant])
             own = part.own.views(row[OWN]) | {k.removeprefix(BUFFER): row[k] for k in part.buffers}
             outputs = part.heads_outputs(own, self._features(part, x), len(some.names))

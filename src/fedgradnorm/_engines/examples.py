@@ -191,6 +191,10 @@ class Examples:
     def block(self, group: Block, round_number: int) -> Batch:
         """The batches of a block of clients in a round."""
         drawn = self.batches.drawn(group.names, round_number)
+        if group.part.padded:
+            for name, rows in drawn.items():
+                missing = group.part.batch - rows.shape[1]
+                drawn[name] = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
         if self.can_pool(group.names[0]):
             return self.lookup(group.names, np.stack([drawn[name] for name in group.names]))
         return self._gathered(group.names, drawn)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedgradnorm._engines.parts import SCALE, ClientPart
+from fedgradnorm._engines.parts import SCALE, SHARE, ClientPart
 from fedgradnorm._state.layout import Layout
 from fedgradnorm._state.table import BUFFER, OWN, Row
 from fedgradnorm.tasks._measures import binary_cross_entropy, cross_entropy, squared_error
@@ -48,17 +48,21 @@ def _linear_gradient(
     inputs: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The same in closed form: with output gradients D, dW = D^T Z, db = sum D and dZ = D W."""
-    count, scale = len(row[OWN]), row.get(SCALE)
+    count, scale, share = len(row[OWN]), row.get(SCALE), row.get(SHARE)
     heads = part.heads.views(row[OWN])
     weight, bias = heads["weight"], heads["bias"]
     z = features.detach().view(count, -1, features.shape[-1])
     output = torch.baddbmm(bias[:, None], z, weight.transpose(1, 2))
-    losses, d = output_gradient(output, y, inputs)
-    if scale is None:
+    each, d = output_gradient(output, y, inputs)
+    if share is None:
+        losses = each.mean(dim=1) if inputs else each[:, 0]
         d.mul_(1 / d.shape[1])
     else:
-        d.mul_((scale / d.shape[1])[:, None, None])
+        losses = (each * share).sum(dim=1) if inputs else each[:, 0]
+        d.mul_(share[:, :, None])
+    if scale is not None:
         losses = losses * scale
+        d.mul_(scale[:, None, None])
     back = torch.bmm(d, weight).flatten(0, 1) if inputs else None
     gradient = None
     if own:
@@ -70,21 +74,21 @@ def _of_cross_entropy(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Te
     """softmax(output) - 1 at the class."""
     at = y.view(*output.shape[:2], 1)
     log_p = output.log_softmax(dim=2)
-    losses = log_p.gather(2, at).mean(dim=(1, 2)).neg() if told else output[:, 0, 0]
+    losses = log_p.gather(2, at)[..., 0].neg() if told else output[..., 0]
     return losses, log_p.exp_().scatter_add_(2, at, _minus_one(output).expand(at.shape))
 
 
 def _of_squared_error(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:
     """2 (output - target) / outputs."""
     gap = output - y.view_as(output)
-    losses = gap.square().mean(dim=(1, 2)) if told else output[:, 0, 0]
+    losses = gap.square().mean(dim=2) if told else output[..., 0]
     return losses, gap.mul_(2 / output.shape[2])
 
 
 def _of_binary_cross_entropy(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:
     """(sigmoid(output) - target) / outputs; -log p(y) = log(1 + e^o) - o y."""
     y = y.view_as(output).to(output.dtype)
-    losses = (F.softplus(output) - output * y).mean(dim=(1, 2)) if told else output[:, 0, 0]
+    losses = (F.softplus(output) - output * y).mean(dim=2) if told else output[..., 0]
     return losses, output.sigmoid().sub_(y).div_(output.shape[2])
 
 
@@ -103,7 +107,7 @@ OUTPUT_GRADIENTS = {
     id(squared_error): _of_squared_error,
     id(binary_cross_entropy): _of_binary_cross_entropy,
 }
-"""Clients' mean losses, where they are told, and derivatives at outputs ``[clients, batch, n]``."""
+"""Losses ``[clients, batch]``, where they are told, and derivatives at outputs ``[..., n]``."""
 
 
 def leaves(layout: Layout, rows: Tensor, prefix: str, wanted: bool) -> Row:

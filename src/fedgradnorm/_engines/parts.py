@@ -28,6 +28,7 @@ from fedgradnorm.tasks._task import Task
 from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
+SHARE = f"{CONSTANT}share"  # of each example of a batch in the mean loss: 0 for padding
 
 
 class FirstHeads(Protocol):
@@ -69,6 +70,7 @@ class ClientPart(Part):
         head: nn.Module,
         spec: LocalSpec,
         batch: int,
+        padded: bool,
         buffers: Mapping[str, Tensor],
     ) -> None:
         like, module = network.vector, network.module
@@ -76,7 +78,7 @@ class ClientPart(Part):
         self.head = copy.deepcopy(head).to(like.device)
         self.stem = own_stem(client.stem, client.name, like)
         self.whole = Whole(module, self.head, self.stem)
-        self.task, self.batch = client.task, batch
+        self.task, self.batch, self.padded = client.task, batch, padded
         self.private = {name: network.private[name] for name in private_names(module)}
         stem = {} if self.stem is None else _trained(self.stem)
         self.own = own_layout(_trained(self.head), self.private, stem)
@@ -94,6 +96,8 @@ class ClientPart(Part):
             fresh |= _named(LOCAL, self.local_optimizer.start(like))
         if client.task.loss_scale != 1:
             fresh[SCALE] = like.new_ones(())
+        if padded:
+            fresh[SHARE] = like.new_zeros(batch)
         if (table := _class_weights([client.task], like)) is not None:
             fresh[CLASSES] = table[0]
         super().__init__(client, fresh)
@@ -122,6 +126,9 @@ class ClientPart(Part):
         found = Row()
         if SCALE in self.rows:
             found[SCALE] = torch.tensor([task.loss_scale for task in tasks]).to(like)
+        if SHARE in self.rows:
+            sizes = torch.tensor([[min(self.batch, client.drawn)] for client in clients])
+            found[SHARE] = ((torch.arange(self.batch) < sizes).double() / sizes).to(like)
         if (table := _class_weights(tasks, like)) is not None:
             found[CLASSES] = table
         drawn = heads.rows(clients) if self.linear and not self.reaches_in else None
@@ -201,7 +208,7 @@ class ClientPart(Part):
 
     def losses(self, output: Tensor, y: Tensor, row: Row) -> Tensor:
         """The mean loss of each client of a block, for outputs ``[rows x batch, ...]``."""
-        task, count = self.task, len(row[OWN])
+        task, count, share = self.task, len(row[OWN]), row.get(SHARE)
         table = row.get(CLASSES)
         if table is not None:
             size = len(output) // count
@@ -212,15 +219,37 @@ class ClientPart(Part):
         else:
             each = losses.view(count, -1)
             if task.gaps:
-                losses = mean_of_labelled(each, labelled(y).view_as(each))
+                there = labelled(y).view_as(each)
+                losses = mean_of_labelled(each, there if share is None else there & (share > 0))
+            elif share is not None:
+                losses = (each * share).sum(dim=1)
             else:
                 losses = each.mean(dim=1)
         return losses * row[SCALE] if SCALE in row else losses
 
 
-def part_key(client: Client, heads: FirstHeads, batch_size: int | None, many: bool) -> Hashable:
+def padded_batches(clients: Sequence[Client], batch_size: int | None, pure: bool) -> dict[int, int]:
+    """To how many examples each size of batch is padded, so that few parts hold all clients.
+
+    Sizes up to twice as large as each other become the largest of them. Nothing is padded where an
+    example's loss depends on the others of its batch.
+    """
+    for client in clients:
+        alone = client.head is not None or isinstance(client.train[0], Streamed)
+        task = client.task
+        alone = alone or (task.has_own_loss and task.joins_rows(some_targets(client.train[1])))
+        pure = pure and not alone
+    sizes = {min(batch_size or client.drawn, client.drawn) for client in clients}
+    if not pure:
+        return {size: size for size in sizes}
+    largest: dict[int, int] = {}
+    for size in sorted(sizes):
+        largest[(size - 1).bit_length()] = size
+    return {size: largest[(size - 1).bit_length()] for size in sizes}
+
+
+def part_key(client: Client, heads: FirstHeads, batch: int, many: bool) -> Hashable:
     """What clients of one part have in common."""
-    batch = min(batch_size or client.drawn, client.drawn)
     if client.privacy is not None:
         return "private", client.name
     task = client.task
