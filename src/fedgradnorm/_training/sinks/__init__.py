@@ -16,7 +16,7 @@ from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._runs.many.spread import SHARES
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 
 Tracking = Literal["none", "tensorboard", "mlflow", "wandb"]
 Show = bool | Callable[[Progress], None]

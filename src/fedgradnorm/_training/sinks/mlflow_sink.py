@@ -17,8 +17,8 @@ from typing import Any
 
 from fedgradnorm._runs.layout import LOCK, TRACKED, TRACKED_FILES
 from fedgradnorm._runs.locking import alone
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.sinks import flat, scalars
-from fedgradnorm._training.trainer import Progress
 
 SILENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 """MLflow 3 reports its use to its makers unless told otherwise before it is imported."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._runs.layout import EVENTS
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.sinks import flat, scalars
-from fedgradnorm._training.trainer import Progress
 
 
 class TensorBoard:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._runs.layout import WATCHED
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.sinks import flat, scalars
-from fedgradnorm._training.trainer import Progress
 
 SILENT = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
 """W&B reports its own errors to its makers unless told otherwise before it is imported."""
