@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm import _optimizers as optimizers
-from fedgradnorm._errors import listed
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.callbacks import Callback, TrainingState
 
@@ -200,12 +199,6 @@ class Monitor(Callback):
         self.frozen.load_state_dict(state["frozen"])
         self.warned = dict.fromkeys(state["warned"])
         self.diverging = dict.fromkeys(state["diverging"])
-
-
-def diverged_words(names: Sequence[str]) -> str:
-    """What is said of a run that ends with clients in divergence."""
-    have = "client has" if len(names) == 1 else "clients have"
-    return f"{len(names)} {have} diverged, so the result is not usable for: {listed(names, 20)}"
 
 
 def rates(settings: Settings) -> str:

@@ -33,6 +33,7 @@ from fedgradnorm._round.settings import (
     Settings,
     Share,
 )
+from fedgradnorm._runs.about import diverged_words
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.run import Run
@@ -50,7 +51,6 @@ from fedgradnorm._training.inputs import (
     usable_device,
 )
 from fedgradnorm._training.interrupt import deferred_interrupt
-from fedgradnorm._training.monitor import diverged_words
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Equal, GradNorm, Weighting
