@@ -81,7 +81,9 @@ class Keeping:
             self._read()
 
     def _none(self) -> Best:
-        return Best(self.present, *self._patience, lenient=True)
+        return Best(
+            self.present.state_dict, self.present.load_state_dict, *self._patience, lenient=True
+        )
 
     def _read(self) -> None:
         try:

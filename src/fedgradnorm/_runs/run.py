@@ -112,7 +112,7 @@ class Run:
 
     @property
     def diverged(self) -> list[str]:
-        """The clients that ended in divergence: their loss is not finite, or 10,000 times the first.
+        """The clients that diverged: their loss is not finite, or 10,000 times their first one.
 
         What was trained for them is not usable. Lower the learning rate, or look at their data.
         """

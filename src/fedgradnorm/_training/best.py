@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -26,16 +27,6 @@ from fedgradnorm._training.callbacks import (
 log = logging.getLogger("fedgradnorm")
 
 
-class HasState(Protocol):
-    """Whose best state is saved: a federation, or one client."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, as copies."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state saved by :meth:`state_dict`."""
-
-
 def min_rounds(settings: Settings) -> int:
     """Rounds without improvement that ``patience`` needs; an interval you chose is obeyed as is."""
     return MIN_ROUNDS if settings.eval_every is None else 0
@@ -53,14 +44,21 @@ class Best:
     for all. Of equal gains the earlier one is kept. With one client the best gain is the lowest
     loss.
 
-    A first loss that nothing can be compared with is an error; with ``lenient`` the evaluation is
+    ``take`` returns the state of these clients, as copies, and ``give`` restores it. A first loss
+    that nothing can be compared with is an error; with ``lenient`` the evaluation is
     skipped, and a later one may be the first.
     """
 
     def __init__(
-        self, owner: HasState, patience: int | None, rounds: int = 0, *, lenient: bool = False
+        self,
+        take: Callable[[], dict[str, Any]],
+        give: Callable[[Mapping[str, Any]], None],
+        patience: int | None,
+        rounds: int = 0,
+        *,
+        lenient: bool = False,
     ) -> None:
-        self.owner, self.lenient, self._warned = owner, lenient, False
+        self.take, self.give, self.lenient, self._warned = take, give, lenient, False
         self.patience = Patience(patience, rounds)
         self.first: dict[str, float] = {}
         self.last_gain = -math.inf
@@ -98,14 +96,13 @@ class Best:
                 return
         self.last_gain = gain(self.first, losses)
         if self.patience.note(round_number, self.last_gain):
-            self.state = self.owner.state_dict()
+            self.state = self.take()
 
     def restore(self, current: int | None = None) -> None:
-        """Give the owner its best state back, unless it is in that round already."""
-        if self.state is not None and self.round != (
-            self.patience.last_round if current is None else current
-        ):
-            self.owner.load_state_dict(self.state)
+        """Return to the best state, unless the clients are in that round already."""
+        current = self.patience.last_round if current is None else current
+        if self.state is not None and self.round != current:
+            self.give(self.state)
         self.state = None
 
     def about(self) -> dict[str, Any]:
@@ -122,10 +119,10 @@ class Best:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`; one that does not fit is an error now.
 
-        The owner is left with the best state, so its own is to be loaded after this.
+        The clients are left with the best state, so their own is to be loaded after this.
         """
         if state["state"] is not None:
-            self.owner.load_state_dict(state["state"])
+            self.give(state["state"])
         self.first, self.last_gain, self.state = (
             state[key] for key in ("first", "last_gain", "state")
         )
@@ -153,30 +150,14 @@ def _usable(losses: Mapping[str, float]) -> dict[str, float]:
     return usable
 
 
-class _Row:
-    """One client of a federation, with the network that it works with as its own.
-
-    A head fits the network that it was trained on, so a client whose best round is another than the
-    one that all keep gets both of that round.
-    """
-
-    def __init__(self, federation: Federation | Alone, name: str) -> None:
-        self.federation, self.name = federation, name
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.federation.part(self.name)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.federation.give(self.name, state)
-
-
 class BestRound(Callback):
     """Saves the best states of a run and ends it when patience is exhausted.
 
     ``shared`` is the best round of all clients together, None where each trains alone. ``own`` are
     those of single clients: with ``keep="own_best"``, and of clients alone, who stop one by one.
-    Both are empty with ``keep="last"``. A client without validation examples ends with the shared
-    best round, or alone with its last state.
+    Both are empty with ``keep="last"``. A head fits the network that it was trained on, so a client
+    whose best round is another than the shared one gets both of that round. A client without
+    validation examples ends with the shared best round, or alone with its last state.
     """
 
     def __init__(self, federation: Federation | Alone, settings: Settings) -> None:
@@ -188,13 +169,11 @@ class BestRound(Callback):
         wait = settings.patience, min_rounds(settings)
         alone = isinstance(federation, Alone)
         if isinstance(federation, Federation):
-            self.shared = Best(federation, *wait)
+            self.shared = Best(federation.state_dict, federation.load_state_dict, *wait)
         if alone or settings.keep == "own_best":
-            self.own = {
-                client.name: Best(_Row(federation, client.name), *wait, lenient=not alone)
-                for client in federation.clients
-                if client.validation is not None
-            }
+            for name in [c.name for c in federation.clients if c.validation is not None]:
+                take, give = partial(federation.part, name), partial(federation.give, name)
+                self.own[name] = Best(take, give, *wait, lenient=not alone)
 
     @property
     def active(self) -> bool:

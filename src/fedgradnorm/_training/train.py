@@ -193,7 +193,7 @@ def train(
             With ``own_best`` the shared network is that of ``best``, and each client whose own loss
             was lowest in another round has network and head of that round for itself.
         patience: end a run that keeps its best after this many evaluations without a better one.
-            With the default ``eval_every``, at least 20 rounds must have passed as well: an epoch
+            With the default ``eval_every``, at least 50 rounds must have passed as well: an epoch
             of small clients is a single round. With "own_best" each client waits that long, and
             the run ends when no client waits any more.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
