@@ -62,8 +62,9 @@ def open_sink(kind: Tracking, folder: str | Path, config: Mapping[str, Any]) -> 
             f"output.tracking = {kind!r} needs a package that is not here; "
             f"install it with: pip install fedgradnorm[{extra}]"
         )
-    trackers = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-    return trackers[kind](Path(folder), config)
+    if kind == "tensorboard":
+        return TensorBoard(Path(folder), config)
+    return WandB(Path(folder), config) if kind == "wandb" else MLflow(Path(folder), config)
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class Trainer:
                 self.evaluation.on_round(self.state)
             self._call("on_round", [one for one in self.callbacks if self._due(one)])
             self._settle()
-            if not self.done or self.settings.chooses_alone:
+            if self.settings.chooses_alone or not self.done:  # else the end writes and shows it
                 self.checkpoints.on_round(self.state)
                 self._report(progress, "on_round")
         self._end()
