@@ -146,6 +146,15 @@ def test_the_state_of_a_callback_survives_a_restart(tmp_path: Path, error: Any) 
     assert_equal_to_the_bit(tmp_path / "part", tmp_path / "whole")
 
 
+def test_a_state_that_no_checkpoint_can_hold_names_the_callback(tmp_path: Path) -> None:
+    class Odd(fgn.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": {1, 2}}
+
+    with pytest.raises(fgn.TrainingError, match=r"callback Odd: a checkpoint holds .* \{1, 2\}"):
+        train(Odd(), folder=tmp_path / "run")
+
+
 def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path: Path) -> None:
     class Stop(fgn.Callback):
         def on_round(self, state: Any) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fedgradnorm._checks import shown, whole
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._federation.conflict import Pair
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
@@ -120,6 +122,25 @@ class Callback:
 
     def on_end(self, state: TrainingState) -> None:
         """Called once, after the last round and the final evaluation."""
+
+
+def saved_state(callback: Any) -> Any:
+    """The state of a callback, for a checkpoint; a TrainingError if that cannot hold it."""
+    state = callback.state_dict()
+    if not _storable(state):
+        raise TrainingError(
+            f"callback {type(callback).__name__}: a checkpoint holds tensors, numbers, texts, "
+            f"lists and dicts; state_dict() returned {shown(state)}"
+        )
+    return state
+
+
+def _storable(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, (str, int)) and _storable(v) for key, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_storable, value))
+    return value is None or isinstance(value, (Tensor, bool, int, float, str))
 
 
 class Patience:

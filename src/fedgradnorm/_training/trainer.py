@@ -33,7 +33,14 @@ from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._training.alone import choose, install, log_personal, start_of, train_alone
 from fedgradnorm._training.best import BestRound
-from fedgradnorm._training.callbacks import Callback, Record, Show, ShowProgress, TrainingState
+from fedgradnorm._training.callbacks import (
+    Callback,
+    Record,
+    Show,
+    ShowProgress,
+    TrainingState,
+    saved_state,
+)
 from fedgradnorm._training.checkpoints import Checkpoints
 from fedgradnorm._training.monitor import Monitor, packed_counts, unpacked_counts
 from fedgradnorm._training.recording import Recording
@@ -391,7 +398,7 @@ class Trainer:
             "taken": packed_counts(self.recording.taken),
             "monitor": self.monitor.state_dict(),
             "callbacks": {
-                _place(position, callback): callback.state_dict()
+                _place(position, callback): saved_state(callback)
                 for position, callback in enumerate(self.callbacks)
                 if hasattr(callback, "state_dict")
             },
