@@ -69,12 +69,7 @@ def trainer(network: nn.Module, those: list[fgn.Client], engine: str, **more: An
 
 def finished(made: Trainer) -> Trainer:
     """All of its rounds, evaluated as a run is."""
-    every = made.settings.eval_every
-    made.evaluate()
-    while not made.done:
-        made.advance()
-        if made.done or (every and made.round % every == 0):
-            made.evaluate()
+    made.train()
     return made
 
 

@@ -155,12 +155,10 @@ def test_those_who_are_asked_for_are_evaluated(share: str) -> None:
 def test_who_has_tuned_a_network_is_evaluated_with_that(share: str) -> None:
     how: dict[str, Any] = {"personalize": {"steps": 5, "lr": 0.01, "what": "network"}, "rounds": 2}
     made = trainer(mlp(), clients(), "auto", share=share, **how)
-    while not made.done:
-        made.advance()
-    made.evaluate()
+    made.train()
     found = made.federation.evaluate("test")
     assert_near(found, one_by_one(made, "test"))
-    run = made.result({})
+    run = made.result()
     for name, client in made.clients.items():
         x, y = client.test
         output = run.networks[name](torch.as_tensor(x).double())

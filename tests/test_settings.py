@@ -16,7 +16,7 @@ from fedgradnorm._training import train
 
 def test_trains_keywords_and_defaults_are_the_settings() -> None:
     parameters = inspect.signature(fgn.train).parameters
-    own = {"network", "clients", "weighting", "start", "folder", "resume", "progress"}
+    own = {"network", "clients", "weighting", "start", "folder", "resume", "progress", "callbacks"}
     assert set(parameters) == own | {field.name for field in fields(Settings)}
     for field in fields(Settings):
         assert field.default is not MISSING

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
-    from fedgradnorm._training.alone.worth import worth
+    from fedgradnorm._training.callbacks import Callback, EarlyStopping
     from fedgradnorm._training.train import train
+    from fedgradnorm._training.worth import worth
     from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Benefit",
     "BySize",
+    "Callback",
     "Client",
     "ClientPrivacy",
     "ConfigError",
     "DataError",
+    "EarlyStopping",
     "Equal",
     "FedGradNormError",
     "GradNorm",
@@ -81,14 +84,16 @@ __getattr__ = on_demand(
     | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
+        "Callback": f"{__name__}._training.callbacks.Callback",
         "Client": f"{__name__}._client.Client",
+        "EarlyStopping": f"{__name__}._training.callbacks.EarlyStopping",
         "sequences": f"{__name__}.models._input_rows.sequences",
         "ClientPrivacy": f"{__name__}._privacy.terms.ClientPrivacy",
         "Privacy": f"{__name__}._privacy.terms.Privacy",
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",
-        "worth": f"{__name__}._training.alone.worth.worth",
+        "worth": f"{__name__}._training.worth.worth",
     },
 )
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._launched import is_leader
+from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
@@ -33,6 +33,15 @@ def with_statistics(dtype: torch.dtype, bias: bool = False) -> torch.nn.Module:
     network = toys.noisy_network(dtype, bias=bias)
     network[3].p = 0.0
     return network
+
+
+class LastRankStops(fgn.Callback):
+    """Ends a run at round 5, on the one rank that has it."""
+
+    every = 5
+
+    def on_round(self, state: Any) -> None:
+        state.stop("enough")
 
 
 STILL: dict[str, Any] = {**LOCAL, "network": with_statistics}
@@ -64,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
         "tasks": ("one", "two", "one", "one"),
         "participation": 0.7,
     },
+    "stopped by one rank": {"callback": LastRankStops},
     "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
     "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
     "each its best": {"keep": "own_best", "patience": 2, "eval_every": 1, "lr": 0.3},
@@ -123,6 +133,8 @@ def train(engine: str, **case: Any) -> fgn.Run:
     if streamed := case.pop("streamed", None):
         i = [client.name for client in clients].index(streamed)
         clients[i] = replace(clients[i], train=TensorDataset(*clients[i].train))
+    if (callback := case.pop("callback", None)) and rank() == asked_for() - 1:
+        case["callbacks"] = [callback()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
     return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
@@ -134,7 +146,9 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "networks": {n: toys.parameters(m).tolist() for n, m in run.networks.items()},
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
-        "end": {key: run.about.get(key) for key in ("kept", "stopped_early", "personal")},
+        "end": {
+            key: run.about.get(key) for key in ("kept", "stopped_early", "stopped", "personal")
+        },
         "clients": run.about["clients"],
     }
 

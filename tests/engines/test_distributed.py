@@ -28,7 +28,7 @@ from fedgradnorm._cli import app
 from fedgradnorm._engines import RankedEngine
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._federation import federation as federations
-from fedgradnorm._training.ranked import meet
+from fedgradnorm._training.inputs import meet
 from fedgradnorm.weighting import MGDA
 
 HERE = Path(__file__).parent

@@ -14,7 +14,8 @@ import fedgradnorm as fgn
 from fedgradnorm._federation.alone import Alone
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.trainer import Progress, Trainer
+from fedgradnorm._training.callbacks import Progress
+from fedgradnorm._training.trainer import Trainer
 from oracle import mixed_clients
 from shared_heads import train as train_some_of_one_task
 from shared_heads import vectors

@@ -15,7 +15,7 @@ import fedgradnorm as fgn
 from experiments.small_config import small_config
 from fedgradnorm._engines import choice
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments import load_config, run
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.models._flat import working_copy

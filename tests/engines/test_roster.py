@@ -199,7 +199,7 @@ def test_a_client_that_is_not_finite_is_found_and_left_as_it_was() -> None:
         return found
 
     one, other = spoilt(MANY), spoilt("loop")
-    assert one.watch.counts() == other.watch.counts() != {}
+    assert one.monitor.counts() == other.monitor.counts() != {}
     assert_same(one, other)
 
 

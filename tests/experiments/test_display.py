@@ -8,8 +8,8 @@ from rich.console import Console
 
 from experiments.small_config import small_config
 from fedgradnorm._training import display
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.display import clock, live_display
-from fedgradnorm._training.trainer import Progress
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute
 

@@ -11,7 +11,7 @@ import torch
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._training.divergence import rates
+from fedgradnorm._training.monitor import rates
 
 STEEP = {"head_optimizer": "sgd", "server_optimizer": "sgd", "eval_every": 0, "batch_size": 8}
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedgradnorm._training import interrupt
-from fedgradnorm._training.interrupt import held_back, one_press
+from fedgradnorm._training.interrupt import deferred_interrupt, one_press
 from fedgradnorm.experiments import _jobs as jobs
 
 
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_an_echo_is_no_second_press(clock: list[float]) -> None:
-    with held_back() as let_through:
+    with deferred_interrupt() as let_through:
         press()
         clock[0] += 0.9 * interrupt.ONE_PRESS
         press()
@@ -41,9 +41,9 @@ def test_an_echo_is_no_second_press(clock: list[float]) -> None:
             press()
 
 
-def test_an_echo_may_come_when_nothing_is_held_back_any_more(clock: list[float]) -> None:
+def test_an_echo_may_come_when_nothing_is_deferred_any_more(clock: list[float]) -> None:
     with one_press():
-        with held_back() as let_through:
+        with deferred_interrupt() as let_through:
             press()
             with pytest.raises(KeyboardInterrupt):
                 let_through()
@@ -59,7 +59,7 @@ def test_the_handlers_of_others_are_left_alone() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
-        with one_press(), held_back() as let_through:
+        with one_press(), deferred_interrupt() as let_through:
             press()
             let_through()
     finally:

@@ -20,7 +20,7 @@ from fedgradnorm._runs import about
 from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
 from fedgradnorm._runs.many.spread import MANY, SHARES, groups_of, quantiles
 from fedgradnorm._training import recording
-from fedgradnorm._training.sinks import scalars
+from fedgradnorm._training.trackers import scalars
 
 HOW: dict[str, Any] = {"rounds": 6, "batch_size": 4, "eval_every": 2, "lr": 0.01, "device": "cpu"}
 

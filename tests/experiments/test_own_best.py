@@ -155,7 +155,8 @@ def test_a_checkpoint_holds_a_network_for_each_round_that_somebody_likes_best(
             toys.network(), given, rounds=ROUNDS, eval_every=EVERY, batch_size=8, lr=0.05,
             keep="own_best", folder=tmp_path, progress=stop, device="cpu",
         )  # fmt: skip
-    together, own = checkpoint.load(tmp_path / "checkpoint.safetensors")["trainer"]["stopping"]
+    own = checkpoint.load(tmp_path / "checkpoint.safetensors")["trainer"]["best"]
+    together = own["shared"]
     rounds = [one["round"] for one in own["clients"].values()]
     assert len(own["networks"]) == len(set(rounds)) < len(rounds)
     assert together["round"] not in rounds or any(

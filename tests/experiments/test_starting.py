@@ -23,6 +23,7 @@ from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
+from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 
@@ -150,7 +151,7 @@ def test_a_resumed_run_needs_no_start(tmp_path: Path, how: dict, stop: int) -> N
             train(**how, start=run, folder=broken, progress=interrupt)
     else:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedgradnorm._training.fit._rounds", lambda *_: 1 / 0)
+            patch.setattr(Trainer, "train", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 train(**how, start=run, folder=broken)
     train(**how, folder=broken, resume=True)
@@ -172,7 +173,7 @@ def test_another_start_is_refused_when_resuming(tmp_path: Path) -> None:
 def test_a_run_without_its_first_checkpoint_asks_for_the_start(tmp_path: Path) -> None:
     run = train()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedgradnorm._training.fit._fit", lambda *_: 1 / 0)
+        patch.setattr(Trainer, "announce", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(start=run, folder=tmp_path / "run")
     assert not (tmp_path / "run" / CHECKPOINT).exists()

@@ -13,9 +13,9 @@ import toys
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._runs.csv_table import read_rows
-from fedgradnorm._training import sinks
-from fedgradnorm._training.sinks import open_sink, scalars
-from fedgradnorm._training.sinks.mlflow_sink import SILENT
+from fedgradnorm._training import trackers
+from fedgradnorm._training.trackers import SILENT_MLFLOW as SILENT
+from fedgradnorm._training.trackers import open_sink, scalars
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute
 
@@ -137,7 +137,7 @@ def test_several_processes_write_to_one_mlflow(config, tmp_path):
 def test_without_the_package_nothing_is_trained_and_the_way_out_is_named(
     config, tmp_path, kind, monkeypatch
 ):
-    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install fedgradnorm\[tracking\]"):
         execute(config(kind), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -11,8 +11,8 @@ import pytest
 
 from experiments.small_config import small_config
 from fedgradnorm._runs.csv_table import read_rows
-from fedgradnorm._training.sinks import open_sink, scalars
-from fedgradnorm._training.sinks.wandb_sink import SILENT
+from fedgradnorm._training.trackers import SILENT_WANDB as SILENT
+from fedgradnorm._training.trackers import open_sink, scalars
 from fedgradnorm.experiments._config.config_file import load_config
 
 PROGRAM = """
@@ -67,9 +67,9 @@ def test_wandb_has_every_number_and_the_config_and_stays_on_the_machine(tmp_path
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     from fedgradnorm import ConfigError
-    from fedgradnorm._training import sinks
+    from fedgradnorm._training import trackers
 
-    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install fedgradnorm\[wandb\]"):
         open_sink("wandb", tmp_path, {})
     assert SILENT["WANDB_ERROR_REPORTING"] == "false"

@@ -26,7 +26,7 @@ from fedgradnorm._report.tables.comparison_grids import shown_grids
 from fedgradnorm._report.tables.fitted import fitted
 from fedgradnorm._report.tables.summaries import fixed, loss, metric
 from fedgradnorm._runs.after.whole_frame import WholeFrame
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._jobs import News
 from fedgradnorm.experiments._methods import METHODS

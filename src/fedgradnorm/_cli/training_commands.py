@@ -138,6 +138,10 @@ def show_run(folder: Path) -> None:
             else to_terminal(replace(crowd, title=title))
         )
     tell([*run.problems, *notes])
+    if names := run.about.get("diverged"):
+        from fedgradnorm._runs.about import diverged_words
+
+        tell([diverged_words(names)])
     if run.kept:
         say(run.kept)
     say(f"run folder: {folder}")

@@ -16,8 +16,8 @@ from rich.text import Text
 from fedgradnorm._cli.output import err
 
 if TYPE_CHECKING:
-    from fedgradnorm._training.sinks import Show
-    from fedgradnorm._training.trainer import Progress
+    from fedgradnorm._training.callbacks import Progress
+    from fedgradnorm._training.trackers import Show
     from fedgradnorm.experiments._compare import Display
     from fedgradnorm.experiments._jobs import News, Watch
     from fedgradnorm.experiments._trials import Trial

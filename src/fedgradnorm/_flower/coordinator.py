@@ -33,7 +33,7 @@ from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -238,7 +238,7 @@ class Coordinator:
             known = told[name][1] if name in told else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
-        self.notices.watch.hold(self.round, rows)
+        self.notices.recorded(self.round, rows)
         if recorded:
             self.conflict.append(
                 pair_rows(self.round, float(self.round), pairs(reports, list(self.rows)))

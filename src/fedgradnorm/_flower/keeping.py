@@ -18,10 +18,12 @@ from torch import Tensor
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Engine
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
 from fedgradnorm._state.table import ROUNDS
-from fedgradnorm._training.ending.best import SPLIT, OwnBest
+from fedgradnorm._training.best import Best, min_rounds
+from fedgradnorm._training.callbacks import VALIDATION
 
 log = logging.getLogger("fedgradnorm")
 
@@ -35,7 +37,7 @@ class Present:
 
     def validate(self) -> dict[str, dict[str, float]]:
         """Loss and metrics on the validation rows, of each of its tasks that has some."""
-        return self.engine.evaluate(self.shared, SPLIT)
+        return self.engine.evaluate(self.shared, VALIDATION)
 
     def state_dict(self) -> dict[str, Any]:
         """Both, as copies."""
@@ -71,20 +73,26 @@ class Keeping:
     after this.
     """
 
-    def __init__(self, folder: Path, present: Present, patience: int | None) -> None:
+    def __init__(self, folder: Path, present: Present, settings: Settings) -> None:
         self.path, self.present = folder / BEST, present
-        self.best, self.values = OwnBest(present, patience), dict[int, Evaluation]()
+        self._patience = settings.patience, min_rounds(settings)
+        self.best, self.values = self._none(), dict[int, Evaluation]()
         if self.path.exists():
-            self._read(patience)
+            self._read()
 
-    def _read(self, patience: int | None) -> None:
+    def _none(self) -> Best:
+        return Best(
+            self.present.state_dict, self.present.load_state_dict, *self._patience, lenient=True
+        )
+
+    def _read(self) -> None:
         try:
             state = checkpoint.load(self.path)
             self.best.load_state_dict(state["best"])
             self.values = dict(state["values"])
         except (RunFolderError, KeyError, TypeError, ValueError, RuntimeError) as error:
             log.warning("%s cannot be used (%s); the best is looked for again", self.path, error)
-            self.best, self.values = OwnBest(self.present, patience), {}
+            self.best, self.values = self._none(), {}
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether there is an evaluation at this round: at the first one that the client sees, and

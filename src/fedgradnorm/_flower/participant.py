@@ -35,8 +35,8 @@ from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import LEDGER, RESULT
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._state.table import OWN, ROUNDS
-from fedgradnorm._training.ending.best import SPLIT
-from fedgradnorm._training.ending.stopping import log_personal
+from fedgradnorm._training.alone import log_personal
+from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import row_form
@@ -147,7 +147,7 @@ class Participant:
         if not settings.keeps_best or not self._judges:
             return None
         if run not in self._keeping:
-            self._keeping = {run: Keeping(self.folder / run, self.present, settings.patience)}
+            self._keeping = {run: Keeping(self.folder / run, self.present, settings)}
         return self._keeping[run]
 
     def _train(self, order: Order, slots: Slots) -> Answer:
@@ -251,7 +251,7 @@ class Participant:
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
         history = History(metrics, private=self.tells_epsilon)
         history.append([] if self.ledger is None else self.ledger.rows(run))
-        found = [(k, SPLIT, v) for k, v in (keeping.values if keeping else {}).items()]
+        found = [(k, VALIDATION, v) for k, v in (keeping.values if keeping else {}).items()]
         parts = [part for part in found if part[0] < round_number]
         for split in SPLITS:
             parts.append((round_number, split, self.engine.evaluate(self.present.shared, split)))

@@ -44,7 +44,7 @@ from fedgradnorm._runs.layout import (
     public_key,
 )
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._version import __version__
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._execute import free_folder, output_folder
@@ -106,7 +106,7 @@ def serve(
                 coordinator.notices.sum_up()
                 log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
                 network_now = _trained(network, coordinator)
-                about = {**keeper.about, "held": coordinator.notices.watch.holding.totals}
+                about = {**keeper.about, "held": coordinator.notices.monitor.frozen.totals}
                 keeper.finish(Run({}, about, coordinator.history, network_now))
             finally:
                 operator.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import RunFolderError
+from fedgradnorm._errors import RunFolderError, listed
 from fedgradnorm._privacy.terms import privacy_table
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ABOUT
@@ -151,6 +151,18 @@ def _trivial_scores(client: Client) -> dict[str, float]:
     return client.task.trivial_scores(learned, y, client.scaling)
 
 
+def diverged_words(names: Sequence[str]) -> str:
+    """What is said of a run that ended with clients in divergence.
+
+    >>> diverged_words(["a", "b"])
+    '2 clients have diverged, and what was trained for them is not usable: a, b'
+    """
+    if len(names) == 1:
+        return f"client {names[0]!r} has diverged, and what was trained for it is not usable"
+    many = f"{len(names)} clients have diverged, and what was trained for them is not usable"
+    return f"{many}: {listed(names, 20)}"
+
+
 def kept_words(about: Mapping[str, Any]) -> str:
     """What a run kept, where that was a choice, and whether it ended early; else nothing.
 
@@ -158,6 +170,8 @@ def kept_words(about: Mapping[str, Any]) -> str:
     'stopped early at round 60, kept round 40'
     >>> kept_words({"kept": {"round": 40, "clients": {"a": {"round": 20}, "b": {"round": 40}}}})
     "kept round 40, and each client's best round: a 20, b 40"
+    >>> kept_words({"stopped_early": True, "stopped": "the loss is low enough"})
+    'stopped early: the loss is low enough'
     """
     return "; ".join(filter(None, (_state_words(about), chosen_words(about.get("personal")))))
 
@@ -205,7 +219,7 @@ def _state_words(about: Mapping[str, Any]) -> str:
     """The round whose state was kept, each client's, or both."""
     kept = about.get("kept")
     if not isinstance(kept, Mapping):
-        return ""
+        return f"stopped early: {why}" if (why := about.get("stopped")) else ""
     parts = [f"round {kept['round']}"] if "round" in kept else []
     if isinstance(clients := kept.get("clients"), Mapping):
         rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
@@ -279,6 +293,8 @@ _RUN: dict[str, Rule] = {
     "finished": _FLAG,
     "checkpoint": _FLAG,
     "stopped_early": _FLAG,
+    "stopped": _TEXT,
+    "diverged": _TEXTS,
     "kept": _TABLE,
     "personal": _TABLE,
     "personalized": _TABLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import hashlib
 import io
@@ -9,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs.reading import present, read_file
@@ -59,6 +60,12 @@ class Table:
         if self._file is not None:
             with writing(self._folder):
                 self._write(self._text(new))
+
+    def copy(self) -> Self:
+        """The same rows in a table of its own, without a file."""
+        other = copy.copy(self)
+        other.rows, other._file = list(self.rows), None
+        return other
 
     def attach(self, path: Path) -> None:
         """Write everything to ``path`` from now on, starting with what is here already."""

@@ -111,6 +111,14 @@ class Run:
     quantiles: Table = field(default_factory=spread_table)
 
     @property
+    def diverged(self) -> list[str]:
+        """The clients that diverged: their loss is not finite, or 10,000 times their first one.
+
+        What was trained for them is not usable. Lower the learning rate, or look at their data.
+        """
+        return list(self.about.get("diverged", ()))
+
+    @property
     def history(self) -> pd.DataFrame:
         """One tidy table: round, epoch, client, split, loss, weight, metrics and more."""
         return self.table.frame()

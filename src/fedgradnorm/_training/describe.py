@@ -6,7 +6,7 @@ import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.many.recorded import ALL_ROWS
-from fedgradnorm._training.trainer import Trainer
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
+
+if TYPE_CHECKING:
+    from fedgradnorm._training.trainer import Trainer
 
 _SHORT = 12  # letters of a commit
 
@@ -61,11 +63,11 @@ def _device_name(device: torch.device) -> str:
 
 def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """What run.json says of each client; many clients hold equal parts of it in common."""
-    kept, few = trainer.recording.kept, len(trainer.clients) <= ALL_ROWS
+    recorded, few = trainer.recording.recorded, len(trainer.clients) <= ALL_ROWS
     seen: dict[str, Any] = {}
     infos = {}
     for name, client in trainer.clients.items():
-        info = client_info(client, trivial=kept is None or few or name in kept)
+        info = client_info(client, trivial=recorded is None or few or name in recorded)
         infos[name] = info | {
             key: seen.setdefault(repr(value), value)
             for key, value in info.items()

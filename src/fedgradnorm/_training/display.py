@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm._runs.many.spread import MANY, quantiles
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 
 PER_SECOND = 8
 PLAIN_SECONDS = 5.0

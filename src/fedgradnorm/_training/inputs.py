@@ -1,16 +1,23 @@
-"""What is given to ``train`` beside the settings: of the right kind, or refused with a way out."""
+"""The arguments of ``train`` other than settings: each is checked, with an error that says how."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
-from fedgradnorm._checks import shown
+from fedgradnorm._checks import shown, whole
 from fedgradnorm._client import Client
+from fedgradnorm._engines import ranks
+from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, DataError, ModelError
+from fedgradnorm._launched import asked_for
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.folder import Place
+from fedgradnorm._training.callbacks import Callback
+from fedgradnorm.models._flat import require_gpu
 from fedgradnorm.weighting import Weighting
 
 
@@ -63,6 +70,53 @@ def check_progress(progress: object) -> None:
     """A ConfigError unless progress is a bool or a function."""
     if not isinstance(progress, bool) and not callable(progress):
         raise ConfigError(f"progress must be True, False or a function, not {shown(progress)}")
+
+
+def checked_callbacks(callbacks: object) -> list[Callback]:
+    """The callbacks as a list; a ConfigError unless each is an instance of fgn.Callback."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks must be a list of fgn.Callback, not {_kind(callbacks)}")
+    found = list(callbacks)
+    for i, callback in enumerate(found):
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            name = callback.__name__
+            raise ConfigError(f"callbacks[{i}] is the class {name}; give an instance, {name}(...)")
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks[{i}] must be an fgn.Callback, not {_kind(callback)}")
+        whole(f"callbacks[{i}].every", callback.every, 1)
+    return found
+
+
+def meet(engine: str) -> World:
+    """The ranks of this run; a ConfigError if the engine would train everything on each of them."""
+    if engine == "auto":
+        return ranks.world()
+    if asked_for() > 1:
+        raise ConfigError(
+            f"engine {engine!r} runs in one process, but torchrun started {asked_for()}; "
+            "use engine='auto', or leave torchrun out"
+        )
+    return World()
+
+
+def usable_device(settings: Settings) -> torch.device:
+    """Where a run is trained; a ConfigError unless device and precision can be used here."""
+    device = _device(settings.device)
+    if settings.precision == "bf16":
+        require_gpu(device)
+    return device
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used here: {reason}") from error
+    return device
 
 
 def _kind(value: object) -> str:

@@ -46,8 +46,8 @@ def _interrupt() -> None:
 
 
 @contextmanager
-def held_back(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back; the function it gives lets one through. A second one calls ``again``."""
+def deferred_interrupt(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C until the function it yields is called. A second one calls ``again`` at once."""
     before = signal.getsignal(signal.SIGINT)
     press = before if isinstance(before, Press) else Press()
     asked = False

@@ -1,19 +1,15 @@
-"""What a run writes down: rows of rounds and evaluations, and quantiles where clients are many.
+"""The history of a run: rows of rounds and evaluations, and quantiles where clients are many.
 
-Work and memory follow the clients that took part in a round, and those whose rows are kept.
+The cost depends on the clients that took part in a round and on those whose rows are recorded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import nn
+from collections.abc import Sequence
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.alone import Alone
-from fedgradnorm._federation.clients import Outcome
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import rows_by_owner, some_of, with_tasks
 from fedgradnorm._round.private.accounts import Accounts
@@ -22,9 +18,9 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
-from fedgradnorm._runs.many.recorded import recorded
+from fedgradnorm._runs.many.recorded import recorded as recorded_clients
 from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.callbacks import Callback, TrainingState
 
 log = logging.getLogger("fedgradnorm")
 
@@ -32,12 +28,14 @@ ALL_AT_END = 1000
 """Clients of a federation whose last evaluation is of all of them, also with ``eval_clients``."""
 
 
-class Recording:
-    """The tables of a run, and the counters that its rows tell.
+class Recording(Callback):
+    """Writes the tables of a run, and counts the rounds of its clients.
 
-    ``kept`` names those whose rows are kept, or is None where all are. The first and the last
-    evaluation are kept of everybody who was evaluated.
+    ``recorded`` names the clients whose rows are recorded, or is None where all are. The first and
+    the last evaluation are recorded of everybody who was evaluated.
     """
+
+    every = 0
 
     def __init__(
         self,
@@ -51,10 +49,11 @@ class Recording:
         self.history = History(metrics, private=bool(accounts))
         self.spread, self.conflict = spread_table(), conflict_table()
         self.taken = {client.name: 0 for client in clients}
-        self.kept = recorded(clients, settings)
+        self.pending: Sequence[Row] = ()
+        self.recorded = recorded_clients(clients, settings)
         self._metrics = metrics
         told = ((client.name, client.task_name, client.task.kind) for client in clients)
-        self._groups = {} if self.kept is None else told_apart(told)
+        self._groups = {} if self.recorded is None else told_apart(told)
         self._a_round = _costs(clients, federation, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
@@ -63,7 +62,7 @@ class Recording:
     def tables(self) -> dict[str, Table]:
         """The tables that this run has, by the name of their file."""
         found: dict[str, Table] = {METRICS: self.history}
-        if self.kept is not None:
+        if self.recorded is not None:
             found[SPREAD] = self.spread
         if self.settings.record_conflict:
             found[CONFLICT] = self.conflict
@@ -71,9 +70,9 @@ class Recording:
 
     def announce(self) -> None:
         """Say whose rows are kept, who is evaluated, and what recording costs more."""
-        if self.kept is not None:
+        if self.recorded is not None:
             words = "%s has the rows of %d of %d clients, and %s quantiles over all"
-            log.info(words, METRICS, len(self.kept), len(self.taken), SPREAD)
+            log.info(words, METRICS, len(self.recorded), len(self.taken), SPREAD)
         if (some := self.chosen(0)) is not None:
             log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
         every = self.settings.record_conflict
@@ -83,24 +82,37 @@ class Recording:
                 "joint forms no single updates", every,
             )  # fmt: skip
 
-    def round(self, number: int, epoch: float, outcome: Outcome) -> list[Row]:
-        """Rows of the clients that were active in a round, which is counted for them."""
-        rows = self._round_rows(outcome, {"round": number, "epoch": epoch})
-        self.conflict.append(pair_rows(number, epoch, outcome.conflict))
-        return rows
-
-    def _round_rows(self, outcome: Outcome, when: Row) -> list[Row]:
-        rows, failed = list[Row](), set(outcome.failed)
-        table = outcome.columns if outcome.active else {}
-        for name, *values in zip(outcome.active, *table.values(), strict=True):
+    def on_round(self, state: TrainingState) -> None:
+        """Count a round for its clients, and record one in ``log_every``."""
+        record = state.record
+        assert record is not None
+        failed = set(record.failed)
+        for name in record.clients:
+            self.taken[name] += name not in failed
+        self.conflict.append(pair_rows(state.round, state.epoch, record.conflict))
+        if state.round % self.settings.log_every and state.round < state.rounds:
+            return
+        when = {"round": state.round, "epoch": state.epoch}
+        rows = list[Row]()
+        columns = record.columns if record.clients else {}
+        for name, *values in zip(record.clients, *columns.values(), strict=True):
             ok = name not in failed
-            self.taken[name] += ok
             row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
-            row.update(zip(table, values, strict=True))
+            row.update(zip(columns, values, strict=True))
             row["held"] = int(row["held"])
             row.update(self._meters(name))
             rows.append(row if ok else {k: v for k, v in row.items() if k not in SENT})
-        return rows
+        self.write(rows)
+
+    def on_evaluation(self, state: TrainingState) -> None:
+        """Hold the rows back until :meth:`flush`: a run may stop here and evaluate once more."""
+        self.pending = state.evaluation
+
+    def flush(self, everybody: bool = False) -> None:
+        """Record the last evaluation."""
+        if self.pending:
+            self.write(self.pending, everybody)
+        self.pending = ()
 
     def _meters(self, name: str) -> Row:
         """Samples a client has seen, bytes exchanged and privacy spent so far."""
@@ -134,23 +146,11 @@ class Recording:
         """Each client's weight as it is now."""
         return dict(zip(self.federation.names, self.federation.weights(), strict=True))
 
-    def run(
-        self,
-        clients: Mapping[str, TrainedClient],
-        about: dict[str, Any],
-        shared: nn.Module | None,
-        finished: bool,
-    ) -> Run:
-        """The run with its tables; where rows are left out, ``about`` has everybody's weight."""
-        if self.kept is not None:
-            about = {**about, "weights": self.weights()}
-        return Run(clients, about, self.history, shared, finished, self.conflict, self.spread)
-
-    def keep(self, rows: Sequence[Row], everybody: bool = False) -> None:
-        """Write rows down: those of the clients that are recorded, or ``everybody``'s."""
-        if self.kept is not None:
+    def write(self, rows: Sequence[Row], everybody: bool = False) -> None:
+        """Add rows to the history: those of the clients that are recorded, or ``everybody``'s."""
+        if self.recorded is not None:
             self.spread.append(spread_rows(rows, self._groups, self._metrics))
-        whole = everybody or self.kept is None or not self.history.rows
+        whole = everybody or self.recorded is None or not self.history.rows
         self.history.append(rows if whole else self._of_recorded(rows))
 
     def news(self) -> tuple[list[Row], list[Row]]:
@@ -158,7 +158,7 @@ class Recording:
         return self._of_recorded(self.history.news()), self.spread.news()
 
     def _of_recorded(self, rows: Sequence[Row]) -> list[Row]:
-        return [row for row in rows if self.kept is None or row["client"] in self.kept]
+        return [row for row in rows if self.recorded is None or row["client"] in self.recorded]
 
 
 def _costs(

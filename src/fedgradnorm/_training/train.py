@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
+from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
+from fedgradnorm._engines.ranks import stoppable
+from fedgradnorm._errors import Interrupted
+from fedgradnorm._federation.sharing import check_clients
 from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.local_update import FirstLoss, ReportLoss, Schedule, Update
+from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.settings import (
@@ -23,10 +32,29 @@ from fedgradnorm._round.settings import (
     Settings,
     Share,
 )
+from fedgradnorm._runs.about import diverged_words
+from fedgradnorm._runs.after.starting import Start, checked_start
+from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.fit import train_with
-from fedgradnorm._training.trainer import Progress
-from fedgradnorm.weighting import Weighting
+from fedgradnorm._training.callbacks import Callback, Show
+from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
+from fedgradnorm._training.describe import about_run
+from fedgradnorm._training.inputs import (
+    check_is_module,
+    check_progress,
+    checked_callbacks,
+    checked_clients,
+    checked_folder,
+    checked_weighting,
+    meet,
+    usable_device,
+)
+from fedgradnorm._training.interrupt import deferred_interrupt
+from fedgradnorm._training.trainer import Trainer
+from fedgradnorm.models._dividing import divided
+from fedgradnorm.weighting import Equal, GradNorm, Weighting
+
+log = logging.getLogger("fedgradnorm")
 
 
 def train(
@@ -82,7 +110,8 @@ def train(
     start: Run | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    progress: bool | Callable[[Progress], None] = False,
+    progress: bool | Show = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train one shared network and a personal head per client.
 
@@ -162,8 +191,10 @@ def train(
             over clients of (first - loss) / max(first, loss), with losses of the validation rows.
             With ``own_best`` the shared network is that of ``best``, and each client whose own loss
             was lowest in another round has network and head of that round for itself.
-        patience: end a run that keeps its best after so many evaluations without a better one; with
-            "own_best" each client waits so long, and the run ends when no client waits.
+        patience: end a run that keeps its best after this many evaluations without a better one.
+            With the default ``eval_every``, at least 50 rounds must have passed as well: an epoch
+            of small clients is a single round. With "own_best" each client waits that long, and
+            the run ends when no client waits any more.
         checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
             checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
         record_conflict: the cosine between every two clients' updates is recorded in the first of
@@ -179,57 +210,14 @@ def train(
         folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
         resume: go on with the run in ``folder``.
         progress: True for a live display in the terminal, or a function to call after each round.
+        callbacks: your own :class:`fedgradnorm.Callback` objects, such as
+            :class:`fedgradnorm.EarlyStopping`: they see every round, and can stop the run.
 
     Returns:
         A :class:`fedgradnorm.Run`.
     """
-    settings = Settings(
-        rounds=rounds,
-        epochs=epochs,
-        batch_size=batch_size,
-        head_steps=head_steps,
-        shared_steps=shared_steps,
-        lr=lr,
-        head_optimizer=head_optimizer,
-        server_optimizer=server_optimizer,
-        local_optimizer=local_optimizer,
-        server_schedule=server_schedule,
-        head_schedule=head_schedule,
-        clip=clip,
-        head_clip=head_clip,
-        first_loss=first_loss,
-        update=update,
-        report_loss=report_loss,
-        schedule=schedule,
-        proximal=proximal,
-        final_head_steps=final_head_steps,
-        heads=heads,
-        head_start=head_start,
-        personalize=personalize,
-        ditto=ditto,
-        aggregate=aggregate,
-        order=order,
-        key=key,
-        share=share,
-        participation=participation,
-        shared=shared,
-        frozen=frozen,
-        privacy=privacy,
-        gauge=gauge,
-        engine=engine,
-        device=device,
-        precision=precision,
-        compile=compile,
-        seed=seed,
-        log_every=log_every,
-        eval_every=eval_every,
-        keep=keep,
-        patience=patience,
-        checkpoint_every=checkpoint_every,
-        record_conflict=record_conflict,
-        eval_clients=eval_clients,
-        record_clients=record_clients,
-    )
+    given = dict(locals())
+    settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
     return train_with(
         network,
         clients,
@@ -239,4 +227,87 @@ def train(
         folder=folder,
         resume=resume,
         progress=progress,
+        callbacks=callbacks,
     )
+
+
+def train_with(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting | None,
+    settings: Settings,
+    *,
+    start: Run | None = None,
+    folder: Place | None = None,
+    resume: bool = False,
+    progress: bool | Show = False,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
+    weighting, clients = checked_weighting(weighting), checked_clients(clients)
+    check_is_module(network)
+    network = divided(network, settings.shared, settings.frozen)
+    check_progress(progress)
+    callbacks = checked_callbacks(callbacks)
+    resume, place = flag("resume", resume), checked_folder(folder)
+    begin: Start | None = None
+    if (other := checked_start(start)) is not None:
+        check_clients(clients, settings)
+        begin = Start(other, network, clients, settings)
+        network, clients = begin.network, begin.clients
+    world = meet(settings.engine)
+    if weighting is None:
+        weighting = GradNorm() if settings.share == "all" else Equal()
+    device = usable_device(settings)
+    network = world.same_network(network)
+    with numerics(settings.precision, device):  # kernels are built as the run will use them
+        trainer = Trainer(network, clients, weighting, settings, device, callbacks, world)
+    trainer.about = about_run(trainer, network, weighting)
+    if begin is not None:
+        trainer.begin(begin.statistics, begin.networks)
+        trainer.about["start"] = begin.about()
+    writer: Writer | None = None
+    if place is not None:
+        writer = open_folder(place, trainer, trainer.about, resume, world)
+        trainer.about = writer.about
+    try:
+        with (
+            _display(progress if world.leads else False, trainer) as show,
+            numerics(settings.precision, trainer.device),
+            stoppable(world),
+            deferred_interrupt() as interrupt,
+        ):
+            started = time.perf_counter()
+            log.info("round %d of %d: training starts", trainer.round, trainer.rounds)
+            trainer.announce()
+            checkpoints = Checkpoints(writer, trainer, world)
+            if begin is not None and not trainer.history.rows:
+                begin.announce()
+                checkpoints.write()  # a resumed run does not need the other run
+            trainer.train(checkpoints, show, interrupt=interrupt)
+        seconds = time.perf_counter() - started
+        log.info("round %d: finished in %.1f s", trainer.round, seconds)
+        if trainer.ended:
+            log.info("round %d: %s", trainer.round, trainer.ended)
+        if trainer.diverged:
+            log.warning("%s; lower %s", diverged_words(trainer.diverged), trainer.monitor.rates)
+        run = trainer.result()
+        if writer is not None:
+            writer.finish(run)
+        return run
+    except KeyboardInterrupt:
+        where = f"; resume from {folder}" if folder is not None else ""
+        alone = ", while clients trained alone" if trainer.training_alone else ""
+        message = f"stopped after round {trainer.round} of {trainer.rounds}{alone}{where}"
+        raise Interrupted(message, trainer.result()) from None
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _display(progress: bool | Show, trainer: Trainer) -> AbstractContextManager[Show | None]:
+    if progress is True:
+        from fedgradnorm._training.display import live_display
+
+        return live_display(trainer.round)
+    return nullcontext(progress or None)

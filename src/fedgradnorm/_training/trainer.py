@@ -1,10 +1,9 @@
-"""The rounds of a run: who takes part, what is recorded, what a checkpoint holds."""
+"""The training loop: rounds, what is done around them, and how a run ends."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Journal
-from fedgradnorm._errors import TrainingError, listed
-from fedgradnorm._federation.clients import Outcome
+from fedgradnorm._engines.ranks import RankLost, World
+from fedgradnorm._errors import ConfigError, TrainingError, listed
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
@@ -28,45 +27,43 @@ from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.about import kept_words
-from fedgradnorm._runs.csv_table import Row, Table
+from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import UNTUNED, History
 from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._training.alone.candidates import Alone, choose, install, start_of
-from fedgradnorm._training.ending.stopping import Stopping, log_personal
+from fedgradnorm._training.alone import choose, install, log_personal, start_of, train_alone
+from fedgradnorm._training.best import BestRound
+from fedgradnorm._training.callbacks import (
+    Callback,
+    Record,
+    Show,
+    ShowProgress,
+    TrainingState,
+    saved_state,
+)
+from fedgradnorm._training.checkpoints import Checkpoints
+from fedgradnorm._training.monitor import Monitor, packed_counts, unpacked_counts
 from fedgradnorm._training.recording import Recording
-from fedgradnorm._training.spells import packed_counts, unpacked_counts
-from fedgradnorm._training.watch import Watch
 from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a progress callback is told after every round; ``rows`` are the history's new ones.
+class Evaluation(Callback):
+    """Evaluates the clients every ``every`` rounds; 0 is only at the end."""
 
-    ``losses`` are what ``shown`` says: a server over the network may know no more than ratios.
-    ``ended`` is empty until the run is over; it then says what was kept, where that was a choice.
-    ``stage`` is "alone" while clients train alone to have the choice of it; rounds are then its.
-    ``spread`` are new rows of quantiles, where the history has not the rows of all clients.
-    """
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.every = trainer, trainer.interval(trainer.settings.eval_every)
 
-    round: int
-    rounds: int
-    epoch: float
-    losses: Mapping[str, float]
-    weights: Mapping[str, float]
-    rows: Sequence[Row] = ()
-    shown: str = "loss"
-    ended: str = ""
-    stage: str = ""
-    spread: Sequence[Row] = ()
+    def on_round(self, state: TrainingState) -> None:
+        """Evaluate, but not after the last round: the end of the run does."""
+        if state.round < state.rounds:
+            self.trainer.evaluate()
 
 
 class Trainer:
-    """One run in the making: its clients, its round counter and its history."""
+    """A run in the making: its clients, its round counter and its callbacks."""
 
     def __init__(
         self,
@@ -75,6 +72,8 @@ class Trainer:
         weighting: Weighting,
         settings: Settings,
         device: torch.device,
+        callbacks: Sequence[Callback] = (),
+        world: World | None = None,
     ) -> None:
         check_clients(clients, settings)
         clients = planned(clients, settings)
@@ -85,27 +84,212 @@ class Trainer:
         self.federation = make_federation(network, clients, weighting, settings, device)
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
+        self.world = world or World()
         self.start = start_of(network, clients, settings) if settings.chooses_alone else {}
         self.per_epoch = settings.rounds_per_epoch(sizes)
-        self.round, self.ending = 0, False
-        self.watch = Watch(self.names, settings)
+        self.round = 0
+        self.stopped = ""  # why a callback ended the run
+        self.training_alone = False
+        self.over = False
+        self.about: dict[str, Any] = {}
+        self.personal: dict[str, dict[str, Any]] = {}
         self.accounts = Accounts(clients, settings, self.rounds)
         self.rounds = self.accounts.govern(self.federation, self.rounds)
-        self.stopping = Stopping(self.federation, settings)
-        self.personal: dict[str, dict[str, Any]] = {}
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
+        self.state = TrainingState(self)
         self.recording = Recording(clients, self.federation, self.accounts, settings)
+        self.monitor = Monitor(self.names, settings)
+        self.best = BestRound(self.federation, settings)
+        self.evaluation = Evaluation(self)
+        self.callbacks = list(callbacks)
+        self.checkpoints = Checkpoints(None, self, self.world)
+        self.show: Show | None = None
+        self.interrupt: Callable[[], None] = lambda: None
+        self.diverged: list[str] = []
+        self._failure: BaseException | None = None
+        self._intervals: list[int] = []
+        self._shared_callbacks = False
         if settings.share == "all":
             warn_of_order(clients)
 
-    def begin(
-        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    def train(
+        self,
+        checkpoints: Checkpoints | None = None,
+        show: Show | None = None,
+        stage: str = "",
+        interrupt: Callable[[], None] | None = None,
     ) -> None:
-        """Start with what clients have from another run: running statistics, and networks."""
-        self.federation.begin(statistics, networks)
-        if self.start:
-            self.start["statistics"] = {name: dict(own) for name, own in statistics.items()}
+        """Run all rounds that are left, with the callbacks around them, and end the run.
+
+        ``interrupt`` raises KeyboardInterrupt if Ctrl-C was pressed. It is called between rounds
+        only, where a checkpoint can be written.
+        """
+        if self.over:
+            return
+        self.checkpoints = checkpoints or self.checkpoints
+        self.interrupt = interrupt or self.interrupt
+        self.show = show
+        progress = None if show is None else ShowProgress(show, self, stage)
+        # Rounds run together must be the same on all ranks, whose callbacks may differ.
+        found = self.world.gather([callback.every for callback in self.callbacks])
+        intervals = [every for of_a_rank in found for every in of_a_rank]
+        self._shared_callbacks = self.world.size > 1 and bool(intervals)
+        self._intervals = [self.evaluation.every, self.checkpoints.every, *intervals]
+
+        self._call("on_start", self.callbacks)
+        if not self.history.rows:
+            self.evaluate()
+        self._settle()
+        while not self.done:
+            try:
+                self.advance(self._rounds_until_next())
+            except RankLost:
+                raise
+            except TrainingError:
+                self.checkpoints.write()
+                raise
+            if self._due(self.evaluation):
+                self.evaluation.on_round(self.state)
+            self._call("on_round", [one for one in self.callbacks if self._due(one)])
+            self._settle()
+            if self.settings.chooses_alone or not self.done:  # else the end writes and shows it
+                self.checkpoints.on_round(self.state)
+                self._report(progress, "on_round")
+        self._end()
+        self._report(progress, "on_end")
+
+    def advance(self, most: int = 1) -> None:
+        """Run one round, or up to ``most`` where the engine can run several as one CUDA graph."""
+        if every := self.settings.record_conflict:  # only the first of them may be recorded
+            most = min(most, every - self.round % every)
+        count = min(most, self.rounds - self.round, self.federation.burst)
+        actives = [self._active(self.round + k) for k in range(count)]
+        for outcome in self.federation.rounds(self.round, actives):
+            active, failed = outcome.active, outcome.failed
+            if active and len(failed) == len(active):
+                raise TrainingError(
+                    f"round {self.round + 1}: training diverges: the loss or gradient of every "
+                    f"active client is not finite ({listed(failed)}); "
+                    f"lower {self.monitor.rates} or look at the data"
+                )
+            self.round += 1
+            self.accounts.note(self.round, list(active))
+            self.state.record = Record(active, failed, outcome.columns, outcome.conflict)
+            self.recording.on_round(self.state)
+            self.monitor.on_round(self.state)
+
+    def evaluate(self, last: bool = False) -> None:
+        """Evaluate the clients on all their splits, and tell every callback."""
+        self.state.evaluation = self.recording.measured(self.round, self.epoch, last=last)
+        self.recording.on_evaluation(self.state)
+        self.best.on_evaluation(self.state)
+        self._call("on_evaluation", self.callbacks)
+
+    def _end(self) -> None:
+        """Return to the best round, personalize, and evaluate what the run ends with.
+
+        Nothing of this is in the last round's checkpoint, so a run that is interrupted here does it
+        again. Only where clients train alone first, that checkpoint is written before.
+        """
+        self.training_alone = self.settings.chooses_alone
+        alone = train_alone(self) if self.training_alone else None
+        self.training_alone = False
+        if self.best.active and self.best.last_round < self.round:
+            self.evaluate()
+        self.monitor.on_end(self.state)
+        self.best.restore()
+        self.federation.finish(self.round)
+        if self.settings.personalize is not None:
+            rows = self.recording.measured(self.round, self.epoch, UNTUNED, last=True)
+            self.recording.write(rows, everybody=True)
+        self.personal |= self.federation.personalize(self.round)
+        if alone is not None:
+            self.personal = choose(self.personal, alone)
+            install(self.federation, self.personal, alone)
+        log_personal(self.personal)
+        self.evaluate(last=True)
+        self.recording.flush(everybody=True)
+        self.diverged = self.monitor.diverged(self.state.evaluation, restored=self.best.active)
+        self.over = True
+        self._call("on_end", self.callbacks)
+        self._settle()
+        self.checkpoints.on_end(self.state)
+
+    def _call(self, hook: str, callbacks: Sequence[Callback]) -> None:
+        """Call a hook of the user's callbacks; the first that fails is raised by ``_settle``.
+
+        All of them are called first, so that each has seen the round that the checkpoint is of.
+        """
+        for callback in callbacks:
+            try:
+                getattr(callback, hook)(self.state)
+            except (ConfigError, KeyboardInterrupt) as error:
+                self._failure = self._failure or error
+            except Exception as error:
+                what = f"callback {type(callback).__name__}: {hook} failed at round {self.round}"
+                failure = TrainingError(f"{what}: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                self._failure = self._failure or failure
+
+    def _settle(self) -> None:
+        """Agree with the other ranks whether a callback stops the run or failed."""
+        reason, failure = self.state.stop_reason, self._failure
+        self._failure = None
+        if self._shared_callbacks:
+            said = None if failure is None else (type(failure), str(failure))
+            told = self.world.gather((reason, said))
+            reason = next((theirs for theirs, _ in told if theirs), "")
+            kind, words = next((theirs for _, theirs in told if theirs), (None, ""))
+            failure = failure or (kind(words) if kind is not None else None)
+        self.stopped = reason
+        if not self.done:
+            self.recording.flush()
+        if failure is not None:
+            self.checkpoints.write()
+            raise failure
+
+    def _report(self, progress: ShowProgress | None, hook: str) -> None:
+        """Show the progress, and stop where Ctrl-C was pressed, on any rank: all stop together."""
+        interrupted = False
+        try:
+            if progress is not None:
+                getattr(progress, hook)(self.state)
+            self.interrupt()
+        except KeyboardInterrupt:
+            interrupted = True
+        if self.world.anyone(interrupted):
+            self.checkpoints.write()
+            raise KeyboardInterrupt
+
+    def _due(self, callback: Callback) -> bool:
+        return callback.every > 0 and self.round % callback.every == 0
+
+    def _rounds_until_next(self) -> int:
+        """Rounds until the next evaluation, checkpoint or callback is due."""
+        found = (every - self.round % every for every in self._intervals if every)
+        return min(found, default=1 << 30)
+
+    def _active(self, round_number: int) -> list[str]:
+        """The clients of a round; not those that have stopped or spent their privacy budget."""
+        found = drawn(self.settings, self.names, round_number)
+        if found is None:
+            found = self.presence.active(self.settings.participation, round_number)
+        return self.best.training(self.accounts.able(found))
+
+    def interval(self, given: int | None) -> int:
+        """An interval in rounds: as given, or once an epoch."""
+        return max(1, round(self.per_epoch)) if given is None else given
+
+    @property
+    def done(self) -> bool:
+        """Whether there are no more rounds."""
+        return self.round >= self.rounds or bool(self.stopped)
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the largest client's training examples so far."""
+        return self.round / self.per_epoch
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -118,68 +302,20 @@ class Trainer:
         return self.recording.history
 
     @property
-    def epoch(self) -> float:
-        """Passes over the largest client's training rows so far."""
-        return self.round / self.per_epoch
+    def journal(self) -> Journal | None:
+        """The client rows that checkpoints store incrementally, where they do."""
+        return self.federation.engine.journal
 
-    @property
-    def done(self) -> bool:
-        """Whether all rounds are over, or enough of them."""
-        return self.round >= self.rounds or self.stopping.stopped
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing left to do; ``ending`` is between the last round and that."""
-        return self.done and not self.ending
-
-    def every(self, given: int | None) -> int:
-        """An interval in rounds: as given, or once an epoch."""
-        return max(1, round(self.per_epoch)) if given is None else given
-
-    def advance(self, most: int = 1) -> Progress:
-        """One round, or up to ``most`` where the engine runs several without coming back."""
-        if every := self.settings.record_conflict:  # a recorded round is the first of its burst
-            most = min(most, every - self.round % every)
-        count = min(most, self.rounds - self.round, self.federation.burst)
-        actives = [self._active(self.round + k) for k in range(count)]
-        rows: list[Row] = []
-        for outcome in self.federation.rounds(self.round, actives):
-            rows = self._record(outcome)
-        return Progress(
-            self.round,
-            self.rounds,
-            self.epoch,
-            {row["client"]: row["loss"] for row in rows if row["active"]},
-            {row["client"]: row["weight"] for row in rows},
-        )
-
-    def _active(self, round_number: int) -> list[str]:
-        """Who takes part in a round; whose privacy budget is spent does so no more."""
-        found = drawn(self.settings, self.names, round_number)
-        if found is None:
-            found = self.presence.active(self.settings.participation, round_number)
-        return self.stopping.training(self.accounts.able(found))
-
-    def _record(self, outcome: Outcome) -> list[Row]:
-        """Count a round and write down what became of it."""
-        active, failed = list(outcome.active), list(outcome.failed)
-        self.watch.fail(self.round + 1, active, failed)
-        if active and len(failed) == len(active):
-            raise TrainingError(
-                f"round {self.round + 1}: training diverges: the loss or gradient of every active "
-                f"client is not finite ({listed(failed)}); "
-                f"lower {self.watch.divergence.rates} or look at the data"
-            )
-        self.round += 1
-        self.accounts.note(self.round, active)
-        rows = self.recording.round(self.round, self.epoch, outcome)
-        self.watch.hold(self.round, rows)
-        if self.round % self.settings.log_every == 0 or self.done:
-            self.recording.keep(rows)
-        return rows
+    def begin(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    ) -> None:
+        """Start with what clients have from another run: running statistics, and networks."""
+        self.federation.begin(statistics, networks)
+        if self.start:
+            self.start["statistics"] = {name: dict(own) for name, own in statistics.items()}
 
     def announce(self) -> None:
-        """Say what is shared, where gradients are measured, and what recording costs more."""
+        """Log what is shared, where gradients are measured, and what recording costs."""
         log_division(self.network, self.federation.gauge)
         clients, common = list(self.clients.values()), self.federation.shared_heads.names
         if not self.round:
@@ -189,60 +325,33 @@ class Trainer:
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
-        self.stopping.announce(clients)
+        self.best.announce()
         self.presence.announce(self.rounds)
         self.recording.announce()
 
-    def evaluate(self) -> None:
-        """Loss and metrics of clients on all their splits, into the history.
-
-        The last evaluation is that of what the run ends with: the state that is kept, with heads
-        tuned if they are. Where clients may choose to be alone, it waits until they have been.
-        """
-        rows = self._measured() if self.stopping.keeps or not self.done else []
-        self.stopping.note(self.round, rows)
-        if not self.done:
-            self.recording.keep(rows)
-        elif self.settings.chooses_alone:
-            self.ending = True
-        else:
-            self.end()
-
-    def end(self, alone: Alone | None = None) -> None:
-        """What comes after the last round; ``alone`` is what clients may choose instead."""
-        self.watch.sum_up()
-        self.stopping.restore()
-        self.federation.finish(self.round)
-        if self.settings.personalize is not None:
-            self.recording.keep(self._measured(UNTUNED, last=True), everybody=True)
-        self.personal |= self.federation.personalize(self.round)
-        if alone is not None:
-            self.personal = choose(self.personal, alone)
-            install(self.federation, self.personal, alone)
-        log_personal(self.personal)
-        self.ending = False
-        self.recording.keep(self._measured(last=True), everybody=True)
-
-    def _measured(self, before: str = "", last: bool = False) -> list[Row]:
-        return self.recording.measured(self.round, self.epoch, before, last)
-
-    def result(self, about: dict[str, Any]) -> Run:
-        """The run as it stands."""
-        federation, shared = self.federation, None
+    def result(self) -> Run:
+        """The run as it stands; under torchrun all ranks take part in this."""
+        federation, recording, shared = self.federation, self.recording, None
         if isinstance(federation, Federation):
             shared = federation.shared_network(federation.server.shared)
-        trained = self._trained_in_rows() or self._trained()
-        about = {**about, "finished": self.over, **self.watch.counts(), **self._kept()}
-        return self.recording.run(trained, about, shared, self.over)
+        about = {**self.about, "finished": self.over, **self.monitor.counts(), **self._outcome()}
+        if recording.recorded is not None:  # the history lacks rows, so everybody's weight is here
+            about["weights"] = recording.weights()
+        tables = recording.history, recording.conflict, recording.spread
+        return Run(self._trained(), about, tables[0], shared, self.over, *tables[1:])
 
-    def _trained_in_rows(self) -> Mapping[str, TrainedClient]:
-        """All clients, where their heads lie in rows; else none."""
-        if (tables := self.federation.head_tables()) is None:
-            return {}
-        return StackedClients.of(self.clients, tables)
+    def snapshot(self) -> Run:
+        """The run as it stands, with tables of its own that do not grow any more."""
+        run = self.result()
+        run.table = run.table.copy()
+        run.pairs, run.quantiles = run.pairs.copy(), run.quantiles.copy()
+        run.table.append(self.recording.pending)
+        return run
 
     def _trained(self) -> Mapping[str, TrainedClient]:
-        """All clients, with their heads as modules."""
+        """All clients: in rows where many are registered, else with their heads as modules."""
+        if (tables := self.federation.head_tables()) is not None:
+            return StackedClients.of(self.clients, tables)
         found = self.federation.all_trained()
         own = {n: e.network for n, e in found.items()}
         networks = {n: self.federation.shared_network(v) for n, v in own.items() if v is not None}
@@ -251,36 +360,48 @@ class Trainer:
             for name, exported in found.items()
         }
 
-    def _kept(self) -> dict[str, Any]:
-        """What a finished run says of the state that it kept, where that was a choice."""
-        personal = {"personal": self.personal} if self.personal else {}
-        if not self.over or not self.stopping.keeps:
-            return personal
-        kept = self.stopping.about()
-        return {"stopped_early": self.round < self.rounds, "kept": kept, **personal}
+    def _outcome(self) -> dict[str, Any]:
+        """What run.json says of the end of a run: why it stopped, what was saved, who diverged."""
+        found: dict[str, Any] = {"personal": self.personal} if self.personal else {}
+        if not self.over:
+            return found
+        early = self.round < self.rounds
+        if self.best.active or early:
+            found["stopped_early"] = early
+        if early:
+            found["stopped"] = self.stopped
+        if self.best.active:
+            found["kept"] = self.best.about()
+        if self.diverged:
+            found["diverged"] = self.diverged
+        return found
 
     @property
     def ended(self) -> str:
-        """The same in words."""
-        return kept_words(self._kept())
-
-    @property
-    def journal(self) -> Journal | None:
-        """What of the clients is written down piece by piece, where it is."""
-        return self.federation.engine.journal
+        """How the run ended, in words, where there is something to say."""
+        return kept_words(self._outcome())
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Everything needed to go on from here; without ``rows`` all but what the journal holds."""
+        """Everything needed to continue; without ``rows`` all but what the journal holds."""
         more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
-        if self.stopping.keeps:
-            more["stopping"] = self.stopping.state_dict()
+        if self.best.active:
+            more["best"] = self.best.state_dict()
         more |= {"accounts": self.accounts.state_dict()} if self.accounts else {}
         if self.start and not self.over:
-            more |= {"start": self.start, "ending": self.ending}
+            more["start"] = self.start
+        if self.over:
+            more["diverged"] = self.diverged
         return {
             "round": self.round,
+            "stopped": self.stopped,
+            "over": self.over,
             "taken": packed_counts(self.recording.taken),
-            "watch": self.watch.state_dict(),
+            "monitor": self.monitor.state_dict(),
+            "callbacks": {
+                _place(position, callback): saved_state(callback)
+                for position, callback in enumerate(self.callbacks)
+                if hasattr(callback, "state_dict")
+            },
             "federation": self.federation.state_dict(rows),
             **more,
         }
@@ -290,11 +411,25 @@ class Trainer:
         self.round = state["round"]
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
+        self.stopped, self.over = str(state["stopped"]), bool(state["over"])
+        self.state.stop_reason = self.stopped
         self.recording.taken = unpacked_counts(state["taken"], self.names, "taken")
-        self.watch.load_state_dict(state["watch"])
+        self.monitor.load_state_dict(state["monitor"])
         self.personal = dict(state.get("personal", {}))
         self.start = state.get("start", self.start)
-        self.ending = bool(state.get("ending"))
-        self.stopping.load_state_dict(state.get("stopping", []))
+        self.diverged = list(state.get("diverged", []))
+        if self.best.active:
+            self.best.load_state_dict(state["best"])
         self.accounts.load_state_dict(state.get("accounts", {}))
         self.federation.load_state_dict(state["federation"])
+        saved = dict(state["callbacks"])
+        for position, callback in enumerate(self.callbacks):
+            if (place := _place(position, callback)) in saved:
+                callback.load_state_dict(saved.pop(place))  # type: ignore[attr-defined]
+        if saved:
+            log.warning("callbacks of the checkpoint are missing now: %s", listed(list(saved)))
+
+
+def _place(position: int, callback: Callback) -> str:
+    """What a checkpoint calls a callback: its class and its position."""
+    return f"{type(callback).__name__} {position}"

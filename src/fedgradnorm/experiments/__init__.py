@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fedgradnorm._lazy import on_demand
 
 if TYPE_CHECKING:
-    from fedgradnorm._training.sinks import Sink, open_sink
+    from fedgradnorm._training.trackers import Sink, open_sink
     from fedgradnorm.experiments._config.config_file import Config, load_config
     from fedgradnorm.experiments._execute import execute as run
 
@@ -17,7 +17,7 @@ __getattr__ = on_demand(
         "Config": f"{__name__}._config.config_file.Config",
         "load_config": f"{__name__}._config.config_file.load_config",
         "run": f"{__name__}._execute.execute",
-        "Sink": "fedgradnorm._training.sinks.Sink",
-        "open_sink": "fedgradnorm._training.sinks.open_sink",
+        "Sink": "fedgradnorm._training.trackers.Sink",
+        "open_sink": "fedgradnorm._training.trackers.open_sink",
     },
 )

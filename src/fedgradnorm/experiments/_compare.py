@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fedgradnorm._errors import TrainingError
-from fedgradnorm._training.device import usable_device
-from fedgradnorm._training.sinks import Show
+from fedgradnorm._training.inputs import usable_device
+from fedgradnorm._training.trackers import Show
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
 from fedgradnorm.experiments._entries import FROZEN_FROM, read_entries

@@ -19,8 +19,8 @@ from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG, DROPPED
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.fit import train_with
-from fedgradnorm._training.sinks import Show, tracked
+from fedgradnorm._training.trackers import Show, tracked
+from fedgradnorm._training.train import train_with
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, build, clients_of, load_config
 

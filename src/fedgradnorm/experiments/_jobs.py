@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import Interrupted, TrainingError
-from fedgradnorm._training.interrupt import held_back
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
+from fedgradnorm._training.interrupt import deferred_interrupt
 from fedgradnorm.experiments._execute import execute
 from fedgradnorm.experiments._trials import Trial
 
@@ -83,7 +83,7 @@ def _in_processes(trials: Sequence[Trial], jobs: int, watch: Watch | None) -> li
 @contextmanager
 def _closing(pool: ProcessPoolExecutor, stop: Any) -> Iterator[Callable[[], None]]:
     """Leave no process behind and lose no Ctrl-C; the function it gives lets one through."""
-    with held_back(_end_processes) as let_through:
+    with deferred_interrupt(_end_processes) as let_through:
         try:
             yield let_through
         except BaseException:

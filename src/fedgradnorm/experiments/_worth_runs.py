@@ -12,8 +12,8 @@ from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._runs.loading import load
-from fedgradnorm._training.alone.worth import warn_of_overfitting
-from fedgradnorm._training.device import usable_device
+from fedgradnorm._training.inputs import usable_device
+from fedgradnorm._training.worth import warn_of_overfitting
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._compare import Display
 from fedgradnorm.experiments._config.config_file import Config, build, check

@@ -20,7 +20,7 @@ from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import threshold
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import History
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 
 log = logging.getLogger("fedgradnorm")
 

@@ -31,7 +31,7 @@ from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers, unpack_vecto
 from fedgradnorm._masking.roster import Unsafe, threshold
 from fedgradnorm._round.participation import participants
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.weighting._secure_sums import secure_sums
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedgradnorm._training.sinks import Tracking
+from fedgradnorm._training.trackers import Tracking
 
 
 class Strict(BaseModel):

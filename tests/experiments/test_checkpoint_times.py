@@ -14,8 +14,8 @@ from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.folder import RunFolder
-from fedgradnorm._training import due
-from fedgradnorm._training.due import Checkpoints
+from fedgradnorm._training import checkpoints as due
+from fedgradnorm._training.checkpoints import Checkpoints
 from fedgradnorm._training.trainer import Trainer
 
 
@@ -41,7 +41,7 @@ def kept(seconds: float, epochs: int, every: int | None = None, epoch: float = 0
     checkpoints = Checkpoints(keeper, trainer, World(), keeper.clock)  # type: ignore[arg-type]
     for trainer.round in range(1, epochs + 1):
         keeper.now += epoch
-        checkpoints.after_round()
+        checkpoints.on_round(trainer.state)
     return keeper
 
 
@@ -72,7 +72,7 @@ def test_rank_0_decides_for_all() -> None:
 
     trainer = Trainer(toys.network(), toys.clients(), fgn.Equal(), Settings(rounds=9), toys.CPU)
     trainer.round, keeper = 1, Costly(0)
-    Checkpoints(keeper, trainer, Follower(1, 2)).after_round()  # type: ignore[arg-type]
+    Checkpoints(keeper, trainer, Follower(1, 2)).on_round(trainer.state)  # type: ignore[arg-type]
     assert keeper.times == 0
 
 

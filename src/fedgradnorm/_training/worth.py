@@ -21,10 +21,10 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import ABOUT
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.alone.alone_part import STAGE
-from fedgradnorm._training.fit import train_with
+from fedgradnorm._training.alone import STAGE
+from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._training.inputs import check_progress, checked_folder
-from fedgradnorm._training.trainer import Progress
+from fedgradnorm._training.train import train_with
 from fedgradnorm.weighting import Equal, Weighting
 
 log = logging.getLogger("fedgradnorm")

@@ -18,10 +18,10 @@ import fedgradnorm as fgn
 import toys
 from experiments.killed_training import go
 from experiments.resuming import assert_equal_to_the_bit, begun
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.about import read_about
-from fedgradnorm._training.spells import LONGEST, Spells
-from fedgradnorm._training.watch import holding
+from fedgradnorm._training.monitor import LONGEST, ClientWarnings, Monitor
 from fedgradnorm.tasks._measures import squared_error
 
 ROUNDS = 80
@@ -32,7 +32,12 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
     return [r.getMessage() for r in caplog.records if words in r.getMessage()]
 
 
-def noted(spells: Spells, troubles: list[bool], first: int = 1) -> list[str]:
+def holding(names: list[str]) -> ClientWarnings:
+    """Warnings of frozen weights."""
+    return Monitor(names, Settings()).frozen
+
+
+def noted(spells: ClientWarnings, troubles: list[bool], first: int = 1) -> list[str]:
     """The lines that a client's rounds leave in the log."""
     lines: list[str] = []
     handler = logging.Handler()
@@ -89,7 +94,7 @@ def test_a_checkpoint_with_an_odd_count_is_refused_before_anything_is_trained(
 ) -> None:
     path = begun(tmp_path / "run") / "checkpoint.safetensors"
     whole = checkpoint.load(path)
-    whole["trainer"]["watch"]["holding"]["clients"]["side"] = state
+    whole["trainer"]["monitor"]["frozen"]["clients"]["side"] = state
     checkpoint.save(whole, path)
     with pytest.raises(fgn.RunFolderError, match="its checkpoint does not fit"):
         go(tmp_path / "run")
@@ -97,7 +102,7 @@ def test_a_checkpoint_with_an_odd_count_is_refused_before_anything_is_trained(
 
 @pytest.mark.parametrize("rounds", [[1], [1, -2], [0.5, 1.0]])
 def test_counts_that_do_not_fit_the_clients_are_refused(rounds: list[float]) -> None:
-    with pytest.raises(ValueError, match="watch"):
+    with pytest.raises(ValueError, match="monitor"):
         holding(["a", "b"]).load_state_dict({"rounds": torch.tensor(rounds), "clients": {}})
 
 

@@ -1,1 +1,0 @@
-"""The end of a run: when it comes, and which states are kept."""
