@@ -28,6 +28,7 @@ class Elsewhere(Client):
         numbers: dict[str, float] = {"size": client.size, "rank": rank}
         if client.task.has_real_targets:
             numbers["target_size"] = client.target_size
+            numbers["target_spread"] = client.target_spread
         vars(found).update({**vars(client), **few, **numbers})
         return found
 

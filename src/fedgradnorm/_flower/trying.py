@@ -48,7 +48,7 @@ def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
     tasks: dict[str, dict[str, Any]] = {}
     for client in clients:
         table = {"outputs": client.task.outputs, "clients": []}
-        tasks.setdefault(client.task_name, table)["clients"].append(client.name)
+        tasks.setdefault(client.shared_task, table)["clients"].append(client.name)
     return {"tasks": tasks}
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._engines import with_others
 from fedgradnorm._engines.ranks import RankLost, World, stoppable
 from fedgradnorm._errors import Interrupted, TrainingError
-from fedgradnorm._federation.sharing import check_clients
+from fedgradnorm._federation.sharing import aligned, check_clients, sized
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.after.starting import Start, checked_start
@@ -61,6 +62,7 @@ def train_with(
     """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
     weighting, clients = checked_weighting(weighting), checked_clients(clients)
     check_is_module(network)
+    network = sized(network, clients, settings.seed)
     network = divided(network, settings.shared, settings.frozen)
     check_progress(progress)
     resume, place = flag("resume", resume), checked_folder(folder)
@@ -71,6 +73,7 @@ def train_with(
     if weighting is None:
         weighting = GradNorm() if settings.share == "all" else Equal()
     clients = with_others(world, clients, settings.parting_obstacle(started=begin is not None))
+    clients = aligned(clients, settings, None if begin is None else begin.columns)
     device = usable_device(settings)
     network = world.same_network(network)
     with numerics(settings.precision, device):  # kernels are built as the run will use them
@@ -88,6 +91,7 @@ def train_with(
         with display as show, numerics(settings.precision, trainer.device), stoppable(world):
             _fit(trainer, keeper, show, world, begin)
         run = trainer.result(about)
+        run.folder = None if place is None else Path(place)
         if keeper is not None:
             keeper.finish(run)
         return run

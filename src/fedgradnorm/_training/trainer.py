@@ -18,7 +18,6 @@ from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
     check_clients,
     make_federation,
-    warn_of_order,
     warn_of_scale,
 )
 from fedgradnorm._round.presence import Presence
@@ -95,8 +94,6 @@ class Trainer:
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
         self.recording = Recording(clients, self.federation, self.accounts, settings)
-        if settings.share == "all":
-            warn_of_order(clients)
 
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
