@@ -220,7 +220,8 @@ def check_numbers(clients: Sequence[Client], network: nn.Module) -> None:
         return
     seen, looked_up = set[int](), takes_ids(network)  # several clients may hold one tensor
     for client in clients:
-        ids = looked_up if client.stem is None else takes_ids(network, client.stem)
+        stem = client.stem if isinstance(client.stem, nn.Module) else None  # others are refused
+        ids = looked_up if stem is None else takes_ids(stem)
         for split in SPLITS:
             for name, part in zip("xy", getattr(client, split) or (), strict=False):
                 streams = isinstance(part, (Streamed, StreamedTargets))
