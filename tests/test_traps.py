@@ -95,6 +95,22 @@ def test_a_guess_among_several_unnamed_tasks_is_refused(how: dict[str, Any]) -> 
     train(clients)  # as it always was
 
 
+def test_class_numbers_in_a_file_are_no_label_names() -> None:
+    table = pd.DataFrame(X, columns=list("wxyz")).assign(side=SIDE)
+
+    def client(name: str, **options: Any) -> fgn.Client:
+        loaded = data.client_from_files(
+            name, train=table, task="classification", targets="side", **options
+        )
+        return loaded.client
+
+    clients = [client("gender"), client("smile"), fgn.Client("r", fgn.regression(1), (X, SUM))]
+    with pytest.raises(fgn.ConfigError, match=r"'gender' and 'smile' .* without names"):
+        train(clients, heads="task")
+    names = [client(name, task_name="side") for name in "ab"]
+    assert same_head(train(names, heads="task"), "a", "b")
+
+
 def test_a_client_that_comes_later_starts_with_the_head_of_its_unnamed_task() -> None:
     run = train(sides("ab"), heads="task")
     later = run.personalize(sides("c")[0], steps=1, lr=1e-30)

@@ -29,7 +29,7 @@ from fedgradnorm.models._streamed.rows import (
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
 from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._several import task_rows
-from fedgradnorm.tasks._task import Task, described_task
+from fedgradnorm.tasks._task import Task, are_numbers, described_task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -296,7 +296,12 @@ class Client:
         if self.task.name or self.of:
             return self.task_name
         task = self.task
-        return described_task(task.kind, task.outputs, task.shape, self.labels)
+        return described_task(task.kind, task.outputs, task.shape, self.label_names)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Its labels, where they say more than class numbers do; files call those "0", "1", ..."""
+        return None if self.labels is None or are_numbers(self.labels) else self.labels
 
     def fingerprint(self) -> str:
         """A hash of all splits: kinds of numbers, shapes and values, in the order of columns given.

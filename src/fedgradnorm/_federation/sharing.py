@@ -86,7 +86,7 @@ def _check_categories(clients: Sequence[Client]) -> None:
 
 def check_shared_labels(clients: Sequence[Client], how: Heads) -> None:
     """A ConfigError where clients average their heads, and an output has another label at each."""
-    named = {c.name: c for c in clients if c.labels and not c.task.has_real_targets}
+    named = {c.name: c for c in clients if c.label_names and not c.task.has_real_targets}
     for group in SharedHeads(clients, how, torch.device("cpu")).groups:
         some = [named[name] for name in group if name in named]
         for other in some[1:]:
@@ -120,7 +120,7 @@ def check_shared_tasks(clients: Sequence[Client], settings: Settings, weighting:
     guessed = {
         task: some
         for task, some in groups.items()
-        if some[0].of is None and some[0].task.name is None and some[0].labels is None
+        if some[0].of is None and some[0].task.name is None and some[0].label_names is None
     }
     example = "fgn.classification(3, name='sorting'), in a config task_name = 'sorting'"
     if all(len(some) == 1 for some in groups.values()):

@@ -116,9 +116,12 @@ def train(
         schedule: ``alternating`` (head, then shared network) or both ``together``.
         proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
         final_head_steps: steps on each head alone after the last round (FedBABU).
-        heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
-            have one head, the average of their heads after every round; or ``all`` have (FedAvg).
-            Heads that are averaged must be of one shape.
+        heads: each client keeps its ``own``; or clients of one ``task`` have one head, the average
+            of their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are
+            one task. Tasks without names are one if kind, outputs and label names agree; without
+            label names they are taken for one, with a warning, only if all such tasks agree. It
+            is an error if no two clients share a task. Heads that are averaged must have one shape
+            and the same labels in the same order.
         head_start: what a head first answers, where we make it: the mean (for classes: the shares)
             of the client's training ``targets``, or something ``random``, as in the paper. At the
             targets, first losses are those of the trivial answer, and loss ratios mean the same for
@@ -135,7 +138,8 @@ def train(
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
         order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
-        key: one weight per ``client``, or per ``task`` (clients whose tasks share a name).
+        key: one weight per ``client``, or per ``task``. Which clients share a task is decided as for
+            ``heads``, and it is an error if no two do (except for MGDA, which is FSMGDA then).
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.

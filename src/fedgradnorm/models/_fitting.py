@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedBuffer
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
@@ -135,7 +134,7 @@ def lazy_layers(module: nn.Module) -> list[str]:
     return [
         f"{name} ({type(layer).__name__})" if name else type(layer).__name__
         for name, layer in module.named_modules()
-        if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
+        if any(map(is_lazy, [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]))
     ]
 
 
@@ -149,12 +148,11 @@ def with_sizes(
     """
     if not (lazy := lazy_layers(module)):
         return module
+    made: Any = UninitializedBuffer
     fresh = {  # torch copies lazy parameters, but not lazy buffers
-        id(b): UninitializedBuffer(device=b.device, dtype=b.dtype)
-        for b in module.buffers()
-        if isinstance(b, UninitializedBuffer)
+        id(b): made(device=b.device, dtype=b.dtype) for b in module.buffers() if isinstance(b, made)
     }
-    module = copy.deepcopy(module, dict[int, Any](fresh))
+    module = copy.deepcopy(module, fresh)
     was_training = module.training
     module.eval()
     try:

@@ -347,13 +347,18 @@ def described_task(
     'regression with 2 outputs'
     """
     at = f" at {'x'.join(map(str, shape))} positions" if shape else ""
-    if labels is None:
+    if labels is None or are_numbers(labels):
         return f"{kind} with {outputs} output{'s' * (outputs > 1)}{at}"
     text = f"{kind} of {', '.join(map(str, labels))}{at}"
     if len(labels) <= SHOWN and len(text) <= LONGEST:
         return text
     letters = hashlib.blake2b(repr(tuple(labels)).encode(), digest_size=4).hexdigest()
     return f"{kind} of {len(labels)} labels{at} ({letters})"
+
+
+def are_numbers(labels: Sequence[str]) -> bool:
+    """Whether the names of classes are no more than their numbers."""
+    return [str(label) for label in labels] == [str(number) for number in range(len(labels))]
 
 
 def _is_number(value: Any) -> bool:
