@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +337,25 @@ def test_r2_of_a_constant_target_is_not_a_number(value: float, tmp_path: Path) -
     assert math.isfinite(history[history.client == "usual"].r2.max())
 
 
+def test_a_report_shows_an_undefined_metric_as_such(tmp_path: Path) -> None:
+    task = fgn.regression(1, metrics=["r2"])
+    clients = [
+        fgn.Client("flat", task, (X, SUM), test=(X, np.ones(len(X)))),
+        fgn.Client("usual", task, (X, SUM), test=(X, SUM)),
+    ]
+    for weighting in (fgn.Equal(), fgn.GradNorm()):
+        folder = tmp_path / "runs" / type(weighting).__name__
+        train(clients, weighting=weighting, folder=folder)
+    words = ["report", tmp_path / "runs", "--out", tmp_path / "page.html"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedgradnorm", *map(str, words)],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
+    assert done.stdout.count("R2 n/a") == 2
+    assert "nan" not in done.stdout
+    assert (tmp_path / "page.html").exists()
+
+
 def test_r2_of_a_constant_target_in_all_forms() -> None:
     output, target = torch.randn(6, 2), torch.full((6, 2), 0.3)
     assert math.isnan(fgn.tasks.r_squared(output, target))
@@ -391,6 +413,8 @@ def test_a_run_says_in_one_line_what_it_is(tmp_path: Path) -> None:
         (1e5 + SUM, {"head_start": "random"}, {}, True),
         (1e4 * SUM, {}, {}, True),
         (1e4 * SUM, {}, {"loss_scale": 1e-8}, False),
+        (1e4 * SUM, {"weighting": fgn.GradNorm(rule="direct")}, {}, False),
+        (1e5 + SUM, {"weighting": fgn.GradNorm(rule="direct"), "head_start": "random"}, {}, True),
         (SUM, {}, {}, False),
     ],
 )

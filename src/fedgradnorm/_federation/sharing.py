@@ -31,7 +31,7 @@ from fedgradnorm.models._given_inputs import check_fits
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._stem import in_front, own_stem
 from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets
-from fedgradnorm.weighting import MGDA, Weighting
+from fedgradnorm.weighting import MGDA, ByTask, Steady, Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -168,7 +168,7 @@ def aligned(
             continue
         if order is None:
             order, whose = own, f"client {client.name!r}"
-        if len(own) != len(order) or set(own) != set(order):
+        if own != tuple(order) and sorted(own) != sorted(order):
             raise DataError(_other_columns(client.name, own, whose, order))
         found.append(in_column_order(client, order, moved))
     renewed = [c.name for c, given in zip(found, clients, strict=True) if c is not given]
@@ -257,19 +257,27 @@ FAR = 100.0
 
 
 def warn_of_scale(
-    clients: Sequence[Client], settings: Settings, common: Container[str] = ()
+    clients: Sequence[Client],
+    settings: Settings,
+    common: Container[str] = (),
+    weighting: Weighting | None = None,
 ) -> None:
     """Name the clients whose first loss is far larger or smaller than 1, with what helps.
 
     Such a loss is 10,000 times that of other tasks, or less than a 10,000th, and one learning rate
     does not suit both. The first loss is ``loss_scale`` times the mean square of the targets, or of
-    their distance from the mean where the head begins there.
+    their distance from the mean where the head begins there. In the second case it does not matter
+    with a ``weighting`` in which a factor on a loss cancels.
     """
+    rule = weighting.inner if isinstance(weighting, ByTask) else weighting
+    cancels = isinstance(rule, Steady) or getattr(rule, "rule", None) == "direct"
     sizes, far = {}, False
     for client in clients:
         if not client.task.has_real_targets:
             continue
         drawn = client.head is not None or random_because(client, settings, client.name in common)
+        if cancels and not drawn:
+            continue
         size = client.target_size if drawn else client.target_spread
         felt = size * math.sqrt(client.task.loss_scale)
         if felt > FAR or 0 < felt < 1 / FAR:

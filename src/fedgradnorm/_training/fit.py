@@ -90,8 +90,7 @@ def train_with(
     try:
         with display as show, numerics(settings.precision, trainer.device), stoppable(world):
             _fit(trainer, keeper, show, world, begin)
-        run = trainer.result(about)
-        run.folder = None if place is None else Path(place)
+        run = _result(trainer, about, place)
         if keeper is not None:
             keeper.finish(run)
         return run
@@ -99,10 +98,17 @@ def train_with(
         where = f"; resume from {folder}" if folder is not None else ""
         alone = ", while clients trained alone" if trainer.ending else ""
         message = f"stopped after round {trainer.round} of {trainer.rounds}{alone}{where}"
-        raise Interrupted(message, trainer.result(about)) from None
+        raise Interrupted(message, _result(trainer, about, place)) from None
     finally:
         if keeper is not None:
             keeper.close()
+
+
+def _result(trainer: Trainer, about: dict[str, Any], place: Place | None) -> Run:
+    """The run as it stands, which knows its folder."""
+    run = trainer.result(about)
+    run.folder = None if place is None else Path(place)
+    return run
 
 
 def _fit(

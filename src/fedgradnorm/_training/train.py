@@ -138,8 +138,8 @@ def train(
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
         order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
-        key: one weight per ``client``, or per ``task``. Which clients share a task is decided as for
-            ``heads``, and it is an error if no two do (except for MGDA, which is FSMGDA then).
+        key: one weight per ``client``, or per ``task``. Which clients share a task is decided as
+            for ``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.

@@ -180,7 +180,8 @@ class Trainer:
         clients, common = list(self.clients.values()), self.federation.shared_heads.names
         if not self.round:
             log_starts(clients, self.settings, common)
-        warn_of_scale(clients, self.settings, common)
+        server = self.federation.server if isinstance(self.federation, Federation) else None
+        warn_of_scale(clients, self.settings, common, server.weighting if server else None)
         scheduled = self.settings.server_schedule or self.settings.head_schedule
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
