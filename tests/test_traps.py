@@ -39,7 +39,8 @@ def sides(names: str, **options: Any) -> list[fgn.Client]:
 
 
 def train(clients: list[fgn.Client], **how: Any) -> fgn.Run:
-    return fgn.train(how.pop("network", network()), clients, **{**HOW, **how})
+    shared = how.pop("network", None) or network()
+    return fgn.train(shared, clients, **{**HOW, **how})
 
 
 def same_head(run: fgn.Run, one: str, other: str) -> bool:
@@ -261,12 +262,13 @@ def test_lazy_layers_get_their_sizes_from_the_first_client(tmp_path: Path) -> No
 
 
 def test_a_lazy_head_gets_its_size_from_the_network() -> None:
-    def once() -> fgn.Run:
-        head = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(2))
+    def once(state: int) -> fgn.Run:
+        head, shared = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(2)), network()
         clients = [fgn.Client("a", fgn.classification(2), (X, SIDE), head=head), *sides("b")]
-        return train(clients)
+        torch.manual_seed(state)  # what others drew before does not matter
+        return train(clients, network=shared)
 
-    one, other = once(), once()
+    one, other = once(1), once(2)
     assert one.heads["a"][0].in_features == 8
     assert torch.equal(one.heads["a"][0].weight, other.heads["a"][0].weight)
 
