@@ -16,7 +16,7 @@ import fedgradnorm as fgn
 import toys
 from fedgradnorm._round.batches import Batches
 from fedgradnorm.tasks._measures import squared_error
-from fedgradnorm.weighting import Equal, GradNorm
+from fedgradnorm.weighting import MGDA, Equal, GradNorm
 
 EVERYBODY = list(toys.NAMES)
 
@@ -146,11 +146,14 @@ class TestKeyedByTask:
         assert sum(run.weights.values()) == pytest.approx(3)
 
     def test_with_one_client_a_task_it_is_the_weight_of_the_client(self) -> None:
+        how = {"rounds": 6, "batch_size": 8}  # MGDA by task is FSMGDA, which may have such tasks
         runs = [
-            fgn.train(toys.network(), toys.clients(), key=key, rounds=6, batch_size=8)
+            fgn.train(toys.network(), toys.clients(), weighting=MGDA(), key=key, **how)
             for key in ("client", "task")
         ]
         assert runs[0].weights == pytest.approx(runs[1].weights, rel=1e-12)
+        with pytest.raises(fgn.ConfigError, match="no two of the 3 clients share a task"):
+            fgn.train(toys.network(), toys.clients(), key="task", **how)
 
     def test_a_held_task_is_reported_for_its_clients(self) -> None:
         dead = torch.zeros(24, toys.FEATURES)

@@ -77,10 +77,16 @@ def test_one_task_for_everybody_is_all(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "joint"])
-@pytest.mark.parametrize("tasks", [{n: f"task {n}" for n in TASKS}, dict.fromkeys(TASKS)])
-def test_tasks_of_one_client_each_keep_their_own_heads(engine: str, tasks) -> None:
-    given = clients(tasks)
-    assert_same(train("task", given, engine=engine), train("own", given, engine=engine))
+def test_tasks_of_one_client_each_have_no_heads_to_share(engine: str) -> None:
+    given = clients({name: f"task {name}" for name in TASKS})
+    with pytest.raises(fgn.ConfigError, match="no two of the 6 clients share a task"):
+        train("task", given, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["loop", "joint"])
+def test_tasks_without_names_that_are_alike_are_one(engine: str) -> None:
+    given = clients(dict.fromkeys(TASKS))
+    assert_same(train("task", given, engine=engine), train("all", given, engine=engine))
 
 
 def test_a_task_of_one_client_keeps_the_head_it_would_have_had() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -18,11 +19,17 @@ from fedgradnorm._privacy.terms import Privacy, terms_of_client
 from fedgradnorm.models._given_inputs import as_inputs, form_words
 from fedgradnorm.models._input_rows import Inputs, row_form
 from fedgradnorm.models._streamed.given import as_feed
-from fedgradnorm.models._streamed.rows import Streamed, StreamedTargets, Targets, some_targets
+from fedgradnorm.models._streamed.rows import (
+    Streamed,
+    StreamedTargets,
+    Targets,
+    changed,
+    some_targets,
+)
 from fedgradnorm.tasks._labels.text_labels import named_tables, names_for
 from fedgradnorm.tasks._missing import has_gaps, labelled
 from fedgradnorm.tasks._several import task_rows
-from fedgradnorm.tasks._task import Task
+from fedgradnorm.tasks._task import Task, are_numbers, described_task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +85,7 @@ SPLITS = ("train", "validation", "test")
 _NONE: Any = None  # what a client with several tasks has as its one task
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """One participant: a name, a task, and its own data.
 
@@ -103,9 +110,11 @@ class Client:
     head, for a client whose inputs have another form. ``scaling`` is what was already done to the
     data, so that predictions take raw values. ``labels`` are the names of the classes. ``columns``
     are the names of the inputs, by default those of the training DataFrame; other DataFrames are
-    then read by these names. ``encoding`` is how the inputs were made of raw columns, where that
-    was done. ``privacy`` is what the client promises its training rows, see
-    :class:`fedgradnorm.Privacy`. The data is checked here, once.
+    then read by these names. Clients that share a network must have the same columns; where the
+    order differs, training puts them in the order of the first client, and ``given_columns`` keeps
+    the client's own. ``encoding`` is how the inputs were made of raw columns, where that was done.
+    ``privacy`` is what the client promises its training rows, see :class:`fedgradnorm.Privacy`. The
+    data is checked here, once.
 
     A client with several tasks has them in ``tasks``, a table by name. Its ``y`` is then a table of
     targets by these names, and so are ``head``, ``labels`` and ``scaling`` where they are given. It
@@ -137,6 +146,7 @@ class Client:
     of: str | None = None
     stem: nn.Module | None = None
     privacy: Privacy | None = None
+    given_columns: tuple[str, ...] | None = None
 
     if TYPE_CHECKING:
 
@@ -206,6 +216,18 @@ class Client:
         _check_labels(self)
         object.__setattr__(self, "task", _learned(self))
 
+    def __repr__(self) -> str:
+        x = self.train[0]
+        sizes = [f"{len(pair[0])} {s}" for s in SPLITS if (pair := getattr(self, s)) is not None]
+        if self.tasks is not None:
+            x = self.rows[0].train[0]
+            task = ", ".join(f"{row.task_name}: {row.task.words()}" for row in self.rows)
+        else:
+            named = f"{self.task.name!r}, " if self.task.name else ""
+            task = f"{named}{self.task.kind}, {self.task.words()}"
+        form = "x".join(map(str, row)) if isinstance(row := row_form(x), list) else form_words(row)
+        return f"Client({self.name!r}: {task}; {' + '.join(sizes)} examples of shape {form})"
+
     @property
     def rows(self) -> tuple[Client, ...]:
         """The client for each of its tasks: itself, or one for each of several."""
@@ -233,6 +255,12 @@ class Client:
         """How large its training targets are, where they are numbers: root of the mean square."""
         return float(some_targets(self.train[1]).double().square().nanmean().sqrt())
 
+    @cached_property
+    def target_spread(self) -> float:
+        """How far its training targets are from their mean: root of the mean square."""
+        y = some_targets(self.train[1]).double()
+        return float((y - y.nanmean(dim=0)).square().nanmean().sqrt())
+
     @property
     def drawn(self) -> int:
         """Number of training rows that batches are drawn from: see :meth:`learns_from`."""
@@ -258,14 +286,70 @@ class Client:
         own = self.name if self.of is None else self.name.removeprefix(f"{self.of}/")
         return self.task.name or own
 
+    @property
+    def shared_task(self) -> str:
+        """The task it shares with others under ``heads="task"`` and ``key="task"``.
+
+        That is the task's name. Without one it is a description of kind, outputs and label names,
+        so clients that agree in these share a task.
+        """
+        if self.task.name or self.of:
+            return self.task_name
+        task = self.task
+        return described_task(task.kind, task.outputs, task.shape, self.label_names)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Its labels, where they say more than class numbers do; files call those "0", "1", ..."""
+        return None if self.labels is None or are_numbers(self.labels) else self.labels
+
     def fingerprint(self) -> str:
-        """A hash of all splits: kinds of numbers, shapes and values.
+        """A hash of all splits: kinds of numbers, shapes and values, in the order of columns given.
 
         Stored with every run, so that a resumed run goes on with the same data, and so that only
         runs on the same data are compared. Of rows that are read batch by batch it is their number
         and the values of 256 of them, which are always the same ones.
         """
-        return fingerprint({split: getattr(self, split) or () for split in SPLITS})
+        given = self if self.given_columns is None else in_column_order(self, self.given_columns)
+        return fingerprint({split: getattr(given, split) or () for split in SPLITS})
+
+
+def in_column_order(
+    client: Client, columns: Sequence[str], moved: dict[int, tuple[Any, Any]] | None = None
+) -> Client:
+    """The client with its input columns in this order, and its scaling and encoding with them.
+
+    ``moved`` remembers inputs by id, so that those that clients hold together stay one.
+    """
+    own = client.columns
+    if own is None or own == tuple(columns):
+        return client
+    index = torch.tensor([own.index(name) for name in columns])
+    moved = {} if moved is None else moved
+    found = copy.copy(client)
+    changes: dict[str, Any] = {"columns": tuple(columns)}
+    changes["given_columns"] = client.given_columns or own
+    for split in SPLITS:
+        if (pair := getattr(client, split)) is not None:
+            x, y = pair
+            if isinstance(x, Streamed):
+                changes[split] = changed(x, y, lambda part: part[:, index], None)
+                continue
+            if id(x) not in moved:
+                moved[id(x)] = x, x[:, index]
+            changes[split] = moved[id(x)][1], y
+    for part, order in (("scaling", index), ("encoding", columns)):
+        if (one := getattr(client, part)) is not None:
+            if not hasattr(one, "in_order"):  # a custom class: we cannot know what goes by column
+                raise DataError(
+                    f"client {client.name!r}: its columns are not in the order of the clients that "
+                    f"it shares a network with, and its {part} has no method in_order; give it the "
+                    f"columns in the order {', '.join(columns)}"
+                )
+            changes[part] = one.in_order(order)
+    for key, value in changes.items():
+        object.__setattr__(found, key, value)
+    return found
 
 
 def _several(client: Client) -> tuple[Client, ...]:

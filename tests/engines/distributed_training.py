@@ -59,7 +59,12 @@ CASES: dict[str, dict[str, Any]] = {
         "head_schedule": "cosine",
     },
     "idle bias": {**LOCAL, "network": partial(with_statistics, bias=True)},
-    "by size, old order": {"aggregate": "by_size", "order": "old", "key": "task"},
+    "by size, old order": {
+        "aggregate": "by_size",
+        "order": "old",
+        "key": "task",
+        "tasks": ("corner", "side", "place", "side"),
+    },
     "gram": {"weighting": MGDA},
     "gradients": {"weighting": TrimmedMean},
     "few at a time": {"participation": [["side"], ["corner", "place"]]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,8 @@ def clients(stems: bool = False) -> list[fgn.Client]:
         for client in mixed_clients((12,), sizes):
             stem = seeded(lambda: nn.Linear(12, 12)) if stems else None
             more = {"stem": stem, "validation": client.train, "test": client.train}
-            found.append(fgn.Client(client.name + end, client.task, client.train, **more))
+            task = replace(client.task, name=client.name)
+            found.append(fgn.Client(client.name + end, task, client.train, **more))
     return found
 
 

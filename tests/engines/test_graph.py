@@ -7,6 +7,7 @@ device, rows changed in place, results kept for many rounds, and the way back if
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def clients() -> list[fgn.Client]:
     sizes = (48, 40, 48)
     return [
-        toys.client(f"{kind}{k}", size, kind=kind)
+        replace(toys.client(f"{kind}{k}", size, kind=kind), task=toys.task(kind, name=kind))
         for kind in toys.NAMES
         for k, size in enumerate(sizes)
     ]

@@ -41,8 +41,9 @@ def options() -> dict[str, Any]:
 def go(folder: Path, **more: Any) -> fgn.Run:
     """Start or resume."""
     resume = (folder / "run.json").exists()
+    given = more.pop("clients", None) or toys.clients()
     more = {**options(), **more}
-    return fgn.train(toys.noisy_network(), toys.clients(), folder=folder, resume=resume, **more)
+    return fgn.train(toys.noisy_network(), given, folder=folder, resume=resume, **more)
 
 
 def die() -> NoReturn:

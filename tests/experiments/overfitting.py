@@ -22,6 +22,13 @@ def clients(without: str = "") -> list[fgn.Client]:
     ]
 
 
+def paired_clients() -> list[fgn.Client]:
+    """The same, and one more that shares the task of one of them."""
+    corner, side, place = clients()
+    named = replace(side, task=replace(side.task, name="side"))
+    return [corner, named, place, replace(named, name="side too", train=toys.rows("side", 26))]
+
+
 def train(without: str = "", network: Any = toys.network, **more: Any) -> fgn.Run:
     how = {"rounds": ROUNDS, "eval_every": EVERY, "batch_size": 8, "lr": 0.05, "device": "cpu"}
     start = {"head_start": "random"}  # from there clients have different best rounds

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import fedgradnorm as fgn
 import toys
+from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from experiments.test_stopping import clients, losses
@@ -29,7 +30,13 @@ WAYS: list[dict[str, Any]] = [
     {"keep": "best", "patience": 1},
     {"ditto": 0.1},
     {"participation": 0.7, "network": toys.noisy_network},
-    {"heads": "task", "key": "task", "aggregate": "by_size", "final_head_steps": 2},
+    {
+        "data": paired_clients(),
+        "heads": "task",
+        "key": "task",
+        "aggregate": "by_size",
+        "final_head_steps": 2,
+    },
 ]
 
 
@@ -58,7 +65,9 @@ def test_everybody_keeps_the_best_of_what_it_could_have_had(how: dict, steps: in
     if steps:
         others["tuned"] = train(**how, personalize={**table, "alone": False})
     plain = {
-        key: how[key] for key in ("keep", "patience", "participation", "network") if key in how
+        key: how[key]
+        for key in ("data", "keep", "patience", "participation", "network")
+        if key in how
     }
     if "final_head_steps" in how:
         plain["final_head_steps"] = how["final_head_steps"]

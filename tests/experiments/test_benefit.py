@@ -15,6 +15,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
+from experiments.overfitting import paired_clients
 from experiments.test_stopping import clients, losses
 from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.bootstrap import interval, resampled_means
@@ -253,9 +254,10 @@ def test_worth_trains_both_with_the_same_settings(caplog) -> None:
     "how", [{"ditto": 0.1}, {"heads": "task", "key": "task"}, {"personalize": {"alone": True}}]
 )
 def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
-    found = fgn.worth(toys.network(), clients(), keep="best", **HOW, **how)
+    given = paired_clients()
+    found = fgn.worth(toys.network(), given, keep="best", **HOW, **how)
     plain = fgn.train(
-        toys.network(), clients(), keep="best", share="none", weighting=fgn.Equal(), **HOW
+        toys.network(), given, keep="best", share="none", weighting=fgn.Equal(), **HOW
     )
     assert torch.equal(
         toys.parameters(found.alone.networks["side"]), toys.parameters(plain.networks["side"])

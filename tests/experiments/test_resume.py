@@ -11,6 +11,7 @@ import pytest
 import fedgradnorm as fgn
 import toys
 from experiments.killed_training import ROUNDS, go
+from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit, begun
 from fedgradnorm._round.settings import EngineName
 from fedgradnorm._runs.about import read_about
@@ -24,7 +25,10 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path, uninterrupted: Path) -
     assert fgn.load(tmp_path / "run").finished
 
 
-@pytest.mark.parametrize("how", [{"share": "none"}, {"key": "task"}, {"first_loss": "first_round"}])
+BY_TASK = {"key": "task", "clients": paired_clients()}
+
+
+@pytest.mark.parametrize("how", [{"share": "none"}, BY_TASK, {"first_loss": "first_round"}])
 def test_other_ways_of_training_resume_exactly_too(tmp_path: Path, how: dict) -> None:
     def stop(event: Any) -> None:
         if event.round == 3:

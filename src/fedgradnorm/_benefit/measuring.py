@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.client_gain import HeldOut, client_gains
 from fedgradnorm._checks import one_of, whole
-from fedgradnorm._client import Client
+from fedgradnorm._client import Client, in_column_order
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._streamed.rows import all_targets, some_targets
@@ -114,6 +114,8 @@ def metric_of(task: Task, by: By) -> str:
 @torch.no_grad()
 def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
+    if order := run.about["clients"][client.name].get("columns"):
+        client = in_column_order(client, order)
     assert client.test is not None
     x, y = client.test[0], all_targets(client.test[1])
     if not bool((there := labelled(y)).all()):

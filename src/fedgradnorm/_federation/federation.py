@@ -60,7 +60,7 @@ class Federation(Clients):
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         weighting.run_seed = settings.seed
         if settings.key == "task":
-            weighting = ByTask(weighting, {c.name: c.task_name for c in clients})
+            weighting = ByTask(weighting, {c.name: c.shared_task for c in clients})
         weighting.bind(self.names)
         self.sums = client_sums(clients, weighting, settings)
         needs = weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT

@@ -24,8 +24,8 @@ class Member(Protocol):
         """The client's name."""
 
     @property
-    def task_name(self) -> str:
-        """The name of its task."""
+    def shared_task(self) -> str:
+        """The task that it shares with others."""
 
 
 class SharedHeads:
@@ -44,7 +44,7 @@ class SharedHeads:
         self._rows = [
             torch.tensor([places[name] for name in names], device=device) for names in self.groups
         ]
-        self._task = {client.name: client.task_name for client in clients}
+        self._task = {client.name: client.shared_task for client in clients}
         self.names = frozenset(name for names in self.groups for name in names)
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ def _groups(clients: Sequence[Member], how: Heads) -> list[list[str]]:
         return [[client.name for client in clients]]
     by_task: dict[str, list[str]] = {}
     for client in clients:
-        by_task.setdefault(client.task_name, []).append(client.name)
+        by_task.setdefault(client.shared_task, []).append(client.name)
     return [sorted(names) for names in by_task.values() if len(names) > 1]
 
 

@@ -23,6 +23,7 @@ from fedgradnorm.models._fitting import (
     fitting_head,
     own_head,
     representation,
+    with_sizes,
 )
 from fedgradnorm.models._input_rows import Fields, Inputs, call
 from fedgradnorm.models._networks import linear_head
@@ -59,6 +60,9 @@ def make_head(network: nn.Module, client: Client, seed: int, at_targets: bool = 
     row, task = representation(front, x, client.name), client.task
     if client.head is not None:
         head = own_head(client.head, client.name).to(dtype=like.dtype)
+        with head_chance(client.name, seed):
+            zeros = like.new_zeros(2, *row)
+            head = with_sizes(head, lambda own: own(zeros), client.name, "its head")
     else:
         with head_chance(client.name, seed):
             head = fitting_head(row, task.outputs, task.shape, client.name).to(dtype=like.dtype)

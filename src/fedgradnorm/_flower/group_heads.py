@@ -32,7 +32,7 @@ class Named:
     """A client as the server knows it."""
 
     name: str
-    task_name: str
+    shared_task: str
 
 
 class GroupHeads:
@@ -53,7 +53,7 @@ class GroupHeads:
         self.bounds = bounds
         self.shared = SharedHeads(members, how, torch.device("cpu"))
         self.rows = {member.name: row for row, member in enumerate(members)}
-        task = {member.name: member.task_name for member in members}
+        task = {member.name: member.shared_task for member in members}
         self.group = {
             name: ALL if how == "all" else task[name]
             for names in self.shared.groups

@@ -88,7 +88,7 @@ class Participant:
         self.like = self.engine.network.vector.detach().cpu().clone()
         self.present = Present(self.rows, self.engine)
         self._initial = self.present.rows()
-        self.group = {"own": "", "task": client.task_name, "all": ALL}[settings.heads]
+        self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
         self.like_head = flat_head(heads[client.name]) if self.group else None
         self.tuned = tuned_parameters(self.network, settings)
         steps = settings.local().steps

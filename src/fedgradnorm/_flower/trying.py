@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._client import Client
+from fedgradnorm._federation.sharing import check_shared_labels, check_shared_tasks
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.joining import joined
 from fedgradnorm._flower.serving import Show, serve
@@ -15,6 +16,7 @@ from fedgradnorm._flower.setup import fill_client, init_federation
 from fedgradnorm._options import options_of
 from fedgradnorm.experiments._config.config_file import Config, make_config
 from fedgradnorm.experiments._config.named_networks import NETWORKS
+from fedgradnorm.weighting import Equal
 
 HERE = ("localhost", "127.0.0.1")
 
@@ -45,10 +47,12 @@ def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
     """What federation.toml must say of tasks: who has which, where heads are shared."""
     if config.settings.heads == "own":
         return {}
+    check_shared_tasks(clients, config.settings, Equal())
+    check_shared_labels(clients, config.settings.heads)
     tasks: dict[str, dict[str, Any]] = {}
     for client in clients:
         table = {"outputs": client.task.outputs, "clients": []}
-        tasks.setdefault(client.task_name, table)["clients"].append(client.name)
+        tasks.setdefault(client.shared_task, table)["clients"].append(client.name)
     return {"tasks": tasks}
 
 

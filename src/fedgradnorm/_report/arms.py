@@ -119,11 +119,12 @@ class Contest:
                 self.pairs[task] = both
 
     def measured(self, measure: Measure) -> dict[str, list[tuple[TaskSample, TaskSample]]]:
-        """The pairs of every task that has this measure."""
+        """The pairs of every task that has this measure, and for which it is defined."""
         return {
             task: both
             for task, both in self.pairs.items()
             if all(measure.known(one) for pair in both for one in pair)
+            and not all(math.isnan(measure.of(one)) for pair in both for one in pair)
         }
 
     def p_values(self, measure: Measure) -> dict[str, float]:

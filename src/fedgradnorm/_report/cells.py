@@ -56,7 +56,9 @@ def number(value: Estimate, digits: int | None = None, *, bold: bool = False) ->
 
 def score(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
     """A metric: an accuracy in percent, or an error with its name."""
-    if metric != "accuracy" or math.isnan(value.mean):
+    if math.isnan(value.mean):
+        return Cell(f"{metric.upper()} n/a", {"": math.nan}, higher=metric in HIGHER_IS_BETTER)
+    if metric != "accuracy":
         cell = number(value, bold=bold)
         text, higher = f"{metric.upper()} {cell.text}", metric in HIGHER_IS_BETTER
         return Cell(text, cell.numbers, bold, higher=higher)

@@ -106,6 +106,7 @@ def client_info(client: Client, trivial: bool = True) -> dict[str, Any]:
         "size": client.size,
         "labels": list(client.labels) if client.labels else None,
         "columns": list(client.columns) if client.columns else None,
+        **({"given_columns": list(client.given_columns)} if client.given_columns else {}),
         **({"encoding": client.encoding.plain()} if client.encoding else {}),
         **of_task(client, trivial),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
@@ -345,6 +346,7 @@ _CLIENT: dict[str, Rule] = {
         "a list of tables",
         lambda value: isinstance(value, list) and all(isinstance(v, dict) for v in value),
     ),
+    "given_columns": _TEXTS,
     "splits": _COUNTS,
     "inputs": (
         "a list of whole numbers, or a table of such",

@@ -71,7 +71,7 @@ def load(
     spread = spread_table()
     if present(folder / SPREAD):
         spread.append(read_spread(folder / SPREAD))
-    return Run(clients, about, history, shared, about["finished"], pairs, spread)
+    return Run(clients, about, history, shared, about["finished"], pairs, spread, folder)
 
 
 def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _trained(
 ) -> TrainedClient:
     """What run.json says of a client, and its head."""
     named: dict[str, Any] = {
-        key: tuple(info[key]) for key in ("labels", "columns") if info.get(key)
+        key: tuple(info[key]) for key in ("labels", "columns", "given_columns") if info.get(key)
     }
     return TrainedClient(
         head,

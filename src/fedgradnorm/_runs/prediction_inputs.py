@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedgradnorm._client import Scaler
-from fedgradnorm._columns import picked
+from fedgradnorm._columns import is_frame, picked
 from fedgradnorm._errors import DataError
 from fedgradnorm._round.evaluation import rows_at_once
-from fedgradnorm.models._fitting import as_input
-from fedgradnorm.models._given_inputs import as_inputs, as_tensor, form_words
+from fedgradnorm.models._fitting import as_input, takes_ids
+from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_fits, form_words
 from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
 from fedgradnorm.models._streamed.given import as_feed
 from fedgradnorm.models._streamed.rows import Streamed, pieces
@@ -24,6 +24,7 @@ class Trained(Protocol):
     """What must be known of a client to read its inputs."""
 
     columns: tuple[str, ...] | None
+    given_columns: tuple[str, ...] | None
     scaling: Any
     encoding: Any
     stem: nn.Module | None
@@ -42,16 +43,33 @@ def network_inputs(
     of axes and other names are not.
     """
     where = f"client {client!r}"
+    check_order(where, x, one)
     if one.encoding is not None:
         return _encoded(where, x, network, one)
     given = given_inputs(where, x, one, row)
     _check_form(where, given, row)
     scaled = _scaled(where, given, one.scaling) if isinstance(given, Tensor) else given
     values = as_input(scaled, network, "cpu", one.stem)
+    if isinstance(scaled, Tensor) and not scaled.is_floating_point():
+        ids, dtype = takes_ids(network, one.stem), next(network.parameters()).dtype
+        check_fits(where, scaled, dtype, columns=one.columns, ids=ids)
     both = zip(leaves(given).items(), leaves(values).values(), strict=True)
     for (name, raw), leaf in both:
         _check_finite(f"{where}, {name}" if name else where, raw, leaf, one.columns)
     return values
+
+
+def check_order(where: str, x: Any, one: Trained) -> None:
+    """A DataError for plain arrays where the client had its columns in another order than the run.
+
+    The array may have either order, and nothing in it tells.
+    """
+    if one.given_columns is not None and not is_frame(x):
+        raise DataError(
+            f"{where}: its columns were given in the order {', '.join(one.given_columns)} and the "
+            f"run has {', '.join(one.columns or ())}, so an array without names may mean either; "
+            "give a DataFrame with these columns, such as pd.DataFrame(x, columns=[...])"
+        )
 
 
 def given_inputs(

@@ -64,6 +64,7 @@ class TrainedClient:
     shape: Shape = ()
     own_kind: Kind | None = None
     stem: nn.Module | None = None
+    given_columns: tuple[str, ...] | None = None
 
     @classmethod
     def from_client(
@@ -86,6 +87,7 @@ class TrainedClient:
             client.task.shape,
             client.task.own_kind,
             learned.stem,
+            client.given_columns,
         )
 
     @property
@@ -94,12 +96,13 @@ class TrainedClient:
         return self.own_kind or KINDS[self.kind]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """The result of :func:`fedgradnorm.train`, and what :func:`fedgradnorm.load` returns.
 
     ``about`` holds seed, settings, versions and command; ``finished`` is False for a run that was
     interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
+    ``folder`` is where the run is kept, if it is.
     """
 
     clients: Mapping[str, TrainedClient]
@@ -109,6 +112,17 @@ class Run:
     finished: bool = True
     pairs: Table = field(default_factory=conflict_table)
     quantiles: Table = field(default_factory=spread_table)
+    folder: Path | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        done = max((row["round"] for row in self.table.rows), default=0)
+        rounds = self.about.get("rounds", done)
+        state = "finished" if self.finished else "not finished"
+        count = f"{len(self.clients)} client{'s' * (len(self.clients) != 1)}"
+        where = "" if self.folder is None else f", folder {str(self.folder)!r}"
+        method = self.about.get("weighting", {}).get("name", "")
+        alone = ", nothing shared" if self.shared is None else ""
+        return f"Run({method}{alone}: {count}, {done} of {rounds} rounds, {state}{where})"
 
     @property
     def diverged(self) -> list[str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
 from fedgradnorm._errors import Interrupted
-from fedgradnorm._federation.sharing import check_clients
+from fedgradnorm._federation.sharing import aligned, check_clients, sized
 from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.local_update import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.numerics import numerics
@@ -145,9 +146,12 @@ def train(
         schedule: ``alternating`` (head, then shared network) or both ``together``.
         proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
         final_head_steps: steps on each head alone after the last round (FedBABU).
-        heads: each client keeps its ``own``; or clients of one ``task`` (whose tasks share a name)
-            have one head, the average of their heads after every round; or ``all`` have (FedAvg).
-            Heads that are averaged must be of one shape.
+        heads: each client keeps its ``own``; or clients of one ``task`` have one head, the average
+            of their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are
+            one task. Tasks without names are one if kind, outputs and label names agree; without
+            label names they are taken for one, with a warning, only if all such tasks agree. It
+            is an error if no two clients share a task. Heads that are averaged must have one shape
+            and the same labels in the same order.
         head_start: what a head first answers, where we make it: the mean (for classes: the shares)
             of the client's training ``targets``, or something ``random``, as in the paper. At the
             targets, first losses are those of the trivial answer, and loss ratios mean the same for
@@ -164,7 +168,8 @@ def train(
             the shared one; evaluations and predictions are then the personal networks'.
         aggregate: clients count the same (``mean``), or ``by_size``.
         order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
-        key: one weight per ``client``, or per ``task`` (clients whose tasks share a name).
+        key: one weight per ``client``, or per ``task``. Which clients share a task is decided as
+            for ``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.
         share: ``all`` train one network, or ``none``: each client trains alone.
         participation: share of clients per round, drawn from the seed; or a list of names; or a
             list of such lists, taken in turn.
@@ -246,6 +251,7 @@ def train_with(
     """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
     weighting, clients = checked_weighting(weighting), checked_clients(clients)
     check_is_module(network)
+    network = sized(network, clients, settings.seed)
     network = divided(network, settings.shared, settings.frozen)
     check_progress(progress)
     callbacks = checked_callbacks(callbacks)
@@ -258,10 +264,12 @@ def train_with(
     world = meet(settings.engine)
     if weighting is None:
         weighting = GradNorm() if settings.share == "all" else Equal()
+    clients = aligned(clients, settings, None if begin is None else begin.columns)
     device = usable_device(settings)
     network = world.same_network(network)
     with numerics(settings.precision, device):  # kernels are built as the run will use them
         trainer = Trainer(network, clients, weighting, settings, device, callbacks, world)
+    trainer.folder = None if place is None else Path(place)
     trainer.about = about_run(trainer, network, weighting)
     if begin is not None:
         trainer.begin(begin.statistics, begin.networks)

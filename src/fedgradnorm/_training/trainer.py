@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.sharing import (
     check_clients,
     make_federation,
-    warn_of_order,
     warn_of_scale,
 )
 from fedgradnorm._round.participation import Presence
@@ -91,6 +91,7 @@ class Trainer:
         self.stopped = ""  # why a callback ended the run
         self.training_alone = False
         self.over = False
+        self.folder: Path | None = None
         self.about: dict[str, Any] = {}
         self.personal: dict[str, dict[str, Any]] = {}
         self.accounts = Accounts(clients, settings, self.rounds)
@@ -110,8 +111,6 @@ class Trainer:
         self._failure: BaseException | None = None
         self._intervals: list[int] = []
         self._shared_callbacks = False
-        if settings.share == "all":
-            warn_of_order(clients)
 
     def train(
         self,
@@ -320,7 +319,8 @@ class Trainer:
         clients, common = list(self.clients.values()), self.federation.shared_heads.names
         if not self.round:
             log_starts(clients, self.settings, common)
-        warn_of_scale(clients, self.settings, common)
+        server = self.federation.server if isinstance(self.federation, Federation) else None
+        warn_of_scale(clients, self.settings, common, server.weighting if server else None)
         scheduled = self.settings.server_schedule or self.settings.head_schedule
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
@@ -338,7 +338,9 @@ class Trainer:
         if recording.recorded is not None:  # the history lacks rows, so everybody's weight is here
             about["weights"] = recording.weights()
         tables = recording.history, recording.conflict, recording.spread
-        return Run(self._trained(), about, tables[0], shared, self.over, *tables[1:])
+        run = Run(self._trained(), about, tables[0], shared, self.over, *tables[1:])
+        run.folder = self.folder
+        return run
 
     def snapshot(self) -> Run:
         """The run as it stands, with tables of its own that do not grow any more."""

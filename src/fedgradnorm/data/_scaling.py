@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,12 @@ class Scaling:
             return output
         _same_width(output, self.target_mean, "outputs")
         return output * self.target_std.to(output) + self.target_mean.to(output)
+
+    def in_order(self, index: Tensor) -> Scaling:
+        """The scaling of inputs whose columns stand in other places."""
+        if self.input_mean is None or self.input_std is None:
+            return self
+        return replace(self, input_mean=self.input_mean[index], input_std=self.input_std[index])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors that are set, by field name."""

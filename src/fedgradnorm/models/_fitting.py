@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._given_inputs import check_fits
 from fedgradnorm.models._input_rows import Inputs, call
 from fedgradnorm.models._networks import linear_head
 from fedgradnorm.models._streamed.rows import Streamed
@@ -24,14 +27,24 @@ def as_input(
     is that which takes them.
     """
     if isinstance(x, Streamed):
-        return x.placed(lambda part: as_input(part, network, device, stem))
+        where, ids = x.feed.where, takes_ids(network, stem)
+        dtype = next(network.parameters()).dtype
+
+        def placed(part: Inputs) -> Inputs:
+            check_fits(where, part, dtype, ids=ids)
+            return as_input(part, network, device, stem)
+
+        return x.placed(placed)
     if not isinstance(x, Tensor):
         return x.to(device, next(network.parameters()).dtype)
-    if not x.is_floating_point() and any(
-        isinstance(m, nn.Embedding) for m in (stem or network).modules()
-    ):
+    if not x.is_floating_point() and takes_ids(network, stem):
         return x.to(device)
     return x.to(device, dtype=next(network.parameters()).dtype)
+
+
+def takes_ids(network: nn.Module, stem: nn.Module | None = None) -> bool:
+    """Whether whole numbers are looked up in a table, so that they stay what they are."""
+    return any(isinstance(m, nn.Embedding) for m in (stem or network).modules())
 
 
 def representation_size(network: nn.Module, x: Inputs, client: str) -> int:
@@ -114,6 +127,56 @@ def own_head(head: object, client: str) -> nn.Module:
             "or leave head out for a linear one"
         )
     return copy.deepcopy(head)
+
+
+def lazy_layers(module: nn.Module) -> list[str]:
+    """The layers whose sizes are not known yet, such as "0 (LazyLinear)"."""
+    return [
+        f"{name} ({type(layer).__name__})" if name else type(layer).__name__
+        for name, layer in module.named_modules()
+        if any(map(is_lazy, [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]))
+    ]
+
+
+@torch.no_grad()
+def with_sizes(
+    module: nn.Module, run: Callable[[nn.Module], object], client: str, what: str
+) -> nn.Module:
+    """The module, or a copy of one with lazy layers whose sizes ``run`` finds out by calling it.
+
+    The new parameters are drawn from torch's global generator.
+    """
+    if not (lazy := lazy_layers(module)):
+        return module
+    made: Any = UninitializedBuffer
+    fresh = {  # torch copies lazy parameters, but not lazy buffers
+        id(b): made(device=b.device, dtype=b.dtype) for b in module.buffers() if isinstance(b, made)
+    }
+    module = copy.deepcopy(module, fresh)
+    was_training = module.training
+    module.eval()
+    try:
+        run(module)
+        problem = f"layers are not used: {', '.join(left)}" if (left := lazy_layers(module)) else ""
+    except Exception as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+    finally:
+        module.train(was_training)
+    if problem:
+        raise ModelError(
+            f"client {client!r}: {what} has lazy layers ({', '.join(lazy)}), and their sizes "
+            f"cannot be found out on its examples: {problem}; give layers with sizes"
+        )
+    return module
+
+
+def check_sized(module: nn.Module, what: str) -> None:
+    """A ModelError where a layer has no size yet and there are no examples to find it out."""
+    if lazy := lazy_layers(module):
+        raise ModelError(
+            f"{what} has lazy layers ({', '.join(lazy)}), whose sizes are not known here; call it "
+            "once on a batch before, or give layers with sizes"
+        )
 
 
 @torch.no_grad()

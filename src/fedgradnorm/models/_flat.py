@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, ModelError
 from fedgradnorm.models._dividing import private_names, put_parameters
+from fedgradnorm.models._fitting import check_sized
 
 
 def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
@@ -23,6 +24,7 @@ def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
             f"all {len(named)} parameters of the shared network are frozen: nothing to learn; "
             "set requires_grad of those that are to be trained"
         )
+    check_sized(network, "the shared network")
     private = set(private_names(network))
     return {name: p for name, p in named.items() if p.requires_grad and name not in private}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
-from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences
+from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences, leaves
 from fedgradnorm.tasks._missing import numbers_with_gaps
 
 if TYPE_CHECKING:
@@ -86,9 +86,65 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
         array = numbers_with_gaps(array)
     if array.dtype.kind not in "fiubc":
         raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{where}: {name} holds {array.max()}, more than a 64-bit integer can hold "
+            f"({np.iinfo(np.int64).max}); give floating-point numbers"
+        )
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def check_fits(
+    where: str,
+    x: Inputs,
+    dtype: torch.dtype,
+    *,
+    name: str = "x",
+    columns: Sequence[str] | None = None,
+    ids: bool = False,
+) -> None:
+    """A DataError where a number is too large for ``dtype``, or a whole number would be rounded.
+
+    Whole numbers are looked at where they become floating-point ones: in a single tensor, unless
+    they are ``ids``.
+    """
+    for key, leaf in leaves(x).items():
+        whole = not leaf.is_floating_point()
+        if leaf.dtype == dtype or not leaf.numel() or (whole and (ids or key)):
+            continue
+        limit = 2 / torch.finfo(dtype).eps if whole else torch.finfo(dtype).max
+        low, high = (end.item() for end in leaf.aminmax())  # in Python no number is rounded
+        if -limit <= low and high <= limit:
+            continue
+        bad = leaf.to(dtype).to(leaf.dtype) != leaf if whole else leaf.abs() > limit
+        if bad.any():
+            place = bad.nonzero()[0].tolist()
+            raise _misfit(where, f"{name}[{key!r}]" if key else name, leaf, place, dtype, columns)
+
+
+def _misfit(
+    where: str,
+    name: str,
+    values: Tensor,
+    place: list[int],
+    dtype: torch.dtype,
+    columns: Sequence[str] | None,
+) -> DataError:
+    """The error for the value at this place."""
+    value, kind = values[tuple(place)].item(), str(dtype).removeprefix("torch.")
+    column = f" (column {columns[place[1]]!r})" if columns and len(place) == 2 else ""
+    if values.is_floating_point():
+        why = f"more than {kind} can hold ({torch.finfo(dtype).max:.3g})"
+        way = "rescale it (standardize=True), remove it, or train in float64 (network.double())"
+    else:
+        why = f"which {kind} would round to {int(values[tuple(place)].to(dtype).item())}"
+        way = (
+            "rescale the column (standardize=True), treat it as categories or ids, or give "
+            "floating-point numbers if rounding is fine"
+        )
+    return DataError(f"{where}: {name}{place}{column} is {value}, {why}; {way}")
 
 
 def check_finite(where: str, values: Tensor, name: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ModelError
+from fedgradnorm.models._fitting import check_sized
 
 
 class Stemmed(nn.Module):
@@ -42,4 +43,5 @@ def own_stem(stem: object, client: str, like: Tensor) -> nn.Module | None:
         raise ModelError(
             f"client {client!r}: its stem must be a torch.nn.Module, not {shown(stem)}"
         )
+    check_sized(stem, f"the stem of client {client!r}")
     return copy.deepcopy(stem).to(like.device, like.dtype)

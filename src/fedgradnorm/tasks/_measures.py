@@ -85,13 +85,30 @@ def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 def r_squared(output: Tensor, target: Tensor) -> Tensor:
-    """Share of the targets' variance explained: 1 is perfect, 0 is the mean's own score."""
+    """Share of the targets' variance explained: 1 is perfect, 0 is the mean's own score.
+
+    NaN where all targets are equal: there is no variance to explain. scikit-learn reports 0 there,
+    or 1 for a perfect answer (``force_finite``), so that scores can be ranked; but such a 0 looks
+    like a model that learned nothing and pulls means down. NaN is left out of tables and means.
+    """
     if has_gaps(target):
-        spread = (target - target.nanmean(dim=0)).square().nansum()
-        left = (output - target).square().nansum()
-        return 1 - left / spread.clamp_min(torch.finfo(output.dtype).tiny)
-    spread = (target - target.mean(dim=0)).square().sum()
-    return 1 - (output - target).square().sum() / spread.clamp_min(torch.finfo(output.dtype).tiny)
+        centre, left = target.nanmean(dim=0), (output - target).square().nansum()
+        spread = (target - centre).square().nansum()
+    else:
+        centre, left = target.mean(dim=0), (output - target).square().sum()
+        spread = (target - centre).square().sum()
+    return explained(left, spread, is_constant(target))
+
+
+def is_constant(target: Tensor) -> Tensor:
+    """Whether each column has one value; a mean is rounded, so its spread need not be 0."""
+    first = target.nan_to_num(nan=-torch.inf).amax(dim=0)
+    return (target.isnan() | (target == first)).all()
+
+
+def explained(left: Tensor, spread: Tensor, constant: Tensor) -> Tensor:
+    """1 - left / spread, or NaN where the targets are ``constant``."""
+    return torch.where(constant | (spread <= 0), torch.nan, 1 - left / spread)
 
 
 OURS: frozenset[Metric] = frozenset(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm.models._streamed.moments import Moments
-from fedgradnorm.tasks._measures import OURS, r_squared
+from fedgradnorm.tasks._measures import OURS, explained, r_squared
 from fedgradnorm.tasks._missing import known, labelled, mean_of_labelled
 from fedgradnorm.tasks._split_metrics import Restoring, flat_rows, in_units, measured, one_number
 from fedgradnorm.tasks._task import Task
@@ -72,8 +72,10 @@ class RunningScores:
             if name not in self._sums:
                 found[name] = others[name]
             elif metric is r_squared:
-                spread = float(self._targets.square.sum())
-                found[name] = 1 - self._left / max(spread, torch.finfo(torch.float64).tiny)
+                targets = self._targets
+                constant = (targets.low >= targets.high).all()
+                left = torch.tensor(self._left, dtype=torch.float64)
+                found[name] = float(explained(left, targets.square.sum(), constant))
             else:
                 total, count = self._sums[name]
                 found[name] = total / max(1.0, count)

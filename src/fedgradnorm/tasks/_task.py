@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -329,6 +330,35 @@ class Task:
     def predict(self, output: Tensor) -> Tensor:
         """What a user wants to see: the class of each row, zeros and ones, or the values."""
         return self.form.answer(output)
+
+
+SHOWN, LONGEST = 5, 80
+"""Labels and letters that the description of a task has at most."""
+
+
+def described_task(
+    kind: str, outputs: int, shape: Sequence[int], labels: Sequence[str] | None
+) -> str:
+    """What stands for the name of a task that has none: its kind, its outputs and its labels.
+
+    >>> described_task("classification", 2, (), ("cat", "dog"))
+    'classification of cat, dog'
+    >>> described_task("regression", 2, (), None)
+    'regression with 2 outputs'
+    """
+    at = f" at {'x'.join(map(str, shape))} positions" if shape else ""
+    if labels is None or are_numbers(labels):
+        return f"{kind} with {outputs} output{'s' * (outputs > 1)}{at}"
+    text = f"{kind} of {', '.join(map(str, labels))}{at}"
+    if len(labels) <= SHOWN and len(text) <= LONGEST:
+        return text
+    letters = hashlib.blake2b(repr(tuple(labels)).encode(), digest_size=4).hexdigest()
+    return f"{kind} of {len(labels)} labels{at} ({letters})"
+
+
+def are_numbers(labels: Sequence[str]) -> bool:
+    """Whether the names of classes are no more than their numbers."""
+    return [str(label) for label in labels] == [str(number) for number in range(len(labels))]
 
 
 def _is_number(value: Any) -> bool:

@@ -167,7 +167,7 @@ def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
     init_federation(folder, NAMES, ("localhost",), **options)
     assert read_federation(folder).tasks == {
         "sorting": TaskTerms(2, ["class", "side"]),
-        "value": TaskTerms(1, ["value"]),
+        "regression with 1 output": TaskTerms(1, ["value"]),
     }
     assert tasks_of(load_config(machines.config), []) == {}
 

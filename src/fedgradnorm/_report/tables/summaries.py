@@ -135,6 +135,8 @@ def loss(value: Estimate) -> str:
 
 def metric(row: TaskRow) -> str:
     """An accuracy in percent, or an error with its name."""
+    if math.isnan(row.value.mean):
+        return f"{row.metric.upper()} n/a"
     if row.metric == "accuracy":
         scaled = Estimate(100 * row.value.mean, 100 * row.value.half, row.value.count)
         return f"{fixed(scaled, 1)} %"

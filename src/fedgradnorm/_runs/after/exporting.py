@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
         program = form.written(deployed, trial.inputs, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
-    _check(run, name, form, program, trial)
+    # From here on arrays are in the run's own order of columns.
+    ordered = replace(run.clients[name], given_columns=None)
+    _check(replace(run, clients={name: ordered}), name, form, program, trial)
     with writing(target, "choose another file"):
         checkpoint.write_atomically(target, program)
     return target

@@ -18,14 +18,16 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.sharing import aligned
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.about import client_info
-from fedgradnorm._runs.after.starting import known_head, known_stem, statistics_of
+from fedgradnorm._runs.after.starting import columns_of, known_head, known_stem, statistics_of
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
 from fedgradnorm._runs.run import Run, TrainedClient, metric_names
 from fedgradnorm.models._dividing import divided
+from fedgradnorm.tasks._task import described_task
 from fedgradnorm.weighting import Equal
 
 KEPT = ("batch_size", "head_optimizer", "head_start", "seed", "shared", "frozen")
@@ -49,6 +51,8 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
         for row in client.rows:
             run = personalized(run, row, how)
         return run
+    if (order := columns_of(run, client.name)) is not None:
+        (client,) = aligned([client], Settings(rounds=1), order)
     stored = completed(run.about["settings"])
     table = {"lr": stored["lr"], **how}
     settings = Settings(
@@ -65,6 +69,7 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
         clients=clients,
         about=_about(run, client, settings, tuned),
         table=_history(run, client, tuned.rows),
+        folder=None,
     )
 
 
@@ -107,11 +112,21 @@ def _like(run: Run, client: Client, heads: str) -> str:
     names = [
         name
         for name, info in run.about["clients"].items()
-        if name in run.clients and (heads == "all" or info.get("task") == client.task_name)
+        if name in run.clients
+        and (heads == "all" or _shared_task(name, info) == client.shared_task)
     ]
     # A head fits its network: the shared one is that of who has none of its own.
     names.sort(key=lambda name: run.clients[name].network is not None)
     return names[0] if names else client.name
+
+
+def _shared_task(name: str, info: Mapping[str, Any]) -> str:
+    """What :attr:`Client.shared_task` was of a client of the run."""
+    task: str = info.get("task", name)
+    if task != name or "of" in info:
+        return task
+    labels, shape = info.get("labels"), info.get("shape", ())
+    return described_task(info["kind"], info.get("outputs", 0), shape, labels)
 
 
 def _statistics(run: Run, name: str, network: nn.Module) -> dict[str, Tensor]:

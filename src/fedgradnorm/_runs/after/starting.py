@@ -49,6 +49,7 @@ class Start:
         self.network = network if run.shared is None else taken_over(run.shared, network)
         heads = _heads(run, self.network, clients, settings)
         self.known = list(heads)
+        self.columns = columns_of(run)
         self.clients = [
             replace(c, stem=known_stem(run, c), head=heads.get(c.name, c.head)) for c in clients
         ]
@@ -70,6 +71,18 @@ class Start:
             "start: network of run %s; its heads go on for %s; fresh heads for %s",
             self.fingerprint, _some(self.known), _some(fresh),
         )  # fmt: skip
+
+
+def columns_of(run: Run, name: str = "") -> tuple[str, ...] | None:
+    """The order of the columns that a run's network knows; ``name`` may have its own network."""
+    infos: Mapping[str, Mapping[str, Any]] = run.about.get("clients", {})
+    if run.shared is None or name in infos:
+        infos = {name: infos.get(name, {})}
+    blueprints = run.about.get("blueprints", {}).get("stems", {})
+    found = (
+        one["columns"] for n, one in infos.items() if one.get("columns") and n not in blueprints
+    )
+    return tuple(columns) if (columns := next(found, None)) else None
 
 
 def checked_start(start: object) -> Run | None:

@@ -47,6 +47,14 @@ class Encoding:
         """What the numbers of an encoded row are called."""
         return tuple(name for column in self.columns for name in column.names())
 
+    def in_order(self, features: Sequence[str]) -> Encoding:
+        """The encoding whose features are in this order."""
+        place = {name: k for k, name in enumerate(features)}
+        found = Encoding(tuple(sorted(self.columns, key=lambda c: place[c.names()[0]])))
+        if found.features != tuple(features):
+            raise DataError(f"columns {', '.join(self.features)} cannot be put in another order")
+        return found
+
     def categories(self) -> dict[str, tuple[str, ...]]:
         """The categories of columns that have some."""
         return {c.name: c.categories for c in self.columns if isinstance(c, CategoryColumn)}
