@@ -40,11 +40,7 @@ COLUMNS = {
     "setup": "set-up, s",
     "setup_loop": "set-up of the loop, s",
     "whole": "1,000 rounds, s",
-    "whole_loop": "1,000 rounds in the loop, s",
-    "whole_ratio": "run in the loop / alone",
     "weighed": "with evaluations, s",
-    "weighed_loop": "with evaluations in the loop, s",
-    "weighed_ratio": "with evaluations, loop / alone",
 }
 WAYS = {
     "fedrep": {"share": "all"},
@@ -126,29 +122,22 @@ def measured(
 
 
 def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> record.Row:
-    """Seconds of a whole run on a GPU: set-up, rounds, history, and networks on the host.
+    """Seconds of 1,000 rounds on a GPU: set-up, rounds, history, and networks on the host.
 
     Bare runs have no evaluations on the way; the others have one after each epoch.
     """
 
-    def seconds(kind: str, way: str, rounds: int) -> float:
-        how: dict[str, Any] = {"batch_size": 32, **WAYS[way]}
-        if kind == "whole":
-            how["eval_every"] = 0
+    def seconds(rounds: int, **how: Any) -> float:
         started = time.perf_counter()
-        fgn.train(network, clients, rounds=rounds, device=device, **how)
+        fgn.train(
+            network, clients, rounds=rounds, device=device, batch_size=32, share="none", **how
+        )
         return time.perf_counter() - started
 
     row: record.Row = {}
-    for kind in ("whole", "weighed"):
-        found: dict[str, list[float]] = {"at_once": [], "in_turn": []}
-        for way in found:
-            seconds(kind, way, 10)  # libraries are loaded
-        for _ in range(WHOLE):
-            for way, times in found.items():
-                times.append(seconds(kind, way, 1000))
-        now, before = (statistics.median(times) for times in found.values())
-        row |= {kind: now, f"{kind}_loop": before, f"{kind}_ratio": before / now}
+    for kind, how in (("whole", {"eval_every": 0}), ("weighed", {})):
+        seconds(10, **how)  # libraries are loaded
+        row[kind] = statistics.median(seconds(1000, **how) for _ in range(WHOLE))
     return row
 
 
