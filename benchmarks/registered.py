@@ -198,37 +198,6 @@ def draw(rows: Sequence[record.Row], path: Path) -> None:
     save(drawing, path)
 
 
-def page_table(rows: Sequence[record.Row]) -> str:
-    """The table of docs/performance.md."""
-    lines = [
-        "| registered | first rounds, ms | to 100 | later rounds, ms | to 100 | ready, s | "
-        "memory, GB | checkpoint, MB | run.json, MB |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        values = [f"{row['registered']:,}"]
-        keys = ("first_ms", "first_ratio", "round_ms", "ratio", "ready", "beyond_gb",
-                "checkpoint_mb", "about_mb")  # fmt: skip
-        values += [f"{row[key]:.3g}" for key in keys]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def million(rows: Sequence[record.Row]) -> str:
-    """What a million registered clients would take in one process, by the last two points."""
-    before, last = rows[-2:]
-    lines = ["| of a million clients | by calculation |", "|---|---:|"]
-    words = {
-        "ready": "ready, s", "beyond_gb": "memory, GB", "checkpoint_mb": "last checkpoint, MB",
-        "about_mb": "run.json, MB", "round_ms": "later rounds, ms",
-    }  # fmt: skip
-    for key, what in words.items():
-        slope = (last[key] - before[key]) / (last["registered"] - before["registered"])
-        value = last[key] + slope * (1e6 - last["registered"])
-        lines.append(f"| {what} | {value:.2g} |" if value < 1 else f"| {what} | {value:,.0f} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = points.options(__doc__)
     parser.add_argument("--rounds", type=int, default=MEASURED, help=argparse.SUPPRESS)
