@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,11 @@ def test_the_command_says_that_a_run_has_diverged(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["run", str(small_config(tmp_path)), *words])
     assert result.exit_code == 0
     assert "diverged" in result.stderr.splitlines()[-1]
+
+
+def test_early_stopping_leaves_undefined_metrics_out() -> None:
+    """r2 of a client with constant targets is NaN; the others' still improves."""
+    stopping = fgn.EarlyStopping(patience=2, watch="r2", min_rounds=0)
+    values = [stopping._value({"one": r2, "constant": math.nan}) for r2 in (-0.1, 0.2, 0.5)]
+    assert values == [-0.1, 0.2, 0.5]
+    assert stopping._value({"constant": math.nan}) == -math.inf

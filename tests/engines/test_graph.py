@@ -29,6 +29,15 @@ CASES: dict[str, dict[str, Any]] = {
     "smaller batches, some clients": {
         "batch_size": 45, "shared_steps": 2, "participation": [["corner0", "side1"], ["corner1"]]
     },
+    "examples visited again": {"batch_size": None, "head_steps": 3, "shared_steps": 2},
+    "examples visited again, some clients": {
+        "batch_size": None, "head_steps": 3, "shared_steps": 2,
+        "participation": [["corner0", "side1"], ["corner1", "side0"]],
+    },
+    "examples visited again in one pass, some clients": {
+        "batch_size": 40, "head_steps": 3,
+        "participation": [["corner0", "side1"], ["corner2", "side0"]],
+    },
     "shared heads": {"heads": "task", "shared_steps": 2},
     "half of the clients": {"participation": 0.5, "shared_steps": 2},
     "lists of clients": {

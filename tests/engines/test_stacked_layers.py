@@ -22,6 +22,7 @@ LAYERS = {
     "dilation": (nn.Conv2d(2, 3, 3, dilation=2, bias=False), IMAGES),
     "same padding": (nn.Conv2d(2, 3, 3, padding="same"), IMAGES),
     "groups": (nn.Conv2d(2, 4, 3, groups=2), IMAGES),
+    "many channels of small images": (nn.Conv2d(2, 80, 3), IMAGES),
     "signal": (nn.Conv1d(2, 3, 4, stride=2, padding=1), (BATCH, 2, 12)),
 }
 
@@ -42,14 +43,16 @@ def results(layer: nn.Module, x: Tensor, weights: dict[str, Tensor], stacked: bo
     return [y.detach(), *found]
 
 
-@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+@pytest.mark.parametrize("size", ["small", "large", "huge"])
 @pytest.mark.parametrize("case", LAYERS)
 def test_stacked_layers_are_those_of_each_client(
-    case: str, small: bool, monkeypatch: pytest.MonkeyPatch
+    case: str, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not small:  # columns are made again, and images' gradients come from one convolution
+    if size == "large":  # columns are made again, and images' gradients come from one convolution
         monkeypatch.setattr(stacked_layers, "KEPT", 0)
         monkeypatch.setattr(stacked_layers, "FOLDED", 0)
+    elif size == "huge":
+        monkeypatch.setattr(stacked_layers, "LARGEST", 0)
     template, shape = LAYERS[case]
     layer, draw = template.double(), torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS, *shape, dtype=torch.float64, generator=draw).requires_grad_()
@@ -75,12 +78,37 @@ def test_a_weight_that_all_clients_share_is_left_to_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for layer_of_one in (stacked_layers._Dense, stacked_layers._Convolution):
-        monkeypatch.setattr(layer_of_one, "stacked", None)
+        monkeypatch.setattr(layer_of_one, "of_all", None)
     layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(189, 2))
     x = torch.randn(CLIENTS, *IMAGES)
     with StackedLayers():
         found = vmap(layer)(x)
     torch.testing.assert_close(found, layer(x.flatten(0, 1)).unflatten(0, (CLIENTS, BATCH)))
+
+
+class Named(nn.Module):
+    """Calls its layers by keyword, and uses vmap itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.first.weight, self.first.bias
+        hidden = nn.functional.linear(input=x, weight=weight, bias=bias).tanh()
+        return vmap(lambda row: nn.functional.linear(row[None], self.second.weight)[0])(hidden)
+
+
+def test_networks_may_call_layers_by_keyword_and_use_vmap() -> None:
+    layer, x = Named().double(), torch.randn(CLIENTS, BATCH, 4, dtype=torch.float64)
+    weights = {
+        key: torch.randn(CLIENTS, *p.shape, dtype=p.dtype).requires_grad_()
+        for key, p in layer.named_parameters()
+        if key != "second.bias"
+    }
+    plain, stacked = (results(layer, x.requires_grad_(), weights, way) for way in (False, True))
+    for one, other in zip(plain, stacked, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
 
 
 def test_branches_give_their_results_in_order() -> None:

@@ -147,17 +147,18 @@ def _try_vmap(engine: Engine) -> str | None:
     names = engine.names if not engine.choice.many else engine.names[:2]
     tried = False
     for group in engine.table.group(names):
-        if len(group.names) < 2 or not engine.runs_at_once(group):
+        count = min(2, len(group.names))
+        if (count < 2 and not group.part.padded) or not engine.runs_at_once(group):
             continue
-        tried, some = True, group.only(torch.arange(2).numpy())
+        tried, some = True, group.only(torch.arange(count).numpy())
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 batch = engine.examples.block(some, 0)
             part, row = some.part, engine.rows_of(some)
             part.whole.train()
-            omega = engine.network.vector.detach().clone().expand(2, -1)
+            omega = engine.network.vector.detach().clone().expand(count, -1)
             with torch.random.fork_rng(devices=[]):
-                gradients = BlockGradients(part, batch, 2, part.task)
+                gradients = BlockGradients(part, batch, count, part.task)
                 gradients.of(omega, row, 0, shared=True, own=True)
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             return f"vmap cannot run it ({(str(error).splitlines() or ['?'])[0][:160]})"

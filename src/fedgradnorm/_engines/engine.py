@@ -121,9 +121,9 @@ class Worked:
     def fine(self) -> Tensor:
         """Which clients' numbers are all finite."""
         total = self.ratio + self.norm
+        total = total + torch.cat([row[OWN].sum(dim=1) for row in self.rows])
         if self.updates is not None:
             total = total + self.updates.sum(dim=1)
-            total = total + torch.cat([row[OWN].sum(dim=1) for row in self.rows])
         return torch.isfinite(total)
 
 
@@ -376,7 +376,8 @@ class Engine:
 
     def features(self, group: Block, batch: Batch, first: int, steps: int) -> FrozenFeatures:
         """What the network, as it is, makes of the batches of some head steps."""
-        return FrozenFeatures(self.network.module, self.examples, group, batch, first, steps)
+        given = (group, batch, first, steps, self.capturing)
+        return FrozenFeatures(self.network.module, self.examples, *given)
 
     def write(self, plan: Plan, worked: Worked, fine: Tensor | None = None) -> None:
         """Write back the rows of the clients that did well; None: of all."""
@@ -581,7 +582,12 @@ class Engine:
         """Give clients the heads that :meth:`head_rows` returned."""
         for group, turns in self._grouped(names):
             group.part.rows[OWN][group.index, : heads.shape[1]] = heads.to(self.device)[turns]
-            group.part.rows.changed.update(group.rows.tolist())
+            group.part.rows.mark(group.rows.tolist())
+
+    def mark(self, names: Sequence[str]) -> None:
+        """Let a checkpoint hold the rows of these clients, as they are now."""
+        for group in self.table.group(names):
+            group.part.rows.mark(group.rows.tolist())
 
     def _grouped(self, names: Sequence[str]) -> list[tuple[Block, Tensor]]:
         """Clients by part, and where they are among ``names``; kept, since groups stay the same."""

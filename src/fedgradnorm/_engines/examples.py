@@ -118,6 +118,7 @@ class Examples:
         self._y: dict[str, Tensor] = {}
         self._where: dict[str, tuple[str, int, str, int]] = {}
         self._begins: dict[tuple[str, ...], tuple[str, str, Tensor, Tensor]] = {}
+        self._starts: dict[tuple[str, ...], Tensor] = {}
         if pooled:
             self._join()
 
@@ -222,6 +223,16 @@ class Examples:
                 self._begins.clear()
             self._begins[key] = where[0][0], where[0][2], begin[:, 0], begin[:, 1]
         return self._begins[key]
+
+    def starts(self, names: Sequence[str]) -> Tensor:
+        """Where each client's examples begin if those of ``names`` are joined; kept."""
+        key = tuple(names)
+        if key not in self._starts:
+            sizes = np.array([self.batches.sizes[name] for name in names])
+            if len(self._starts) > KEPT:
+                self._starts.clear()
+            self._starts[key] = torch.from_numpy(np.cumsum(sizes) - sizes).to(self.device)
+        return self._starts[key]
 
     def _gathered(self, names: Sequence[str], drawn: Mapping[str, Numbers]) -> Lookup:
         feeds = {n: x.feed for n in names if isinstance(x := self.clients[n].train[0], Streamed)}

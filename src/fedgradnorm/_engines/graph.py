@@ -251,7 +251,7 @@ class Graphs:
             return []
         for plan in plans[:fitting]:
             for group in plan.groups:
-                group.part.rows.changed.update(group.rows.tolist())
+                group.part.rows.mark(group.rows.tolist())
         return results
 
     def _usable(self, engine: Engine, plan: Plan) -> bool:

@@ -60,17 +60,19 @@ class FrozenFeatures:
         batch: Batch,
         first: int,
         steps: int,
+        capturing: bool,
     ) -> None:
         self._part, self._first = group.part, first
         sizes = np.array([examples.batches.sizes[name] for name in group.names])
         read = len(group.names) * (steps - first) * group.part.batch
-        if read < sizes.sum() or not all(map(examples.can_pool, group.names)):
+        others = capturing and not group.whole  # may be there when a graph is replayed
+        if others or read < sizes.sum() or not all(map(examples.can_pool, group.names)):
             parts = [forward(network, batch.x(step)) for step in range(first, steps)]
             self._features: Callable[[int], Tensor] = lambda step: parts[step]
             return
         splits = [examples.split(name, "train") for name in group.names]
         table = forward(network, concatenated([split[0] for split in splits if split]))
-        begin = torch.from_numpy(np.cumsum(sizes) - sizes).to(table.device)
+        begin = examples.starts(group.names)
         self._features = lambda step: table[
             (batch.own_rows(step + first) + begin[:, None]).reshape(-1)
         ]

@@ -98,6 +98,9 @@ class JointPass:
         self._once: SharedExamples | None = None
         self._plan: tuple[object, Any] = (None, None)
         self._owner = torch.empty(0)
+        for tap in (self._tap, self._products):
+            if tap is not None:
+                tap.on = False
 
     def run(
         self,
@@ -121,10 +124,12 @@ class JointPass:
         network.use(shared)
         network.module.train()
         self._output = self._gradient = torch.empty(0)  # the last round's graph must be gone
-        for tap in (self._tap, self._products):
-            if tap is not None:
-                tap.seen.clear()  # other executors may have called the layers
+        taps = [tap for tap in (self._tap, self._products) if tap is not None]
+        for tap in taps:
+            tap.on = True
         self._output = call(network.module, x if self._once is None else x[self._once.first])
+        for tap in taps:
+            tap.on = False
         features = self._spread(self._output.detach())
         sizes = [part.batch * count for part, count in zip(parts, counts, strict=True)]
         pieces = [
@@ -190,7 +195,7 @@ class JointPass:
         if self._products is not None:
             self._layers = self._products.with_inputs(self._taken(self._products))
             self._products.seen.clear()
-        found, start = list[Tensor](), 0
+        start = 0
         stretches = list[tuple[int, int, int]]()
         for part, count in zip(parts, counts, strict=True):
             end = start + part.batch * count

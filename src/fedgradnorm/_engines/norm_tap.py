@@ -34,12 +34,13 @@ class NormTap:
         users = [p for m in network.modules() for p in m.parameters(recurse=False) if p in own]
         self.tied = len(users) > len(own)
         self.seen: list[tuple[str, Tensor, Tensor]] = []
+        self.on = True  # other passes than the joint one are not remembered
         for owner, module in self.modules.items():
             module.register_forward_hook(self._hook(owner))
 
     def _hook(self, owner: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def remember(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if torch.is_grad_enabled():
+            if self.on and torch.is_grad_enabled():
                 first: Any = inputs[0] if inputs else None  # called by keyword: not to be measured
                 self.seen.append((owner, first, output))
 

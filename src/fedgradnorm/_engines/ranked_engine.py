@@ -155,6 +155,10 @@ class RankedEngine:
         at, own = self._share(names)
         self.local.set_head_rows(own, heads[at])
 
+    def mark(self, names: Sequence[str]) -> None:
+        """Let a checkpoint hold the rows of these clients, on their own ranks."""
+        self.local.mark(self._share(names)[1])
+
     def only_linear_heads(self) -> bool:
         """Whether no rank's clients keep anything else of what they have learned."""
         return all(self.world.gather(self.local.only_linear_heads()))

@@ -8,6 +8,7 @@ their own layout, where ``vmap`` would leave it transposed and have it copied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 Pair = tuple[int, int]
 
 KEPT = 1 << 27  # numbers of columns that wait for the backward pass; more are made again
+LARGEST = 1 << 29  # numbers of columns that are made at all; else vmap's own convolution is used
 FOLDED = 1 << 24  # up to so many, adding columns up is faster than cuDNN
 
 
@@ -42,23 +44,29 @@ class StackedLayers(TorchFunctionMode):
 
 
 def _is_stacked(weight: Tensor) -> bool:
-    """Whether every client has a weight of its own."""
-    return bool(torch._C._functorch.is_batchedtensor(weight))
+    """Whether every client has a weight of its own, and no vmap of the network's is in between."""
+    functorch = torch._C._functorch
+    if not functorch.is_batchedtensor(weight):
+        return False
+    return bool(functorch.maybe_get_level(weight) == functorch.maybe_current_level())
 
 
 def _dense(
-    _: Callable[..., Any], x: Tensor, weight: Tensor, bias: Tensor | None = None
+    _: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor | None:
     """``linear`` for rows of numbers, or None where PyTorch's own is to be used."""
-    if not _is_stacked(weight) or x.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+    if not _is_stacked(weight) or input.ndim != 2 or torch.is_autocast_enabled(input.device.type):
         return None
-    y: Tensor = _Dense.apply(x, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _Dense.apply(input, weight)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 
 def _convolved(
     func: Callable[..., Any],
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -67,6 +75,7 @@ def _convolved(
     groups: int = 1,
 ) -> Tensor | None:
     """``conv1d`` or ``conv2d``, or None where PyTorch's own is to be used."""
+    x = input
     if not _is_stacked(weight) or groups != 1 or isinstance(padding, str) or x.ndim != weight.ndim:
         return None
     if torch.is_autocast_enabled(x.device.type):
@@ -99,8 +108,6 @@ def _pair(given: Any, flat: bool, first: int) -> Pair:
 class _PerClient(torch.autograd.Function):
     """A layer as one client's code calls it; ``vmap`` calls that of all clients instead."""
 
-    stacked: Any
-
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
         raise NotImplementedError("layers are stacked under vmap only")
@@ -113,12 +120,15 @@ class _PerClient(torch.autograd.Function):
     def vmap(
         cls, info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *how: Pair
     ) -> tuple[Tensor, int]:
-        at = in_dims[1]
-        assert at is not None
-        given = (
-            x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        x, weight = (
+            t.expand(info.batch_size, *t.shape) if at is None else t.movedim(at, 0)
+            for t, at in zip((x, weight), in_dims, strict=False)
         )
-        return cls.stacked.apply(given, weight.movedim(at, 0), *how), 0
+        return cls.of_all(x, weight, *how), 0
+
+    @classmethod
+    def of_all(cls, x: Tensor, weight: Tensor, *how: Pair) -> Tensor:
+        raise NotImplementedError
 
 
 class _StackedDense(torch.autograd.Function):
@@ -164,7 +174,7 @@ class _StackedConvolution(torch.autograd.Function):
         dx = dw = None
         if ctx.needs_input_grad[1]:
             columns = kept[0] if kept else _columns(x, weight.shape[-2:], *ctx.how)[0]
-            dw = torch.matmul(gradient.flatten(3), columns.mT).sum(dim=1).view_as(weight)
+            dw = _weight_gradient(gradient.flatten(3), columns).view_as(weight)
         if ctx.needs_input_grad[0]:
             way = _folded if ctx.folds else _grouped
             dx = way(gradient, x, weight, *ctx.how)
@@ -172,16 +182,33 @@ class _StackedConvolution(torch.autograd.Function):
 
 
 class _Dense(_PerClient):
-    stacked = _StackedDense
+    @classmethod
+    def of_all(cls, x: Tensor, weight: Tensor, *_: Pair) -> Tensor:
+        found: Tensor = _StackedDense.apply(x, weight)  # type: ignore[no-untyped-call]
+        return found
 
 
 class _Convolution(_PerClient):
-    stacked = _StackedConvolution
-
     @classmethod
-    def vmap(cls, *given: Any) -> tuple[Tensor, int]:
-        (images, _), place = super().vmap(*given)
-        return images, place
+    def of_all(cls, x: Tensor, weight: Tensor, *how: Pair) -> Tensor:
+        clients, batch, *image = x.shape
+        if clients * batch * math.prod(image) * weight.shape[-2:].numel() > LARGEST:
+            images, weights = x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1)
+            stride, padding, dilation = how
+            grouped = torch.conv2d(images, weights, None, stride, padding, dilation, clients)
+            return grouped.view(batch, clients, -1, *grouped.shape[2:]).transpose(0, 1)
+        found: tuple[Tensor, Tensor] = _StackedConvolution.apply(x, weight, *how)  # type: ignore[no-untyped-call]
+        return found[0]
+
+
+def _weight_gradient(d: Tensor, columns: Tensor) -> Tensor:
+    """dW = sum over examples of dY X^T ``[clients, out, channels x kernel]``.
+
+    Where images are small, all examples in one product take less memory than one product each.
+    """
+    if d.shape[2] <= d.shape[3]:
+        return torch.matmul(d, columns.mT).sum(dim=1)
+    return torch.bmm(d.transpose(1, 2).flatten(2), columns.transpose(2, 3).flatten(1, 2))
 
 
 def _columns(

@@ -92,7 +92,8 @@ class Clients:
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Outcome]:
         """Some rounds in a row, of which a graph may run several without coming back.
 
-        Only the first of these rounds may be one whose conflict is recorded.
+        A round in which everybody failed is the last one. Only the first of these rounds may be one
+        whose conflict is recorded.
         """
         found = list[Outcome]()
         while len(found) < len(actives):
@@ -105,6 +106,8 @@ class Clients:
                 found.append(self._next_round(first + k, actives[k]))
                 if not found[-1].failed:
                     self.graphs.went_well()
+                elif len(found[-1].failed) == len(found[-1].active):
+                    break  # the run ends here
         return found
 
     def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
@@ -179,6 +182,7 @@ class Clients:
 
         ``statistics`` are running statistics and private layers of the network.
         """
+        self.engine.mark(list(statistics))  # a resumed run does not know the other run
         trained = self.engine.exported_all() if any(statistics.values()) or networks else {}
         for name, now in trained.items():
             if statistics.get(name) or name in networks:

@@ -39,7 +39,8 @@ class Rows:
     def __init__(self, fresh: Mapping[str, Tensor]) -> None:
         self.fresh = dict(fresh)
         self.names: list[str] = []
-        self.changed = set[int]()
+        self.changed = set[int]()  # since they were last saved
+        self.known = set[int]()  # no longer as they began
         self._held: Row = {key: value.new_empty(0, *value.shape) for key, value in fresh.items()}
 
     def __len__(self) -> int:
@@ -84,7 +85,13 @@ class Rows:
         """Write the rows at ``index``; ``rows`` are their numbers, which have to be saved."""
         for key, value in values.items():
             self._held[key].index_copy_(0, index, value)
+        self.mark(rows)
+
+    def mark(self, rows: Iterable[int]) -> None:
+        """These rows have to be saved."""
+        rows = list(rows)
         self.changed.update(rows)
+        self.known.update(rows)
 
 
 class Part:
@@ -246,6 +253,7 @@ class ClientTable(Generic[AnyPart]):
             count = len(group.names)
             whole = {k: first.get(k, v.expand(count, *v.shape)).to(v) for k, v in fresh.items()}
             part.rows.put(group.index, whole, group.rows.tolist())
+            part.rows.known.difference_update(group.rows.tolist())
 
     def changed(self, everything: bool = False) -> dict[str, Any]:
         """The rows that changed since :meth:`settle`, or all that ever did, for a checkpoint."""
@@ -315,4 +323,4 @@ def _known(part: Part) -> list[int]:
     """The rows that are no longer as they began."""
     rows = part.rows
     found: list[int] = (~rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
-    return sorted({*found, *rows.changed})
+    return sorted({*found, *rows.known})

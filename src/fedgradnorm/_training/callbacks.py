@@ -224,7 +224,10 @@ class EarlyStopping(Callback):
             usable = {name: v for name, v in values.items() if math.isfinite(v) and v != 0}
             self._first = self._first or usable
             return gain(self._first, values)
-        mean = sum(values.values()) / len(values)
+        known = [value for value in values.values() if math.isfinite(value)]
+        if not known:  # r2 of constant targets, say, is undefined
+            return -math.inf
+        mean = sum(known) / len(known)
         return mean if self.watch in HIGHER_IS_BETTER else -mean
 
     def state_dict(self) -> dict[str, Any]:

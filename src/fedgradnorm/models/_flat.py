@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError, ModelError
-from fedgradnorm.models._dividing import private_names, put_parameters
+from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import check_sized
 
 
@@ -55,14 +55,6 @@ class FlatNetwork:
         self.private = {name: own[name].detach().clone() for name in private_names(network)}
         self.use(self.vector)
 
-    def fresh_private(self) -> dict[str, nn.Parameter]:
-        """Private parameters for one client, as they are before any training."""
-        return {name: nn.Parameter(value.clone()) for name, value in self.private.items()}
-
-    def put_private(self, parameters: dict[str, nn.Parameter]) -> None:
-        """Use a client's own private parameters from now on: the very ones that it trains."""
-        put_parameters(self.module, parameters)
-
     def use(self, vector: Tensor) -> None:
         """Read the parameters straight from ``vector`` from now on, without a copy."""
         self.vector = vector
@@ -83,19 +75,9 @@ class FlatNetwork:
         torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
         return self.gradient
 
-    @property
-    def has_buffers(self) -> bool:
-        """Whether the network keeps running statistics or other buffers."""
-        return next(self.module.buffers(), None) is not None
-
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the network's buffers, by name."""
         return {name: b.detach().clone() for name, b in self.module.named_buffers()}
-
-    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
-        """Put a client's own running statistics in place."""
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(buffers[name])
 
 
 def require_gpu(device: torch.device) -> None:

@@ -1,0 +1,66 @@
+"""What clients have is in the checkpoint, also of those that never participated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedgradnorm as fgn
+import toys
+
+
+def clients(count: int) -> list[fgn.Client]:
+    found = []
+    for k in range(count):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+        found.append(fgn.Client(f"c{k}", fgn.regression(1), (x, x[:, :1] + k % 3)))
+    return found
+
+
+def train(count: int, **how: Any) -> fgn.Run:
+    network = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double())
+    options = {"batch_size": None, "lr": 0.05, "eval_every": 0, "device": "cpu", **how}
+    return fgn.train(network, clients(count), **options)
+
+
+def heads(run: fgn.Run) -> dict[str, Tensor]:
+    return {
+        name: torch.cat([p.detach().flatten() for p in client.head.parameters()])
+        for name, client in run.clients.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"final_head_steps": 5}, {"personalize": {"steps": 3, "lr": 0.1, "what": "head"}}],
+    ids=["final steps", "tuned"],
+)
+def test_resuming_a_finished_run_keeps_the_tuned_heads_of_all(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    """210 clients, of which four participate: the rows of the others changed at the end only."""
+    options = {"rounds": 2, "participation": 0.02, "folder": tmp_path / "run", **how}
+    wanted = heads(train(210, **options))
+    for run in (train(210, resume=True, **options), fgn.load(tmp_path / "run")):
+        found = heads(run)
+        assert all(torch.equal(found[name], head) for name, head in wanted.items())
+
+
+class Interrupt(fgn.Callback):
+    def on_start(self, state: Any) -> None:  # noqa: ARG002
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_starts_from_another_resumes_without_it(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 4, "participation": [["c0", "c1"]]}
+    before = train(4, rounds=5)
+    wanted = heads(train(4, start=before, **options))
+    options["folder"] = tmp_path / "run"
+    with pytest.raises(fgn.Interrupted):
+        train(4, start=before, callbacks=[Interrupt()], **options)
+    found = heads(train(4, resume=True, **options))
+    assert all(torch.equal(found[name], head) for name, head in wanted.items())
