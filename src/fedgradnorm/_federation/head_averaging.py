@@ -59,7 +59,7 @@ class SharedHeads:
         ]
         self._task = {client.name: client.shared_task for client in clients}
         self.names = frozenset(name for names in self.groups for name in names)
-        self._own: list[Tensor | None] = [None] * len(self.groups)  # which columns are not averaged
+        self._columns: list[Tensor | None] = [None] * len(self.groups)  # averaged ones; None: all
 
     def __bool__(self) -> bool:
         return bool(self.groups)
@@ -76,7 +76,7 @@ class SharedHeads:
             own = own_parameters(first, self._patterns, names[0])
             started |= {name: combined(first, heads[name], own) for name in names}
             if own:
-                self._own[number] = own_columns(first, own).to(self._device)
+                self._columns[number] = shared_columns(first, own).to(self._device)
         return started
 
     def sizes(self, heads: Mapping[str, nn.Module]) -> dict[str, int]:
@@ -84,7 +84,7 @@ class SharedHeads:
         found = dict[str, int]()
         for names in self.groups:
             own = own_parameters(heads[names[0]], self._patterns, names[0])
-            found |= dict.fromkeys(names, int((~own_columns(heads[names[0]], own)).sum()))
+            found |= dict.fromkeys(names, len(shared_columns(heads[names[0]], own)))
         return found
 
     def averaged(
@@ -103,10 +103,13 @@ class SharedHeads:
         signals = reports.signals(Needs.NOTHING).among(len(weights))
         share = coefficients(weights, signals, by)
         even = coefficients(torch.ones_like(weights), signals, by)
-        for names, row, own in zip(self.groups, self._rows, self._own, strict=True):
-            found = heads(names)
-            mean = average_heads(found, self._parts(share[row], even[row]))
-            yield names, mean if own is None else torch.where(own, found, mean)
+        for names, row, columns in zip(self.groups, self._rows, self._columns, strict=True):
+            found, parts = heads(names), self._parts(share[row], even[row])
+            if columns is None:
+                yield names, average_heads(found, parts)
+            else:  # a sum over fewer columns may round differently, and a server has no others
+                mean = average_heads(found.index_select(1, columns), parts)
+                yield names, found.index_copy(1, columns, mean)
 
     def _parts(self, share: Tensor, even: Tensor) -> Tensor:
         """Shares of a group that sum to 1, or all 0 where nobody took part.
@@ -187,13 +190,13 @@ def own_parameters(head: nn.Module, patterns: Patterns, client: str) -> set[str]
     return own
 
 
-def own_columns(head: nn.Module, own: Collection[str]) -> Tensor:
-    """Which numbers of a head, as a row of trained parameters, are of ``own`` parameters."""
+def shared_columns(head: nn.Module, own: Collection[str]) -> Tensor:
+    """The places, in a row of a head's trained parameters, of those that are not ``own``."""
     found = [torch.zeros(0, dtype=torch.bool)]
     for name, parameter in head.named_parameters():
         if parameter.requires_grad:
-            found.append(torch.full((parameter.numel(),), name in own))
-    return torch.cat(found)
+            found.append(torch.full((parameter.numel(),), name not in own))
+    return torch.cat(found).nonzero().flatten()
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.clients import gauge_of, tuned_parameters, tuning
-from fedgradnorm._federation.head_averaging import flat_head, own_columns, own_parameters
+from fedgradnorm._federation.head_averaging import flat_head, own_parameters, shared_columns
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.making_heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement
@@ -93,7 +93,7 @@ class Participant:
         if self.group:
             head = heads[client.name]
             own = own_parameters(head, settings.head_own, client.name)
-            self.like_head, self._common = flat_head(head, own), ~own_columns(head, own)
+            self.like_head, self._common = flat_head(head, own), shared_columns(head, own)
         self.tuned = tuned_parameters(self.network, settings)
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
