@@ -171,15 +171,14 @@ def _heads(
     What clients keep of a shared head is their own as the run left it, or fresh for new clients.
     """
     heads = {client.name: known_head(run, network, client, settings) for client in clients}
+    by_name = {client.name: client for client in clients}
     how = "own" if settings.share == "none" else settings.heads
     for names in SharedHeads(clients, how, torch.device("cpu")).groups:
         first = next((heads[name] for name in names if heads[name] is not None), None)
         if first is not None:
-            for client in clients:
-                if client.name in names:
-                    heads[client.name] = with_own_part(
-                        first, network, client, settings, settings.head_own, heads[client.name]
-                    )
+            for name in names:
+                given = (network, by_name[name], settings, settings.head_own)
+                heads[name] = with_own_part(first, *given, personal=heads[name])
     return {name: head for name, head in heads.items() if head is not None}
 
 
