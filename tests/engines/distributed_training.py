@@ -72,6 +72,13 @@ CASES: dict[str, dict[str, Any]] = {
     "ditto": {"ditto": 0.5, "weighting": fgn.Equal},
     "alone": {"share": "none", "weighting": fgn.Equal},
     "averaged heads": {"heads": "all", "kinds": ("side", "side", "side", "side")},
+    "heads by task, own bias": {
+        "heads": "task",
+        "head_own": "bias",
+        "kinds": ("side", "corner", "side", "side"),
+        "tasks": ("one", "two", "one", "one"),
+        "participation": 0.7,
+    },
     "heads by task": {
         "heads": "task",
         "kinds": ("side", "corner", "side", "side"),

@@ -42,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "schedules": {"server_schedule": "cosine", "head_schedule": "cosine"},
     "final heads": {"final_head_steps": 3},
     "one head for each task": {"heads": "task"},
+    "own bias in shared heads": {"heads": "task", "head_own": "bias"},
     "heads at targets": {"head_start": "targets"},
     "ditto": {"ditto": 0.5},
     "tuned": {"personalize": {"steps": 4, "lr": 0.02, "what": "network"}},

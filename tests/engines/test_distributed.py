@@ -107,7 +107,7 @@ def test_ranks_give_the_same_run_as_one_process(alone, tmp_path):
 
 @pytest.mark.slow
 def test_more_ranks_than_clients(alone, tmp_path):
-    names = ["joint", "gram", "averaged heads", "heads by task"]
+    names = ["joint", "gram", "averaged heads", "heads by task", "heads by task, own bias"]
     finished(torchrun(5, HERE / "distributed_training.py", tmp_path, *names))
     found = json.loads((tmp_path / "found.json").read_text())
     assert gap(found, {name: alone[name] for name in names}) < TIGHT
@@ -122,6 +122,7 @@ def test_more_ranks_than_clients(alone, tmp_path):
         "gram",
         "averaged heads",
         "heads by task",
+        "heads by task, own bias",
         "private clients",
         "some evaluated",
         "registered",

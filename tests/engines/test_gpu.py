@@ -143,9 +143,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str, compi
     assert distance(resumed, whole) == 0
 
 
+@pytest.mark.parametrize("own", [None, "bias"])
 @pytest.mark.parametrize("heads", ["task", "all"])
 @pytest.mark.parametrize("how", [{}, {"participation": 0.5}, {"shared_steps": 3}])
-def test_shared_heads_are_the_loops(heads: str, how: dict[str, object]) -> None:
+def test_shared_heads_are_the_loops(heads: str, how: dict[str, object], own: str | None) -> None:
+    how = {**how, "head_own": own}
     reference = vectors(train_some_of_one_task(heads, rounds=20, **how).heads)
     ours = train_some_of_one_task(heads, rounds=20, device="cuda", engine="auto", **how)
     for name, head in vectors(ours.heads).items():

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
         "participation": [["corner0", "side1"], ["corner2", "side0"]],
     },
     "shared heads": {"heads": "task", "shared_steps": 2},
+    "own bias": {"heads": "task", "head_own": "bias", "shared_steps": 2},
     "half of the clients": {"participation": 0.5, "shared_steps": 2},
     "lists of clients": {
         "participation": [["corner0", "side0"], ["corner1", "side1"], ["corner0", "corner1"]],

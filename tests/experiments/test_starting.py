@@ -58,6 +58,7 @@ WAYS: list[dict[str, Any]] = [
     {"ditto": 0.1},
     {"ditto": 0.1, "network": toys.network()},
     {"heads": "task", "clients": twins()},
+    {"heads": "task", "head_own": "bias", "clients": twins()},
     {"personalize": {"steps": 2, "what": "network"}, "share": "none"},
 ]
 

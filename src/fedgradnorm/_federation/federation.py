@@ -55,7 +55,8 @@ class Federation(Clients):
         device: torch.device,
         personal: Alone | None = None,
     ) -> None:
-        super().__init__(network, clients, settings, SharedHeads(clients, settings.heads, device))
+        shared_heads = SharedHeads(clients, settings.heads, device, settings.head_own)
+        super().__init__(network, clients, settings, shared_heads)
         self.personal = personal
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
         weighting.run_seed = settings.seed
@@ -70,9 +71,7 @@ class Federation(Clients):
             self.engine = RankedEngine(problem, world())
         else:
             self.engine = make_engine(settings.engine, problem)
-        self._head_numbers = dict[str, int]()
-        for names in self.shared_heads.groups:
-            self._head_numbers |= dict.fromkeys(names, self.engine.head_rows(names).shape[1])
+        self._head_numbers = self.shared_heads.sizes(self.heads)
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,

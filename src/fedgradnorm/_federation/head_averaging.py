@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 import torch
@@ -14,6 +15,9 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import Aggregate, coefficients
 from fedgradnorm._round.settings import Heads
 from fedgradnorm.weighting import Needs
+
+Patterns = str | Sequence[str] | None
+"""What ``head_own`` may be: patterns of names of a head's parameters."""
 
 
 class Member(Protocol):
@@ -35,10 +39,19 @@ class SharedHeads:
     ``all`` there is one group, in the order of the clients. With ``task`` there is one for each
     task that has several clients, in the order of their names: so the order of the clients, which
     says nothing about them, decides nothing.
+
+    ``own`` are patterns of the parameters that each client of a group keeps for itself
+    (``head_own``); only the others are averaged.
     """
 
-    def __init__(self, clients: Sequence[Member], how: Heads, device: torch.device) -> None:
-        self.how = how
+    def __init__(
+        self,
+        clients: Sequence[Member],
+        how: Heads,
+        device: torch.device,
+        own: Patterns = None,
+    ) -> None:
+        self.how, self._patterns, self._device = how, own, device
         self.groups = _groups(clients, how)
         places = {client.name: row for row, client in enumerate(clients)}
         self._rows = [
@@ -46,17 +59,33 @@ class SharedHeads:
         ]
         self._task = {client.name: client.shared_task for client in clients}
         self.names = frozenset(name for names in self.groups for name in names)
+        self._columns: list[Tensor | None] = [None] * len(self.groups)  # averaged ones; None: all
 
     def __bool__(self) -> bool:
         return bool(self.groups)
 
     def begin(self, heads: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        """The heads before the first round: everybody's in a group is that of its first client."""
+        """The heads before the first round: everybody's in a group is that of its first client.
+
+        What clients keep for themselves begins as in their own heads.
+        """
         started = dict(heads)
-        for names in self.groups:
+        for number, names in enumerate(self.groups):
+            first = heads[names[0]]
             self._check_alike({name: heads[name] for name in names})
-            started |= {name: copy.deepcopy(heads[names[0]]) for name in names}
+            own = own_parameters(first, self._patterns, names[0])
+            started |= {name: combined(first, heads[name], own) for name in names}
+            if own:
+                self._columns[number] = shared_columns(first, own).to(self._device)
         return started
+
+    def sizes(self, heads: Mapping[str, nn.Module]) -> dict[str, int]:
+        """How many numbers of its head each client of a group sends, and receives."""
+        found = dict[str, int]()
+        for names in self.groups:
+            own = own_parameters(heads[names[0]], self._patterns, names[0])
+            found |= dict.fromkeys(names, len(shared_columns(heads[names[0]], own)))
+        return found
 
     def averaged(
         self,
@@ -69,13 +98,18 @@ class SharedHeads:
 
         ``heads`` gives the heads of some clients as rows. Each client counts as in the server's own
         step. Clients that did not take part get the mean too: the head is theirs as much as the
-        others'. A group of which nobody took part is left as it is.
+        others'. A group of which nobody took part is left as it is, and so is everybody's own part.
         """
         signals = reports.signals(Needs.NOTHING).among(len(weights))
         share = coefficients(weights, signals, by)
         even = coefficients(torch.ones_like(weights), signals, by)
-        for names, row in zip(self.groups, self._rows, strict=True):
-            yield names, average_heads(heads(names), self._parts(share[row], even[row]))
+        for names, row, columns in zip(self.groups, self._rows, self._columns, strict=True):
+            found, parts = heads(names), self._parts(share[row], even[row])
+            if columns is None:
+                yield names, average_heads(found, parts)
+            else:  # a sum over fewer columns may round differently, and a server has no others
+                mean = average_heads(found.index_select(1, columns), parts)
+                yield names, found.index_copy(1, columns, mean)
 
     def _parts(self, share: Tensor, even: Tensor) -> Tensor:
         """Shares of a group that sum to 1, or all 0 where nobody took part.
@@ -120,9 +154,59 @@ def average_heads(heads: Tensor, parts: Tensor | Sequence[float]) -> Tensor:
     return torch.where(parts.any(), mean.expand_as(heads), heads)
 
 
-def flat_head(head: nn.Module) -> Tensor:
-    """A head's parameters as one vector of its own: what of it can be averaged."""
-    return torch.cat([p.detach().flatten() for p in head.parameters()])
+def flat_head(head: nn.Module, own: Collection[str] = ()) -> Tensor:
+    """A head's parameters as a new vector, without the ``own`` ones: what of it can be averaged."""
+    return torch.cat([p.detach().flatten() for n, p in head.named_parameters() if n not in own])
+
+
+def own_names(names: Iterable[str], patterns: Patterns) -> set[str]:
+    """The parameters of a head that match the patterns of ``head_own``.
+
+    >>> own_names(["weight", "bias"], "bias")
+    {'bias'}
+    """
+    listed = [patterns] if isinstance(patterns, str) else patterns or []
+    return {name for name in names if any(fnmatchcase(name, one) for one in listed)}
+
+
+def own_parameters(head: nn.Module, patterns: Patterns, client: str) -> set[str]:
+    """The parameters of a shared head that its client keeps for itself.
+
+    A ConfigError where a pattern matches none of them, or where nothing is left to share.
+    """
+    named = dict(head.named_parameters())
+    for one in [patterns] if isinstance(patterns, str) else patterns or []:
+        if not own_names(named, one):
+            raise ConfigError(
+                f"head_own = {one!r} matches no parameter of the head of client {client!r} "
+                f"({', '.join(named) or 'it has none'}); name one of them, or leave head_own out"
+            )
+    own = own_names(named, patterns)
+    if own and all(name in own for name, p in named.items() if p.requires_grad):
+        raise ConfigError(
+            f"head_own = {patterns!r} leaves nothing to share of the head of client {client!r} "
+            f"({', '.join(named)}); name fewer parameters, or keep heads personal (heads='own')"
+        )
+    return own
+
+
+def shared_columns(head: nn.Module, own: Collection[str]) -> Tensor:
+    """The places, in a row of a head's trained parameters, of those that are not ``own``."""
+    found = [torch.zeros(0, dtype=torch.bool)]
+    for name, parameter in head.named_parameters():
+        if parameter.requires_grad:
+            found.append(torch.full((parameter.numel(),), name not in own))
+    return torch.cat(found).nonzero().flatten()
+
+
+@torch.no_grad()
+def combined(shared: nn.Module, personal: nn.Module, own: Collection[str]) -> nn.Module:
+    """A copy of the ``shared`` head with the ``own`` parameters of the ``personal`` one."""
+    head, source = copy.deepcopy(shared), dict(personal.named_parameters())
+    for name, parameter in head.named_parameters():
+        if name in own:
+            parameter.copy_(source[name])
+    return head
 
 
 def _groups(clients: Sequence[Member], how: Heads) -> list[list[str]]:

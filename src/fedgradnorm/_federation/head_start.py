@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._client import Client
+from fedgradnorm._federation.head_averaging import own_names
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._streamed.rows import StreamedTargets, all_targets
 
@@ -19,13 +20,14 @@ def random_because(client: Client, settings: Settings, in_common: bool = False) 
     """Why a head that we make begins at random; empty where it begins at the client's targets.
 
     With ``auto`` that is whatever keeps its first answer from being known, told, or of use. A head
-    that is ``in_common`` with others is made by the server in a deployment, which knows no targets.
+    that is ``in_common`` with others is made by the server in a deployment, which knows no targets;
+    a bias that the client keeps for itself (``head_own``) is made by the client, which does.
     """
     if settings.head_start != "auto":
         return "" if settings.head_start == "targets" else "head_start = 'random'"
     if client.privacy is not None:
         return "privacy: the account has no mean of targets"
-    if in_common:
+    if in_common and not own_names(["bias"], settings.head_own):
         return "in common: a server knows no targets"
     if not client.task.knows_trivial:
         return "a loss or kind of one's own"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._federation.head_averaging import own_names
 from fedgradnorm._round.private.client_sums import check_client_level
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import Config
@@ -61,7 +62,9 @@ class Agreement:
             return ("masked update with noise",)
         if self.private is not None:
             return ("masked update", *(f"masked {name}" for name in self.scalars))
-        head = () if self.settings.heads == "own" else ("head",)
+        own = self.settings.head_own
+        kept = f" without {own if isinstance(own, str) else ', '.join(own)}" if own else ""
+        head = () if self.settings.heads == "own" else (f"head{kept}",)
         return ("update", *self.scalars, *head)
 
 
@@ -78,11 +81,13 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
                 f"leave it at {value!r}"
             )
     check_tuning(settings.personalize)
-    if settings.heads != "own" and settings.head_start == "targets":
+    made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
+    if made_here and settings.head_start == "targets":
         raise ConfigError(
             f"head_start = {settings.head_start!r} cannot be run over the network with heads = "
             f"{settings.heads!r}: the server makes the head that clients begin with together, and "
-            "knows nobody's targets; leave it at 'random', or keep heads personal (heads = 'own')"
+            "knows nobody's targets; leave it at 'random', keep a bias for each client "
+            "(head_own = 'bias'), or keep heads personal (heads = 'own')"
         )
     if settings.rounds is None:
         raise ConfigError(

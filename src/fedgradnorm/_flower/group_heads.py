@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.head_averaging import SharedHeads, flat_head
+from fedgradnorm._federation.head_averaging import SharedHeads, flat_head, own_parameters
 from fedgradnorm._federation.making_heads import start_head
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._round.bounds import Bounds, Cut
@@ -122,6 +122,7 @@ def group_heads(
 ) -> GroupHeads | None:
     """The heads that a federation starts with; None where each client keeps its own.
 
+    What clients keep for themselves (``head_own``) is no part of them: the server never has it.
     ``features`` is how many numbers the network makes of a row, where the server can know that;
     ``like`` is a tensor of the network's kind.
     """
@@ -140,7 +141,9 @@ def group_heads(
                 "this network makes; add features = their number to the task"
             )
         head = start_head(first, size, terms.outputs, settings.seed, like.dtype)
-        starts[ALL if settings.heads == "all" else task[first]] = flat_head(head)
+        starts[ALL if settings.heads == "all" else task[first]] = flat_head(
+            head, own_parameters(head, settings.head_own, first)
+        )
     return GroupHeads(members, settings.heads, starts, bounds)
 
 

@@ -15,7 +15,7 @@ from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.clients import gauge_of, tuned_parameters, tuning
-from fedgradnorm._federation.head_averaging import flat_head
+from fedgradnorm._federation.head_averaging import flat_head, own_parameters, shared_columns
 from fedgradnorm._federation.head_start import log_starts
 from fedgradnorm._federation.making_heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement
@@ -89,7 +89,11 @@ class Participant:
         self.present = Present(self.rows, self.engine)
         self._initial = self.present.rows()
         self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
-        self.like_head = flat_head(heads[client.name]) if self.group else None
+        self.like_head: Tensor | None = None
+        if self.group:
+            head = heads[client.name]
+            own = own_parameters(head, settings.head_own, client.name)
+            self.like_head, self._common = flat_head(head, own), shared_columns(head, own)
         self.tuned = tuned_parameters(self.network, settings)
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
@@ -132,7 +136,9 @@ class Participant:
         keeping = self._kept_of(order.run)
         self.present.load(state)
         if order.head is not None:
-            self.engine.set_head_rows([self.rows[0].name], order.head[None])
+            heads = self.engine.head_rows([self.rows[0].name])
+            heads[:, self._common] = order.head.to(heads)
+            self.engine.set_head_rows([self.rows[0].name], heads)
         self.present.shared = order.shared.to(self.engine.device)
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
@@ -182,7 +188,7 @@ class Participant:
             updates if self.tasks else updates[0],
             scalars,
             order.group,
-            None if order.head is None else self.engine.head_rows(names[:1])[0].cpu(),
+            None if order.head is None else self.engine.head_rows(names[:1])[0].cpu()[self._common],
         )
 
     def _charge(self, order: Order, ledger: Ledger) -> str:

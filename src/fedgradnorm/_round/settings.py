@@ -58,6 +58,7 @@ class Settings:
     proximal: float = 0.0
     final_head_steps: int = 0
     heads: Heads = "own"
+    head_own: str | list[str] | None = None
     head_start: HeadStart = "auto"
     personalize: dict[str, Any] | None = None
     ditto: float = 0.0
@@ -103,6 +104,12 @@ class Settings:
                 "evaluation, and eval_clients draws others each time; leave eval_clients out, or "
                 "use keep = 'last'"
             )
+        if self.head_own is not None and self.heads == "own":
+            raise ConfigError(
+                f"head_own = {shown(self.head_own)} says what clients keep of a head that they "
+                "share, and heads = 'own' shares none; use heads = 'task' or 'all', or leave "
+                "head_own out"
+            )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
         self.local().head_rates.at(2)
@@ -126,6 +133,7 @@ class Settings:
             personalize=None,
             ditto=0.0,
             heads="own",
+            head_own=None,
             key="client",
             aggregate="mean",
             record_conflict=0,
@@ -305,7 +313,7 @@ _CHECKS: dict[str, Check] = {
     "epochs": _if_given(_epochs),
     "participation": _participation,
     "shared": _one_or_names,
-    **dict.fromkeys(("frozen", "gauge"), _if_given(_one_or_names)),
+    **dict.fromkeys(("frozen", "gauge", "head_own"), _if_given(_one_or_names)),
     "privacy": _if_given(_client_privacy),
     "device": _device,
     "eval_clients": _if_given(_some_clients),

@@ -83,6 +83,7 @@ def train(
     proximal: float = 0.0,
     final_head_steps: int = 0,
     heads: Heads = "own",
+    head_own: str | list[str] | None = None,
     head_start: HeadStart = "auto",
     personalize: dict[str, Any] | None = None,
     ditto: float = 0.0,
@@ -152,11 +153,15 @@ def train(
             label names they are taken for one, with a warning, only if all such tasks agree. It
             is an error if no two clients share a task. Heads that are averaged must have one shape
             and the same labels in the same order.
+        head_own: which parameters of a shared head each client keeps for itself, trained on its own
+            data and never averaged: names or patterns of names, such as "bias" or "*.bias". With
+            "bias", clients share the weights and differ in level or prevalence.
         head_start: what a head first answers, where we make it: the mean (for classes: the shares)
             of the client's training ``targets``, or something ``random``, as in the paper. At the
             targets, first losses are those of the trivial answer, and loss ratios mean the same for
             all tasks. ``auto`` begins there, but at random with ``privacy`` of the client, heads in
-            common, a loss or kind of one's own, and targets that are read with their rows.
+            common (unless ``head_own`` has the bias), a loss or kind of one's own, and targets that
+            are read with their rows.
         personalize: after everything else each client tunes a copy of its own on its training rows,
             such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
             ``network``, or with a list of its layers. It keeps the step with the best validation

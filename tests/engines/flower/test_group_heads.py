@@ -33,6 +33,9 @@ CASES = {
     "by task, by size": {"heads": "task", "weighting": fgn.BySize, "aggregate": "by_size"},
     "all": {"heads": "all", "participation": 0.5},
     "together": {"heads": "all", "schedule": "together", "shared_steps": 2},
+    "by task, own bias": {"heads": "task", "head_own": "bias", "participation": ABSENT},
+    "all, own bias at the targets": {"heads": "all", "head_own": "bias", "head_start": "targets"},
+    "own bias at random": {"heads": "task", "head_own": ["bias"], "head_start": "random"},
 }
 
 
@@ -61,8 +64,9 @@ def test_the_run_of_one_process_to_the_bit(name, tmp_path):
     assert_same(together, alone(**CASES[name]))
 
 
-def test_whoever_starts_anew_goes_on_with_the_same_heads(tmp_path):
-    how = CASES["by task, part of the clients"]
+@pytest.mark.parametrize("name", ["by task, part of the clients", "by task, own bias"])
+def test_whoever_starts_anew_goes_on_with_the_same_heads(name, tmp_path):
+    how = CASES[name]
     together = served(tmp_path, **how)
     together.run(3)
     before = copy.deepcopy(together.server.state_dict())
@@ -98,6 +102,34 @@ def test_a_head_leaves_only_where_it_is_shared(tmp_path):
     array = 128 + 8 * (18 + GRAINS)  # as it is stored, with its header; twice in each round
     assert together.server.bytes["a"] - own.server.bytes["a"] == 2 * 2 * array
     assert together.server.bytes["e"] == own.server.bytes["e"]
+
+
+def test_a_bias_of_ones_own_never_leaves(tmp_path):
+    """Neither side sends it; only the weights count as traffic."""
+    together = served(tmp_path / "bias", head_own="bias")
+    together.run(2)
+    assert heads_in(together) == set("abcdf")
+    assert together.agreement.sent == ("update", "loss_ratio", "gauge_norm", "head without bias")
+    assert together.server._order("train", "a").head.numel() == 5 * 3
+    assert {vector.numel() for vector in together.server.heads.vectors.values()} == {5 * 3}
+    whole = served(tmp_path / "whole")
+    whole.run(2)
+    assert whole.server.bytes["a"] - together.server.bytes["a"] == 2 * 2 * 8 * 3
+    assert whole.server.bytes["e"] == together.server.bytes["e"]
+
+
+def test_a_client_that_keeps_its_bias_gives_no_whole_head_away(tmp_path):
+    order = served(tmp_path / "whole").server._order("train", "a")
+    careful = served(tmp_path / "bias", head_own="bias").exchange.participants["a"]
+    with pytest.raises(Refused, match=r"float64\[22\] instead of float64\[19\]"):
+        careful.respond(encode_order(order))
+
+
+def test_what_clients_keep_must_be_part_of_the_servers_head():
+    for own, words in (("2.bias", "matches no parameter"), (["*"], "nothing to share")):
+        settings, tasks = Settings(heads="task", head_own=own), {"t": TaskTerms(2, ["a", "b"])}
+        with pytest.raises(fgn.ConfigError, match=words):
+            group_heads(["a", "b"], tasks, settings, 5, torch.zeros(1))
 
 
 def test_a_client_that_has_not_agreed_gives_no_head_away(tmp_path):

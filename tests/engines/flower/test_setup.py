@@ -108,6 +108,10 @@ def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
     with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
         agree(load_config(config, [start, "training.heads='task'"]))
     agree(load_config(config, ["training.heads='task'"]))  # by default it begins at random
+    own = ["training.heads='task'", "training.head_own='bias'"]  # a client makes its bias itself
+    assert agree(load_config(config, [start, *own])).sent[-1] == "head without bias"
+    with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
+        agree(load_config(config, [start, own[0], "training.head_own='weight'"]))
 
 
 @pytest.mark.parametrize(

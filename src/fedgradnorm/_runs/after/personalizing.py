@@ -18,10 +18,17 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._federation.head_averaging import Patterns
 from fedgradnorm._federation.sharing import aligned
 from fedgradnorm._round.settings import Settings, completed
 from fedgradnorm._runs.about import client_info
-from fedgradnorm._runs.after.starting import columns_of, known_head, known_stem, statistics_of
+from fedgradnorm._runs.after.starting import (
+    columns_of,
+    known_head,
+    known_stem,
+    statistics_of,
+    with_own_part,
+)
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
@@ -62,7 +69,7 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
         personalize=table,
         **{name: stored[name] for name in KEPT},
     )
-    tuned = _tuned(run, client, settings, stored["heads"])
+    tuned = _tuned(run, client, settings, stored["heads"], stored["head_own"])
     clients = {**run.clients, client.name: tuned.client}
     return replace(
         run,
@@ -73,11 +80,17 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
     )
 
 
-def _tuned(run: Run, client: Client, settings: Settings, heads: str) -> Tuned:
-    """Tune the client in a federation of its own."""
+def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: Patterns) -> Tuned:
+    """Tune the client in a federation of its own.
+
+    ``heads`` and ``head_own`` are the run's: a new client begins with a head that others share.
+    """
     name, before = client.name, run.clients.get(client.name)
     network = divided(_network(run, name), settings.shared, settings.frozen)
-    head = known_head(run, network, client, settings, _like(run, client, heads))
+    like = _like(run, client, heads)
+    head = known_head(run, network, client, settings, like)
+    if head is not None and like != name:
+        head = with_own_part(head, network, client, settings, head_own)
     client = replace(client, stem=known_stem(run, client))
     with_head = client if head is None else replace(client, head=head)
     federation = Federation(network, [with_head], Equal(), settings, torch.device("cpu"))

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError
-from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.head_averaging import Patterns, SharedHeads, combined, own_names
+from fedgradnorm._federation.making_heads import first_head, make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm.models._dividing import private_names
@@ -166,12 +166,19 @@ def statistics_of(name: str, client: TrainedClient, network: nn.Module) -> dict[
 def _heads(
     run: Run, network: nn.Module, clients: Sequence[Client], settings: Settings
 ) -> dict[str, nn.Module]:
-    """The heads that go on, by client; a group has that of its first client that the run knows."""
+    """The heads that go on, by client; a group has that of its first client that the run knows.
+
+    What clients keep of a shared head is their own as the run left it, or fresh for new clients.
+    """
     heads = {client.name: known_head(run, network, client, settings) for client in clients}
+    by_name = {client.name: client for client in clients}
     how = "own" if settings.share == "none" else settings.heads
     for names in SharedHeads(clients, how, torch.device("cpu")).groups:
         first = next((heads[name] for name in names if heads[name] is not None), None)
-        heads |= {name: copy.deepcopy(first) for name in names}
+        if first is not None:
+            for name in names:
+                given = (network, by_name[name], settings, settings.head_own)
+                heads[name] = with_own_part(first, *given, personal=heads[name])
     return {name: head for name, head in heads.items() if head is not None}
 
 
@@ -191,6 +198,26 @@ def known_head(
         return None
     head.load_state_dict(saved)
     return head
+
+
+def with_own_part(
+    shared: nn.Module,
+    network: nn.Module,
+    client: Client,
+    settings: Settings,
+    own: Patterns,
+    personal: nn.Module | None = None,
+) -> nn.Module:
+    """A copy of a shared head in which the client's own parameters are those of ``personal``.
+
+    Without ``personal`` they begin as in a training. A head of another shape gives nothing.
+    """
+    names = own_names(dict(shared.named_parameters()), own)
+    if names and personal is None:
+        personal = first_head(network, client, settings)
+    if personal is None or _shapes(personal.state_dict()) != _shapes(shared.state_dict()):
+        return copy.deepcopy(shared)
+    return combined(shared, personal, names)
 
 
 def known_stem(run: Run, client: Client) -> nn.Module | None:
