@@ -101,9 +101,9 @@ class Callback:
     between can run as one CUDA graph, so a large ``every`` keeps training fast. In a round with an
     evaluation, :meth:`on_evaluation` is called before :meth:`on_round`.
 
-    A callback with a state that must survive a restart defines ``state_dict()`` and
-    ``load_state_dict(state)``. The state is stored in the run's checkpoints under the class name
-    and position of the callback; it may hold tensors, numbers, texts, lists and dicts.
+    A callback with a state that must survive a restart overrides :meth:`state_dict` and
+    :meth:`load_state_dict`. The state is stored in the run's checkpoints under the class name and
+    position of the callback; it may hold tensors, numbers, texts, lists and dicts.
 
     Under torchrun the hooks are called on every rank, and a run that is stopped on one rank stops
     on all of them.
@@ -123,8 +123,15 @@ class Callback:
     def on_end(self, state: TrainingState) -> None:
         """Called once, after the last round and the final evaluation."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state to store in checkpoints; none by default."""
+        return {}
 
-def saved_state(callback: Any) -> Any:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state saved by :meth:`state_dict`."""
+
+
+def saved_state(callback: Callback) -> dict[str, Any]:
     """The state of a callback, for a checkpoint; a TrainingError if that cannot hold it."""
     state = callback.state_dict()
     if not _storable(state):

@@ -400,9 +400,9 @@ class Trainer:
             "taken": packed_counts(self.recording.taken),
             "monitor": self.monitor.state_dict(),
             "callbacks": {
-                _place(position, callback): saved_state(callback)
+                _place(position, callback): state
                 for position, callback in enumerate(self.callbacks)
-                if hasattr(callback, "state_dict")
+                if (state := saved_state(callback))
             },
             "federation": self.federation.state_dict(rows),
             **more,
@@ -427,8 +427,7 @@ class Trainer:
         saved = dict(state["callbacks"])
         for position, callback in enumerate(self.callbacks):
             if (place := _place(position, callback)) in saved:
-                load: Callable[[Any], None] = getattr(callback, "load_state_dict")  # noqa: B009
-                load(saved.pop(place))
+                callback.load_state_dict(saved.pop(place))
         if saved:
             log.warning("callbacks of the checkpoint are missing now: %s", listed(list(saved)))
 
