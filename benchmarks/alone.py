@@ -27,7 +27,7 @@ from work import Work, make_clients, make_network
 import fedgradnorm as fgn
 from fedgradnorm._federation.sharing import make_federation
 from fedgradnorm._round.numerics import numerics
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import Settings, grouped
 
 COLUMNS = {
     "work": "clients",
@@ -132,11 +132,11 @@ def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> rec
     """
 
     def seconds(kind: str, way: str, rounds: int) -> float:
-        how: dict[str, Any] = {"batch_size": 32, **WAYS[way]}
+        how: dict[str, Any] = {"batch_size": 32, "device": device, **WAYS[way]}
         if kind == "whole":
             how["eval_every"] = 0
         started = time.perf_counter()
-        fgn.train(network, clients, rounds=rounds, device=device, **how)
+        fgn.train(network, clients, rounds=rounds, **grouped(how))
         return time.perf_counter() - started
 
     row: record.Row = {}

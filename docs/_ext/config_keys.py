@@ -14,6 +14,7 @@ from wording import entry, type_words, value_words
 
 from fedgradnorm import Privacy, train
 from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
+from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
 from fedgradnorm._round.settings import allowed
@@ -23,7 +24,6 @@ from fedgradnorm.experiments._config.config_file import Config, Training
 from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
-from fedgradnorm.experiments._methods import METHODS
 
 FOLDER = ("folder",)
 """What the program knows of a client's file, and the file does not say."""
@@ -115,7 +115,7 @@ def _training() -> Iterator[str]:
         yield entry(f"training.{name}", facts, meaning[name])
         if name == "personalize":
             for key, words in tuning.MEANINGS.items():
-                yield entry(f"training.personalize.{key}", [], words)
+                yield entry(f"personalization.personalize.{key}", [], words)
 
 
 def _arguments(

@@ -15,6 +15,7 @@ import typer
 from fedgradnorm import Privacy
 from fedgradnorm._cli import app
 from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
+from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import Settings, allowed
 from fedgradnorm._training.train import train
@@ -22,7 +23,6 @@ from fedgradnorm.data._sources import SOURCES
 from fedgradnorm.experiments._config.config_file import Config, Training
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
-from fedgradnorm.experiments._methods import METHODS
 from test_public_surface import SURFACE
 
 pytestmark = pytest.mark.slow
