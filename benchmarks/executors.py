@@ -11,6 +11,7 @@ whole FedAvg run of 1,500 rounds is timed too, and pfl-research on the same work
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 import numpy as np
 import record
 import torch
+from timing import alternate, ratio
 from torch import nn
 
 import fedgradnorm as fgn
 from fedgradnorm._federation.sharing import make_federation
 from fedgradnorm._round.numerics import numerics
+from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings, grouped
 
 SGD = {"name": "sgd", "lr": 0.1}
@@ -106,7 +109,50 @@ class Contestant:
         how = {"first_loss": "first_round", "head_start": "random", "batch_size": batch}
         settings = Settings(rounds=10**6, lr=0.1, engine=engine, **how, **work.settings)
         self.federation = make_federation(
-            work.network(),
+            work.network(), clients, fgn.Equal(), settings, torch.device(device)
+        )
+        self.share = work.share
+
+    def rounds(self, first: int, count: int, burst: int = 1) -> None:
+        names, done = self.federation.names, 0
+        while done < count:
+            some = range(first + done, first + min(done + burst, count))
+            actives = [participants(self.share, 0, names, k) for k in some]
+            self.federation.rounds(some.start, actives)
+            done += len(some)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def measured(work: Federated, device: str, repeats: int, quick: bool) -> record.Row:
+    """Milliseconds per round of each executor."""
+    clients = work.made()[: 4 if quick else None]
+    work = Federated(work.name, len(clients), 0.5, work.settings, work.images) if quick else work
+    loop, vmap = (Contestant(work, clients, engine, device) for engine in ("loop", "vmap"))
+    count = 1 if quick else 3
+    times = alternate({"loop": loop.rounds, "vmap": vmap.rounds}, count, repeats)
+    row = {"work": work.name, **{k: 1e3 * statistics.median(v) for k, v in times.items()}}
+    row["loop_over_vmap"] = ratio(times["loop"], times["vmap"])
+    if device == "cuda":
+        graphs = Contestant(work, clients, "vmap", device)
+        graphs.rounds(0, 10, burst=5)
+        seconds = []
+        for k in range(repeats):
+            started = time.perf_counter()
+            graphs.rounds(100 * (k + 1), 50, burst=50)
+            seconds.append((time.perf_counter() - started) / 50)
+        row["graph"] = 1e3 * statistics.median(seconds)
+        row["loop_over_graph"] = row["loop"] / row["graph"]
+        row["why_no_graph"] = graphs.federation.graphs.why_not()
+    return row
+
+
+def whole(work: Federated, rounds: int) -> float:
+    """Seconds of a whole run through ``fgn.train``, from arrays to the trained network."""
+    clients = work.made()
+    started = time.perf_counter()
+    fgn.train(
+        work.network(),
         clients,
         weighting=fgn.Equal(),
         **grouped(
@@ -123,8 +169,7 @@ class Contestant:
                 **work.settings,
             }
         ),
-    )  # fmt: skip
-
+    )
     return time.perf_counter() - started
 
 

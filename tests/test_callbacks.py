@@ -265,7 +265,7 @@ def test_a_failing_callback_is_named_and_nothing_is_lost(
     [
         (Hooks(), "callbacks must be a list"),
         ([Hooks], r"is the class Hooks; give an instance, Hooks\(...\)"),
-        ([print], r"callbacks\[0\] must be an fgn.Callback"),
+        ([3], r"callbacks\[0\] must be an fgn.Callback"),
         ([Hooks(every=0)], r"callbacks\[0\].every must be a whole number >= 1"),
     ],
 )

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from fedgradnorm._cli import app
+from fedgradnorm._round.settings import GROUPS
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import clients_of, load_config
 from fedgradnorm.experiments._config.toml_text import to_toml

@@ -98,7 +98,7 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
         ({"device": 3}, "device must be a text such as 'cpu' or 'cuda:0', not 3"),
         ({"engine": None}, "engine must be a text, not None (one of: auto, loop"),
         ({"compile": 1}, "compile must be True or False, not 1"),
-        ({"participation": []}, "no client in participation"),
+        ({"participation": []}, "no client in server.participation"),
         ({"participation": "all"}, "participation must be a number, not 'all'"),
         ({"participation": [["side"], "side"]}, "participation must be a list of names"),
         ({"participation": ["nobody"]}, "unknown client in participation 'nobody'"),

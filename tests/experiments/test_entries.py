@@ -58,7 +58,7 @@ def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("named", "says"),
-    [(["fedgradnorm lr=0.5"], "after a method's name"),
+    [(["fedgradnorm rate=0.5"], "after a method's name"),
      (["fedgradnorm weighting.lr"], "after a method's name"),
      (["fedgradnorm weighting.lr= 0.5"], "after a method's name"),
      (["fedgradnorm data.seed=3"], "after a method's name"),

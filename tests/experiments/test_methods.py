@@ -13,8 +13,8 @@ from fedgradnorm.experiments import load_config, run
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
 NAMES = [
-    "fedgradnorm", "fedgradnorm-direct", "fedgradnorm-steady", "fedrep", "fedper", "local",
-    "central",
+    "fedgradnorm", "fedgradnorm-paper", "fedgradnorm-direct", "fedgradnorm-steady", "fedrep",
+    "fedper", "local", "central",
 ]  # fmt: skip
 
 

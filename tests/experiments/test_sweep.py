@@ -94,14 +94,14 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
             r"own\.fedrp: unknown method 'fedrp'; did you mean 'fedrep'",
         ),
         (
-            "fedrep.lrr=1",
-            r"own\.fedrep: unknown key 'training\.lrr'; did you mean",
+            "fedrep.local.head_stepz=1",
+            r"own\.fedrep: unknown key 'local\.head_stepz'; did you mean",
         ),
         (
             "fedrep.data.samples=9",
-            r"unknown key 'compare\.own\.fedrep\.data' .*training, weighting",
+            r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
-        ("fedprox.local.proximal=5", r"own\.fedprox: training\.proximal .* does not go"),
+        ("fedprox.local.proximal=5", r"own\.fedprox: local\.proximal .* does not go"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

@@ -88,7 +88,9 @@ def _trained(case: Case, folder: Path) -> fgn.Run:
         given["folder"] = folder
     if case.carried == "resumed":
         _stopped(given, case.stop)
-        return fgn.resume(folder, given["network"], given["clients"], weighting=given["weighting"])
+        fresh = _given(case)
+        rest = {"weighting": fresh["weighting"]}
+        return fgn.resume(folder, fresh["network"], fresh["clients"], **rest)
     run = _train(given)
     if case.carried == "saved":
         return fgn.load(folder)

@@ -149,11 +149,12 @@ _LR_SCHEDULE: Kind = check_schedule, ""
 _PATTERNS: Kind = _optional(_one_or_names), ""
 
 
+@dataclass(frozen=True)
 class _Group:
     """What all groups have in common: their values are checked when they are made."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):
             value = one.metadata["check"](key_of(one.name), getattr(self, one.name))
             object.__setattr__(self, one.name, value)
 
@@ -631,7 +632,7 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
 FIELDS = {one.name: one for one in fields(Settings)}
 """Every setting by name."""
 
-GROUP_OF = {one.name: group for group, kind in GROUPS.items() for one in fields(kind)}  # type: ignore[arg-type]
+GROUP_OF = {one.name: group for group, kind in GROUPS.items() for one in fields(kind)}
 """The group of each setting that has one."""
 
 TOP = tuple(name for name in FIELDS if name not in GROUP_OF)
@@ -695,7 +696,7 @@ def _values(group: str, value: object) -> dict[str, Any]:
                 raise ConfigError(unknown(str(name), group))
         return dict(value)
     if type(value) is kind:
-        return {one.name: getattr(value, one.name) for one in fields(kind)}  # type: ignore[arg-type]
+        return {one.name: getattr(value, one.name) for one in fields(kind)}
     raise ConfigError(
         f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not {shown(value)}"
     )

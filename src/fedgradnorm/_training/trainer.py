@@ -427,7 +427,8 @@ class Trainer:
         saved = dict(state["callbacks"])
         for position, callback in enumerate(self.callbacks):
             if (place := _place(position, callback)) in saved:
-                callback.load_state_dict(saved.pop(place))  # type: ignore[attr-defined]
+                load: Callable[[Any], None] = getattr(callback, "load_state_dict")  # noqa: B009
+                load(saved.pop(place))
         if saved:
             log.warning("callbacks of the checkpoint are missing now: %s", listed(list(saved)))
 
