@@ -54,7 +54,7 @@ def refused(*words):
         ("lr=nan", "nan"),
         ("lr=inf", "inf"),
         ("lr={a=1}", "lr"),
-        ("training=[]", "training = []"),
+        ("local=[]", "local = []"),
         ("weighting=3", "weighting = 3"),
         ("network=mlp", "network = 'mlp'"),
         ("network.widths=[true]", "widths"),

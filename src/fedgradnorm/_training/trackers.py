@@ -3,7 +3,7 @@
 A tracker is a progress function that is closed at the end, so ``callbacks=[tracker]`` of
 ``fgn.train`` works as well. Each imports its package when the first round is over. Nothing leaves
 the machine: TensorBoard's event files are in the run folder, MLflow's SQLite file and the folder of
-W&B next to it. ``wandb sync`` uploads a run, and ``WANDB_MODE=online`` sends it during training. The
+W&B next to it. ``wandb sync`` uploads a run, and ``WANDB_MODE=online`` sends it in training. The
 packages' own reports about use and errors are always off.
 """
 
