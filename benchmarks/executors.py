@@ -27,7 +27,7 @@ import fedgradnorm as fgn
 from fedgradnorm._federation.sharing import make_federation
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import Settings, grouped
 
 SGD = {"name": "sgd", "lr": 0.1}
 FEDAVG = {
@@ -152,10 +152,24 @@ def whole(work: Federated, rounds: int) -> float:
     clients = work.made()
     started = time.perf_counter()
     fgn.train(
-        work.network(), clients, weighting=fgn.Equal(), rounds=rounds, batch_size=10, lr=0.1,
-        participation=work.share, first_loss="first_round", eval_every=0, head_start="random",
-        device="cuda", precision="tf32", **work.settings,
-    )  # fmt: skip
+        work.network(),
+        clients,
+        weighting=fgn.Equal(),
+        **grouped(
+            {
+                "rounds": rounds,
+                "batch_size": 10,
+                "lr": 0.1,
+                "participation": work.share,
+                "first_loss": "first_round",
+                "eval_every": 0,
+                "head_start": "random",
+                "device": "cuda",
+                "precision": "tf32",
+                **work.settings,
+            }
+        ),
+    )
     return time.perf_counter() - started
 
 

@@ -48,15 +48,18 @@ ROLES = {
 }
 TEXT = """
 name = "size"
+rounds = {rounds}
 [data]
 source = "files"
 {clients}
 [network]
 {network}
-[training]
-rounds = {rounds}
+[local]
 batch_size = 64
+
+[compute]
 device = "cpu"
+
 [output]
 folder = "{folder}"
 """

@@ -56,8 +56,14 @@ def trained(
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU())
     table = fgn.train(
-        network, clients(seed, names, 600 if quick else 2400), weighting=RULES[rule](), lr=rate,
-        epochs=1 if quick else 20, head_start=start, seed=seed, eval_every=0, device="cpu",
+        network, clients(seed, names, 600 if quick else 2400),
+        weighting=RULES[rule](),
+        lr=rate,
+        epochs=1 if quick else 20,
+        sharing=fgn.Sharing(head_start=start),
+        seed=seed,
+        recording=fgn.Recording(eval_every=0),
+        compute=fgn.Compute(device="cpu"),
     ).summary()  # fmt: skip
     return {name: float(table[MEASURES[name][0]][name]) for name in names}
 

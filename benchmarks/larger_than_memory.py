@@ -191,19 +191,23 @@ def child(given: argparse.Namespace) -> None:
         print(f"round {event.round}", flush=True)
 
     began = time.perf_counter()
-    fgn.train(
-        network(),
-        clients(folder, streamed=not given.held),
-        rounds=given.rounds,
-        batch_size=64,
-        lr=1e-3,
-        engine="loop",
-        eval_every=given.rounds,
-        checkpoint_every=max(1, given.rounds // 10),
-        folder=run,
-        resume=(run / "run.json").exists(),
-        progress=progress,
-    )
+    held = clients(folder, streamed=not given.held)
+    if (run / "run.json").exists():
+        fgn.resume(run, network(), held, callbacks=[progress])
+    else:
+        fgn.train(
+            network(),
+            held,
+            rounds=given.rounds,
+            lr=1e-3,
+            local=fgn.Local(batch_size=64),
+            compute=fgn.Compute(engine="loop"),
+            recording=fgn.Recording(
+                eval_every=given.rounds, checkpoint_every=max(1, given.rounds // 10)
+            ),
+            folder=run,
+            callbacks=[progress],
+        )
     each = [b - a for a, b in itertools.pairwise(seen)]
     found = {
         "peak_gb": peak.most / 1e9,

@@ -27,11 +27,11 @@ from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.wire.messages import Answer, Order, encode_answer
+from fedgradnorm._methods import find_method
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.experiments._methods import find_method
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._gauge import find_gauge
 from fedgradnorm.weighting import Needs, Weighting

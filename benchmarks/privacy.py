@@ -94,9 +94,14 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int, rate: Rate) 
     server = {**head, "momentum": rate[1]}
     rounds = ROUNDS["plain" if epsilon is None else "private"]
     return fgn.train(
-        nn.Sequential(nn.Linear(inputs, work.features), *act), clients, weighting=fgn.Equal(),
-        batch_size=None, schedule="together", eval_every=0, seed=seed, rounds=rounds,
-        head_optimizer=head, server_optimizer=server, head_start="random", **ARMS[arm],
+        nn.Sequential(nn.Linear(inputs, work.features), *act), clients,
+        weighting=fgn.Equal(),
+        seed=seed,
+        rounds=rounds,
+        local=fgn.Local(batch_size=None, schedule="together", head_optimizer=head),
+        server=fgn.Server(server_optimizer=server),
+        sharing=fgn.Sharing(head_start="random", **ARMS[arm]),
+        recording=fgn.Recording(eval_every=0),
     )  # fmt: skip
 
 

@@ -32,9 +32,9 @@ from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, make_signing_key, read_signer
 from fedgradnorm._flower.private.silo import Silo
 from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._methods import find_method
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.experiments._methods import find_method
 from fedgradnorm.models import network2
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.weighting import Weighting

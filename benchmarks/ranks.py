@@ -68,7 +68,10 @@ def train(registered: int, active: int, rounds: int) -> dict[str, float]:
     def clients(count: int) -> list[fgn.Client]:
         return [client(k) for k in range(count)]
 
-    options: dict[str, Any] = {"weighting": fgn.GradNorm(rule="direct"), "batch_size": 16}
+    options: dict[str, Any] = {
+        "weighting": fgn.GradNorm(rule="direct"),
+        "local": fgn.Local(batch_size=16),
+    }
     fgn.train(network, clients(4), rounds=2, **options)  # the library is loaded by it
     before, times, held = resident(), list[float](), list[int]()
 
@@ -77,8 +80,14 @@ def train(registered: int, active: int, rounds: int) -> dict[str, float]:
         if event.round == rounds:
             held.append(resident())
 
-    fgn.train(network, clients(registered), **options, rounds=rounds, eval_every=0,
-              participation=active / registered, progress=note)  # fmt: skip
+    fgn.train(
+        network, clients(registered),
+        **options,
+        rounds=rounds,
+        recording=fgn.Recording(eval_every=0),
+        server=fgn.Server(participation=active / registered),
+        callbacks=[note],
+    )  # fmt: skip
     each = [after - earlier for earlier, after in itertools.pairwise(times)][-40:]
     held = held or [resident()]  # only rank 0 is told of rounds
     return {"memory": held[0] - before, "round": statistics.median(each) if each else 0.0}

@@ -1,7 +1,7 @@
 """Which learning rate does best on validation rows, by method: from finished runs, as TOML.
 
     fedgradnorm compare configs/worth-school.toml seed=100 --seeds 1 --out runs/rates \
-        --methods "fedrep training.lr=0.001,fedrep training.lr=0.003,fedrep training.lr=0.01"
+        --methods "fedrep lr=0.001,fedrep lr=0.003,fedrep lr=0.01"
     python benchmarks/rates.py runs/rates
 
 A run is judged by the mean over clients of (first - last) / max(first, last) of their validation

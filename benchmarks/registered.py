@@ -123,10 +123,15 @@ def point(registered: int, rounds: int) -> record.Row:
     import fedgradnorm as fgn
 
     network = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
-    options: dict[str, Any] = {"weighting": fgn.GradNorm(rule="direct"), "batch_size": 16}
+    options: dict[str, Any] = {
+        "weighting": fgn.GradNorm(rule="direct"),
+        "local": fgn.Local(batch_size=16),
+    }
     fgn.train(network, clients(*splits(4)), rounds=2, **options)  # the library is loaded by it
-    options |= {"participation": ACTIVE / registered, "eval_clients": ACTIVE}
-    options |= dict.fromkeys(("eval_every", "checkpoint_every"), rounds // 2)
+    options["server"] = fgn.Server(participation=ACTIVE / registered)
+    options["recording"] = fgn.Recording(
+        eval_clients=ACTIVE, eval_every=rounds // 2, checkpoint_every=rounds // 2
+    )
     data, before = splits(registered), resident()
     with tempfile.TemporaryDirectory() as place:
         seen = Seen(Path(place) / "run", rounds)
@@ -136,7 +141,7 @@ def point(registered: int, rounds: int) -> record.Row:
             **options,
             rounds=rounds,
             folder=seen.folder,
-            progress=seen.note,
+            callbacks=[seen.note],
         )
         figures = seen.figures()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -31,10 +31,10 @@ import torch
 
 import fedgradnorm as fgn
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._methods import METHODS
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import coefficients
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.weighting import Signals, Weighting
 
 RESULTS = Path(__file__).parent / "results"

@@ -42,8 +42,13 @@ def update(who: Sequence[fgn.Client]) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(SIZE * SIZE, 32), nn.Tanh())
     run = fgn.train(
-        network, who, weighting=fgn.Equal(), rounds=1, batch_size=1, head_steps=0,
-        server_optimizer=ONE_STEP, head_start="random", eval_every=0,
+        network, who,
+        weighting=fgn.Equal(),
+        rounds=1,
+        local=fgn.Local(batch_size=1, head_steps=0),
+        server=fgn.Server(server_optimizer=ONE_STEP),
+        sharing=fgn.Sharing(head_start="random"),
+        recording=fgn.Recording(eval_every=0),
     )  # fmt: skip
     assert run.network is not None
     after = dict(run.network.named_parameters())

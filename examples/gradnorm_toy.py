@@ -63,8 +63,15 @@ def train(
     """Sum of the test loss ratios, and the weights: they chatter, so means of the last tenth."""
     clients = tasks(sigmas, seed, steps * batch)
     run = fgn.train(
-        trunk(seed), clients, weighting=weighting, rounds=steps, batch_size=batch, lr=1e-3,
-        schedule="together", order="old", head_start="random", eval_every=0, seed=seed,
+        trunk(seed), clients,
+        weighting=weighting,
+        rounds=steps,
+        local=fgn.Local(batch_size=batch, schedule="together"),
+        lr=1e-3,
+        server=fgn.Server(order="old"),
+        sharing=fgn.Sharing(head_start="random"),
+        recording=fgn.Recording(eval_every=0),
+        seed=seed,
     )  # fmt: skip
     test = run.history[run.history.split == "test"].groupby("client").loss
     weight = run.history[run.history["round"] > 0.9 * steps].groupby("client").weight.mean()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm._federation.making_heads import make_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.local_update import LocalSpec
@@ -55,7 +56,7 @@ def compare_with_oracle(
 ) -> dict[str, dict[str, float]]:
     """Largest differences between ``fgn.train`` and the oracle, for every engine."""
     runs = {
-        engine: fgn.train(
+        engine: flat.train(
             network,
             clients,
             weighting=fgn.GradNorm(gamma=0.9, optimizer=optimizer),

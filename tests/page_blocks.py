@@ -75,7 +75,7 @@ def call(words: list[str]) -> None:
 def take(text: str) -> None:
     """A config: ``# NAME`` in its first line is a file, which may grow; else a part, to be read.
 
-    What a page leaves to the reader, "after [data], [network] and [training]", is a small one.
+    What a page leaves to the reader, "after [data] and [network]", is a small one.
     """
     named = re.match(r"# (\w+\.toml)(, after \[)?", text)
     if named:
@@ -101,10 +101,9 @@ OF_FILES = f"""{NETWORK}
 source = "files"
 """
 SMALL = f"""{NETWORK}
+rounds = 2
 [data]
 source = "radcom"
 samples = 400
 
-[training]
-rounds = 2
 """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 TASKS = {"a": "north", "b": "south", "c": "north", "d": "south", "e": "alone", "f": "north"}
@@ -30,7 +31,7 @@ def train(heads: str = "task", given: list[fgn.Client] | None = None, **how: Any
     how = {**HOW, "engine": "loop", **how}
     weighting = how.pop("weighting", fgn.GradNorm)()
     network = how.pop("network", toys.network())
-    return fgn.train(network, given or clients(), weighting=weighting, heads=heads, **how)
+    return flat.train(network, given or clients(), weighting=weighting, heads=heads, **how)
 
 
 def vectors(heads: dict[str, nn.Module]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from alone_clients import BASE, ROUNDS, assert_close, clients, conv, mlp, trainer
 from fedgradnorm._round.settings import Settings
@@ -19,7 +20,7 @@ from fedgradnorm._training.trainer import Trainer
 
 def train(folder: Path, rounds: int = ROUNDS, network: Any = mlp, **more: Any) -> fgn.Run:
     how = {**BASE, "rounds": rounds, "checkpoint_every": 1, "weighting": fgn.Equal(), **more}
-    return fgn.train(network(), clients(), folder=folder, **how)
+    return flat.train(network(), clients(), folder=folder, **how)
 
 
 class Stop(BaseException):

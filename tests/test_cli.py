@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedgradnorm as fgn
+import flat
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._runs.about import read_about
@@ -56,7 +57,7 @@ def test_help_and_version():
 
 
 def test_run_then_resume_then_report(config, tmp_path):
-    result = cli("run", config, "training.rounds=4", "seed=3")
+    result = cli("run", config, "rounds=4", "seed=3")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "runs" / "small-fedgradnorm-seed3"
     assert str(folder) in result.stdout
@@ -102,8 +103,8 @@ def test_compare_a_method_with_a_variant_of_it(config, tmp_path):
 
 
 def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config, tmp_path):
-    words = ["training.head_optimizer=sgd", "training.server_optimizer=sgd"]
-    sweep = "sweep.training.lr=[0.01,1e30]"
+    words = ["local.head_optimizer=sgd", "server.server_optimizer=sgd"]
+    sweep = "sweep.lr=[0.01,1e30]"
     result = cli("compare", config, *words, sweep, "-m", "fedrep", "--jobs", 2)
     assert result.exit_code == 1, result.output
     assert "fedrep lr=0.01 seed 0: done" in result.stderr
@@ -112,7 +113,7 @@ def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config
     assert "Sweep over lr" in result.stdout
 
 
-WORTH = ["data.validation_share=0.25", "training.keep=best", "training.rounds=8"]
+WORTH = ["data.validation_share=0.25", "recording.keep=best", "rounds=8"]
 
 
 def test_worth(config, tmp_path):
@@ -140,7 +141,7 @@ def test_worth_says_what_python_says_and_by_loss(config, tmp_path):
     config_ = load_config(config, WORTH)
     network, clients, weighting, settings = build(config_)
     given = {k: v for k, v in asdict(settings).items() if k != "share"}
-    found = fgn.worth(network, clients, weighting=weighting, by="loss", **given)
+    found = flat.worth(network, clients, weighting=weighting, by="loss", **given)
     assert cli("worth", config, *WORTH, "--by", "loss").exit_code == 0
     table = pd.read_csv(tmp_path / "runs" / "small-worth" / "benefit.csv")
     assert list(table.metric) == ["cross-entropy", "squared error"]
@@ -150,7 +151,7 @@ def test_worth_says_what_python_says_and_by_loss(config, tmp_path):
 
 def test_worth_alone_has_what_the_method_fixes_but_not_what_takes_a_server(config, tmp_path):
     """FedBABU's heads stay as they are until the end, alone too; nobody alone tunes afterwards."""
-    words = ["method=fedbabu", "training.personalize.steps=3", *WORTH]
+    words = ["method=fedbabu", "personalization.personalize.steps=3", *WORTH]
     assert cli("worth", config, *words).exit_code == 0
     stored = fgn.load(tmp_path / "runs" / "small-worth" / "local-seed0").about["settings"]
     assert (stored["head_steps"], stored["final_head_steps"]) == (0, 200)
@@ -200,7 +201,7 @@ def test_a_warning_that_all_runs_have_in_common_is_shown_once(config, tmp_path):
 def test_worth_refuses(config, tmp_path):
     assert "shares nothing" in refused(tmp_path, "worth", config, "method=local")
     assert "at least 1, not 0" in refused(tmp_path, "worth", config, "--seeds", 0)
-    assert "leave [sweep] out" in refused(tmp_path, "worth", config, "sweep.training.lr=[0.1]")
+    assert "leave [sweep] out" in refused(tmp_path, "worth", config, "sweep.lr=[0.1]")
     assert "--by" in refused(tmp_path, "worth", config, "--by", "auc")
     text = config.read_text().replace("test_share = 0.25\n", "")
     config.write_text(text)
@@ -208,7 +209,7 @@ def test_worth_refuses(config, tmp_path):
 
 
 def test_reproduce_in_small(tmp_path):
-    words = ["data.samples=150", "training.rounds=2", 'network={name="mlp",widths=[4]}']
+    words = ["data.samples=150", "rounds=2", 'network={name="mlp",widths=[4]}']
     result = cli("reproduce", "fig3", *words, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert len(list(tmp_path.glob("*/run.json"))) == 3
@@ -217,7 +218,7 @@ def test_reproduce_in_small(tmp_path):
 
 
 EVERY = [
-    'data={source="faces",samples=40}', 'network={name="mlp",widths=[4]}', "training.rounds=2",
+    'data={source="faces",samples=40}', 'network={name="mlp",widths=[4]}', "rounds=2",
     'compare.methods=["fedrep","fedprox","local"]', "--seeds", 1, "--device", "cpu",
 ]  # fmt: skip
 
@@ -235,7 +236,7 @@ def test_every_method_in_one_table(tmp_path):
 
 
 def test_what_fails_on_one_data_set_does_not_stop_the_other(tmp_path):
-    wild = 'compare.own.fedprox.training.head_optimizer={name="sgd",lr=1e38}'
+    wild = 'compare.own.fedprox.local.head_optimizer={name="sgd",lr=1e38}'
     result = cli("reproduce", "methods", *EVERY, wild, "--out", tmp_path)
     assert result.exit_code == 1
     assert "fedprox" in result.stderr
@@ -287,13 +288,13 @@ def test_data_show_radcom(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["training.epoch=3"], "did you mean 'epochs'"),
+        (["epoch=3"], "did you mean 'epochs'"),
         (["method=fedrap"], "did you mean 'fedrep'"),
         (["weighting.gamma=-1"], "gamma must be >= 0"),
-        (["training.gauge=nowhere"], "gauge 'nowhere'"),
-        (["training.device=cuda:77"], "device 'cuda:77' cannot be used"),
-        (["training.first_loss=log_classes"], "log_classes"),
-        (["training.participation=[\"nobody\"]"], "client in participation 'nobody'"),
+        (["sharing.gauge=nowhere"], "gauge 'nowhere'"),
+        (["compute.device=cuda:77"], "device 'cuda:77' cannot be used"),
+        (["local.first_loss=log_classes"], "log_classes"),
+        (["server.participation=[\"nobody\"]"], "client in participation 'nobody'"),
         (["data.clients=[]"], "no clients"),
         (["data.clients=[{name=\"a\"}]"], "needs the option"),
         (["network={name=\"network2\"}"], "cannot take inputs of shape (3,)"),
@@ -365,7 +366,7 @@ def test_bad_places(config, tmp_path):
 
 
 def test_failed_training_names_the_checkpoint(config, tmp_path):
-    words = ["training.lr=1e30", "training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    words = ["lr=1e30", "local.head_optimizer=sgd", "server.server_optimizer=sgd"]
     result = cli("run", config, *words)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
@@ -404,15 +405,15 @@ def test_in_a_process_of_its_own(config, tmp_path):
     assert process.returncode == 0, errors
     assert "run folder: here/small-fedgradnorm-seed0" in out
     assert "round 6/6" in errors
-    process = shell("run", config, "training.epoch=3", cwd=tmp_path)
+    process = shell("run", config, "epoch=3", cwd=tmp_path)
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out, errors.count("\n")) == (2, "", 1)
 
 
 def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     whole = execute_config(config, tmp_path / "whole", 1200)
-    seldom = "training.checkpoint_every=50"
-    process = shell("run", config, "training.rounds=1200", seldom, cwd=tmp_path)
+    seldom = "recording.checkpoint_every=50"
+    process = shell("run", config, "rounds=1200", seldom, cwd=tmp_path)
     folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
     wait_for(folder / "checkpoint.safetensors", process)
     process.send_signal(signal.SIGINT)
@@ -427,7 +428,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
 def execute_config(config, folder: Path, rounds: int) -> Path:
     from fedgradnorm.experiments._config.config_file import load_config
 
-    changes = [f"training.rounds={rounds}", "training.checkpoint_every=50"]
+    changes = [f"rounds={rounds}", "recording.checkpoint_every=50"]
     execute(load_config(config, changes), folder)
     return folder
 

@@ -42,14 +42,14 @@ ELSEWHERE = {
     "docs/tutorials/two-files.md": ("site/conftest.py",),
 }
 FEW = "--samples 3000 --epochs 1"
-FEW_SCHOOLS = "training.rounds=2 data.schools=[1,2,3]"
+FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"
 SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
     "docs/data-faces.md": {"10_000": "1_000"},
     "docs/experiments.md": {
-        "--seeds 3 training.record_conflict=20":
-            "--seeds 1 data.samples=400 training.epochs=1 training.record_conflict=2",
-        "configs/radcom.toml": "configs/radcom.toml data.samples=600 training.epochs=1",
+        "--seeds 3 recording.record_conflict=20":
+            "--seeds 1 data.samples=400 epochs=1 recording.record_conflict=2",
+        "configs/radcom.toml": "configs/radcom.toml data.samples=600 epochs=1",
         "seeds = 5": "seeds = 1",
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
         "--jobs 4": "--jobs 1",
@@ -57,8 +57,8 @@ SHORTER = {
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
     "docs/networks.md": {
         '"epochs": 20': '"epochs": 1',
-        "demo.toml --seeds 2": "demo.toml --seeds 1 data.samples=400 training.epochs=1",
-        "school.toml --seeds 2 training.rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
+        "demo.toml --seeds 2": "demo.toml --seeds 1 data.samples=400 epochs=1",
+        "school.toml --seeds 2 rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
     },
     "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/worth.md": {"worth-school seed=100": f"worth-school seed=100 {FEW_SCHOOLS}"},

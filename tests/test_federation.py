@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._round.batches import Batches
 from fedgradnorm.tasks._measures import squared_error
@@ -86,7 +87,7 @@ class TestFedRep:
 
     def test_gradnorm_without_a_step_is_fedrep(self) -> None:
         runs = [
-            fgn.train(toys.network(), toys.clients(), weighting=weighting, rounds=4, batch_size=8)
+            flat.train(toys.network(), toys.clients(), weighting=weighting, rounds=4, batch_size=8)
             for weighting in (Equal(), GradNorm(lr=0))
         ]
         left, right = (toys.parameters(run.network) for run in runs)
@@ -106,7 +107,7 @@ def test_one_client_weighs_one_whatever_gamma() -> None:
 
 def test_the_order_of_clients_does_not_matter() -> None:
     runs = [
-        fgn.train(toys.network(), order, rounds=5, batch_size=8)
+        flat.train(toys.network(), order, rounds=5, batch_size=8)
         for order in (toys.clients(), toys.clients()[::-1])
     ]
     left, right = (toys.parameters(run.network) for run in runs)
@@ -141,19 +142,19 @@ class TestKeyedByTask:
         ]
 
     def test_clients_of_one_task_share_its_weight(self) -> None:
-        run = fgn.train(toys.network(), self.clients(), key="task", rounds=6, batch_size=8)
+        run = flat.train(toys.network(), self.clients(), key="task", rounds=6, batch_size=8)
         assert run.weights["near"] == run.weights["far"] != 1
         assert sum(run.weights.values()) == pytest.approx(3)
 
     def test_with_one_client_a_task_it_is_the_weight_of_the_client(self) -> None:
         how = {"rounds": 6, "batch_size": 8}  # MGDA by task is FSMGDA, which may have such tasks
         runs = [
-            fgn.train(toys.network(), toys.clients(), weighting=MGDA(), key=key, **how)
+            flat.train(toys.network(), toys.clients(), weighting=MGDA(), key=key, **how)
             for key in ("client", "task")
         ]
         assert runs[0].weights == pytest.approx(runs[1].weights, rel=1e-12)
         with pytest.raises(fgn.ConfigError, match="no two of the 3 clients share a task"):
-            fgn.train(toys.network(), toys.clients(), key="task", **how)
+            flat.train(toys.network(), toys.clients(), key="task", **how)
 
     def test_a_held_task_is_reported_for_its_clients(self) -> None:
         dead = torch.zeros(24, toys.FEATURES)
@@ -162,7 +163,7 @@ class TestKeyedByTask:
             fgn.Client("dead", toys.task("side"), train=(dead, torch.arange(24) % 2)),
         ]
         network = nn.Sequential(nn.Linear(toys.FEATURES, 4, bias=False)).double()
-        run = fgn.train(network, clients, key="task", gauge="0.weight", rounds=2)
+        run = flat.train(network, clients, key="task", gauge="0.weight", rounds=2)
         batch = run.history[run.history.split == "batch"]
         assert set(batch[batch.held == 1].client) == {"dead"}
 
@@ -192,7 +193,7 @@ class TestPartialParticipation:
 
     def test_the_table_counts_only_those_who_took_part(self) -> None:
         plan = [["corner", "side"], ["corner"]]
-        run = fgn.train(toys.network(), toys.clients(), participation=plan, rounds=4, batch_size=8)
+        run = flat.train(toys.network(), toys.clients(), participation=plan, rounds=4, batch_size=8)
         batch = run.history[run.history.split == "batch"]
         assert batch.client.value_counts().to_dict() == {"corner": 4, "side": 2}
         assert batch[batch.client == "side"].samples.tolist() == [8, 16]
@@ -218,7 +219,7 @@ class TestFailingClients:
     ) -> None:
         clients = [toys.client("corner"), failing_client(rows=1, size=16)]
         with caplog.at_level(logging.WARNING, "fedgradnorm"):
-            run = fgn.train(
+            run = flat.train(
                 toys.network(), clients, rounds=8, batch_size=4, first_loss="first_round"
             )
         bad = run.history[(run.history.client == "bad") & (run.history.split == "batch")]
@@ -234,7 +235,7 @@ class TestFailingClients:
     def test_a_failed_round_costs_only_that_round(self) -> None:
         """Rounds before a failure are those of a run in which the client never failed."""
         clients = [toys.client("corner"), failing_client(rows=1, size=16)]
-        run = fgn.train(toys.network(), clients, rounds=4, batch_size=4, first_loss="first_round")
+        run = flat.train(toys.network(), clients, rounds=4, batch_size=4, first_loss="first_round")
         batch = run.history[run.history.split == "batch"]
         assert batch[batch.client == "corner"].active.tolist() == [1] * 4
         active = batch.groupby("round").active.sum()
@@ -244,7 +245,7 @@ class TestFailingClients:
     def test_when_all_fail_the_run_stops_with_a_checkpoint(self, tmp_path: Path) -> None:
         def go(**options: Any) -> fgn.Run:
             clients = [failing_client("one", rows=24), failing_client("two", rows=24)]
-            return fgn.train(toys.network(), clients, rounds=3, folder=tmp_path / "run", **options)
+            return flat.train(toys.network(), clients, rounds=3, folder=tmp_path / "run", **options)
 
         with pytest.raises(fgn.TrainingError, match=r"round 1: .* \(one, two\); lower"):
             go()
@@ -256,7 +257,7 @@ class TestFailingClients:
 
     def test_alone_a_failing_client_does_not_stop_the_others(self) -> None:
         clients = [toys.client("corner"), failing_client(rows=24)]
-        run = fgn.train(toys.network(), clients, rounds=2, share="none")
+        run = flat.train(toys.network(), clients, rounds=2, share="none")
         assert run.history[run.history.split == "batch"].active.tolist() == [1, 0, 1, 0]
 
 
@@ -277,7 +278,7 @@ class TestNothingIsChanged:
 
     def test_train_leaves_the_global_random_states_alone(self) -> None:
         torch_state, numpy_state = torch.random.get_rng_state(), np.random.get_state()  # noqa: NPY002
-        run = fgn.train(toys.noisy_network(), toys.clients(), rounds=3, participation=0.5)
+        run = flat.train(toys.noisy_network(), toys.clients(), rounds=3, participation=0.5)
         run.predict("side", torch.ones(2, toys.FEATURES))
         assert torch.equal(torch.random.get_rng_state(), torch_state)
         assert toys.same(list(np.random.get_state()[1]), list(numpy_state[1]))  # noqa: NPY002
@@ -301,9 +302,9 @@ class TestNothingIsChanged:
 
 class TestSharing:
     def test_nothing_shared_is_every_client_by_itself(self) -> None:
-        together = fgn.train(toys.network(), toys.clients(), share="none", rounds=4, batch_size=8)
+        together = flat.train(toys.network(), toys.clients(), share="none", rounds=4, batch_size=8)
         for client in toys.clients():
-            alone = fgn.train(toys.network(), [client], rounds=4, batch_size=8)
+            alone = flat.train(toys.network(), [client], rounds=4, batch_size=8)
             ours = toys.parameters(together.networks[client.name])
             assert torch.equal(ours, toys.parameters(alone.network))
         assert set(together.history.bytes) == {0}
@@ -323,10 +324,10 @@ class TestSharing:
 
     def test_a_device_that_is_not_there_is_named(self) -> None:
         with pytest.raises(fgn.ConfigError, match="device 'tpu' cannot be used here"):
-            fgn.train(toys.network(), toys.clients(), rounds=1, device="tpu")
+            flat.train(toys.network(), toys.clients(), rounds=1, device="tpu")
 
     def test_every_row_of_the_table_carries_round_epoch_samples_and_bytes(self) -> None:
-        run = fgn.train(toys.network(), toys.clients(), epochs=2, batch_size=8)
+        run = flat.train(toys.network(), toys.clients(), epochs=2, batch_size=8)
         history = run.history
         assert not history[["round", "epoch", "samples", "bytes", "weight"]].isna().any(axis=None)
         assert history["round"].max() == 12

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.models._gauge import find_gauge
 
@@ -120,7 +121,7 @@ def test_the_gauge_is_shown_once_in_the_log(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level("INFO", "fedgradnorm")
     for share in ("all", "none"):
         caplog.clear()
-        fgn.train(toys.network(), toys.clients(), rounds=1, share=share)
+        flat.train(toys.network(), toys.clients(), rounds=1, share=share)
         lines = [r.getMessage() for r in caplog.records if "gauge" in r.getMessage()]
         assert lines == ["gauge: 2.weight, 2.bias"]
 
@@ -134,7 +135,7 @@ def test_the_gauge_is_shown_once_in_the_log(caplog: pytest.LogCaptureFixture) ->
 def test_engines_agree_on_such_networks(make: Any, steps: int) -> None:
     def trained(engine: str) -> fgn.Run:
         how = {"rounds": 4, "batch_size": 8, "lr": 0.01, "shared_steps": steps, "eval_every": 0}
-        return fgn.train(toys.seeded(make), pairs(), engine=engine, **how)
+        return flat.train(toys.seeded(make), pairs(), engine=engine, **how)
 
     loop = trained("loop")
     for engine in ("auto", "vmap"):
@@ -148,6 +149,6 @@ def test_engines_agree_on_such_networks(make: Any, steps: int) -> None:
 @pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
 @pytest.mark.parametrize("part", ["0", "2"])
 def test_frozen_layers_never_move_and_the_others_do(part: str, engine: str) -> None:
-    run = fgn.train(half_frozen(part), pairs(), rounds=3, lr=0.1, engine=engine)
+    run = flat.train(half_frozen(part), pairs(), rounds=3, lr=0.1, engine=engine)
     for name, before in toys.network().state_dict().items():
         assert torch.equal(run.network.state_dict()[name], before) == name.startswith(part)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import shared_heads
 import toys
 from experiments.small_config import small_config
@@ -245,11 +246,11 @@ def test_a_config_has_it_too(tmp_path: Path) -> None:
     sides = np.arange(40) % 2, np.arange(40) % 4 // 3
     path = small_config(tmp_path, **{"class": sides[0], "value": sides[1]})
     text = path.read_text().replace('"regression"', '"classification"')
-    path.write_text(text.replace("[training]", '[training]\nheads = "all"\nhead_own = "bias"'))
+    path.write_text(f'{text}\n[sharing]\nheads = "all"\nhead_own = "bias"\n')
     run = execute(load_config(path), tmp_path / "run")
     assert_shared(fgn.load(tmp_path / "run").heads, [["class", "value"]])
     assert run.about["settings"]["head_own"] == "bias"
-    listed = load_config(path, ['training.head_own=["bias"]']).settings
+    listed = load_config(path, ['sharing.head_own=["bias"]']).settings
     assert listed.head_own == ["bias"]
 
 
@@ -330,7 +331,7 @@ def test_a_bias_for_each_client_beats_own_heads_and_one_head(kind: str, seed: in
     for name, how in ways.items():
         network = toys.seeded(lambda: nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh()))
         budget: dict[str, Any] = {"rounds": 200, "lr": 0.01, "eval_every": 0, "log_every": 200}
-        run = fgn.train(
+        run = flat.train(
             network, unlike(kind, seed), weighting=fgn.Equal(), seed=seed, device="cpu", **budget,
             **how,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import shared_heads
 import toys
 from experiments.small_config import small_config
@@ -72,7 +73,7 @@ def test_many_answers_at_once_are_those_of_each() -> None:
 def test_by_default_the_first_loss_is_near_that_of_the_trivial_answer(engine: str) -> None:
     how = {"rounds": 3, "engine": engine, "device": "cpu"}
     runs = {
-        start: fgn.train(toys.network(), [PRICE, RARE], **({"head_start": start} if start else {}),
+        start: flat.train(toys.network(), [PRICE, RARE], **({"head_start": start} if start else {}),
                          **how)
         for start in ("", "random", "targets")
     }  # fmt: skip
@@ -90,7 +91,7 @@ def test_a_head_of_ones_own_is_left_alone() -> None:
     head = torch.nn.Linear(5, 2).double()
     mine = fgn.Client("price", fgn.regression(2), train=PRICE.train, head=head)
     runs = [
-        fgn.train(toys.network(), [mine], rounds=1, head_start=start, device="cpu")
+        flat.train(toys.network(), [mine], rounds=1, head_start=start, device="cpu")
         for start in ("random", "targets", "auto")
     ]
     first, *others = (dict(run.heads["price"].state_dict()) for run in runs)
@@ -149,7 +150,7 @@ def test_the_log_says_once_how_heads_begin(caplog: pytest.LogCaptureFixture) -> 
     own = fgn.Client("own", fgn.regression(2, loss=huber), train=PRICE.train)
     given = fgn.Client("given", fgn.regression(2), PRICE.train, head=torch.nn.Linear(5, 2).double())
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        fgn.train(toys.network(), [PRICE, RARE, own, given], rounds=2, device="cpu")
+        flat.train(toys.network(), [PRICE, RARE, own, given], rounds=2, device="cpu")
     (said,) = [r.getMessage() for r in caplog.records if "heads begin" in r.getMessage()]
     assert said == (
         "heads begin at the mean or the class shares of the targets: price, rare; at random (a "
@@ -163,7 +164,7 @@ def test_a_number_that_no_row_has_begins_as_it_was_drawn() -> None:
     drawn, begun = head_of(client, head_start="random").bias, head_of(client).bias
     assert begun[1] == drawn[1]
     assert begun[0].item() == pytest.approx(y[:, 0].mean())
-    run = fgn.train(toys.network(), [client], rounds=2, device="cpu")
+    run = flat.train(toys.network(), [client], rounds=2, device="cpu")
     assert np.isfinite(run.summary().last_loss["half"])
 
 
@@ -174,9 +175,9 @@ def test_who_may_choose_to_be_alone_begins_alone_as_without_sharing() -> None:
         for c in (PRICE, RARE)
     ]  # fmt: skip
     how = {"rounds": 4, "lr": 0.05, "batch_size": 8, "device": "cpu"}
-    alone = fgn.train(toys.network(), clients, weighting=fgn.Equal(), share="none", **how)
+    alone = flat.train(toys.network(), clients, weighting=fgn.Equal(), share="none", **how)
     wanted = alone.history.query("split == 'validation'").groupby("client").loss.last()
-    chosen = fgn.train(toys.network(), clients, personalize={"steps": 0, "alone": True}, **how)
+    chosen = flat.train(toys.network(), clients, personalize={"steps": 0, "alone": True}, **how)
     for name, kept in chosen.about["personal"].items():
         assert kept["alone"] == pytest.approx(wanted[name])
 
@@ -185,7 +186,7 @@ def test_a_config_begins_at_the_targets_and_says_so_in_its_folder(tmp_path: Path
     file = small_config(tmp_path, value=500 + RNG.normal(size=(40, 1)))
     first = {}
     for start in ("", "random"):
-        config = load_config(file, [f"training.head_start='{start}'"] if start else [])
+        config = load_config(file, [f"sharing.head_start='{start}'"] if start else [])
         folder = tmp_path / (start or "said nothing")
         history = run(config, folder).history
         first[start] = history.query("client == 'value' and split == 'train'").loss.iloc[0]

@@ -36,7 +36,7 @@ def test_what_it_says_to_run_next_runs(said, monkeypatch):
     assert [words[0] for words in commands] == ["run", "compare", "worth"]
     for name, *words in commands:
         short = [word if word != "3" else "1" for word in words]
-        done = cli(name, *short, "training.epochs=2")
+        done = cli(name, *short, "epochs=2")
         assert done.exit_code == 0, done.output
     assert fgn.load("runs/pumps-fedgradnorm-direct-seed0").finished
 
@@ -52,7 +52,7 @@ def test_every_table_of_the_config_says_what_it_is_for(said):
 
 def test_both_tasks_can_be_learned(said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = cli("run", said[0] / "my pumps" / "pumps.toml", "training.epochs=20")
+    done = cli("run", said[0] / "my pumps" / "pumps.toml", "epochs=20")
     assert done.exit_code == 0, done.output
     table = fgn.load("runs/pumps-fedgradnorm-direct-seed0").summary()
     assert table.accuracy["north"] > 0.7

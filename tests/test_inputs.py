@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.models._input_rows import Sequences
 
@@ -65,8 +66,8 @@ def texts(name: str, sizes: list[int], **options: Any) -> fgn.Client:
 @pytest.mark.parametrize("engine", ["loop", "joint"])
 def test_named_inputs_train_as_the_columns_of_one_tensor(engine: str) -> None:
     network, rows = toys.seeded(Columns), toys.rows("side", 9)[0]
-    whole = fgn.train(network, toys.clients(), engine="loop", **HOW)
-    parts = fgn.train(network, list(map(named, toys.clients())), engine=engine, **HOW)
+    whole = flat.train(network, toys.clients(), engine="loop", **HOW)
+    parts = flat.train(network, list(map(named, toys.clients())), engine=engine, **HOW)
     numbers = [run.history.select_dtypes("number").to_numpy(float) for run in (whole, parts)]
     np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-10)
     given = {"left": rows[:, :2], "right": rows[:, 2:]}
@@ -84,14 +85,14 @@ def test_sequences_of_one_length_train_as_a_tensor_of_token_numbers() -> None:
     padded = torch.nn.functional.pad(torch.stack(x.rows), (0, 3), value=7)
     cut = fgn.Client("same", fgn.classification(2), (fgn.sequences(padded, [5] * 24), y))
     assert cut.fingerprint() == client.fingerprint() != plain.fingerprint()
-    runs = [fgn.train(network, [one], engine="loop", **HOW) for one in (client, plain, cut)]
+    runs = [flat.train(network, [one], engine="loop", **HOW) for one in (client, plain, cut)]
     for other in runs[1:]:
         assert torch.equal(toys.parameters(runs[0].network), toys.parameters(other.network))
 
 
 def test_what_is_padded_does_not_count() -> None:
     """A long row beside a short one changes nothing of it: the mask says what is real."""
-    run = fgn.train(toys.seeded(Bag), [texts("words", [1, 7, 3, 2] * 6)], **HOW)
+    run = flat.train(toys.seeded(Bag), [texts("words", [1, 7, 3, 2] * 6)], **HOW)
     together = run.predict("words", [[3, 1], [5, 2, 8, 8, 1, 0]], kind="output")
     apart = [run.predict("words", [row], kind="output") for row in ([3, 1], [5, 2, 8, 8, 1, 0])]
     np.testing.assert_allclose(together, np.concatenate(apart), rtol=1e-12)
@@ -105,8 +106,8 @@ def test_a_first_part_of_a_clients_own_is_a_private_first_layer() -> None:
         fgn.Client(c.name, c.task, c.train, c.test, stem=stems[c.name]) for c in toys.clients()
     ]
     network = nn.Sequential(stems["corner"], behind)
-    own = fgn.train(behind, clients, **HOW)
-    private = fgn.train(network, toys.clients(), shared="1", **HOW)
+    own = flat.train(behind, clients, **HOW)
+    private = flat.train(network, toys.clients(), shared="1", **HOW)
     for name in toys.NAMES:
         left, right = own.clients[name].stem.weight, private.networks[name][0].weight
         assert torch.equal(left, right)
@@ -134,7 +135,7 @@ def test_rows_of_three_forms_are_saved_loaded_resumed_and_predicted(tmp_path: Pa
 
     def train(**options: Any) -> fgn.Run:
         how = {"personalize": {"steps": 2, "alone": True}, **HOW, **options}
-        return fgn.train(toys.network(torch.float32), clients(), **how)
+        return flat.train(toys.network(torch.float32), clients(), **how)
 
     rows = {"side": toys.rows("side", 5)[0], "images": np.ones((5, 2, 3)), "words": [[1, 2], [3]]}
     whole = train(folder=tmp_path / "whole")
@@ -191,17 +192,17 @@ def test_sequences_that_cannot_be_meant_are_refused(rows: Any, lengths: Any, wor
 def test_what_does_not_fit_the_network_is_our_error() -> None:
     client = texts("words", [2, 3] * 6)
     with pytest.raises(fgn.ModelError, match=r"cannot take inputs of shape.*step.*mask"):
-        fgn.train(nn.Sequential(nn.Embedding(WORDS, 3), nn.Flatten()), [client], **HOW)
+        flat.train(nn.Sequential(nn.Embedding(WORDS, 3), nn.Flatten()), [client], **HOW)
     with pytest.raises(fgn.ModelError, match="its stem must be a"):
-        fgn.train(toys.network(), [texts("words", [2] * 6, stem=3)], **HOW)
-    run = fgn.train(toys.seeded(Bag), [client], **HOW)
+        flat.train(toys.network(), [texts("words", [2] * 6, stem=3)], **HOW)
+    run = flat.train(toys.seeded(Bag), [client], **HOW)
     with pytest.raises(fgn.DataError, match=r"a row of x is .*, a training row"):
         run.predict("words", {"x": [[1]]})
     with pytest.raises(fgn.DataError, match="client 'words': sequences: every row needs"):
         run.predict("words", [[1], []])
     assert isinstance(client.train[0], Sequences)
     with pytest.raises(fgn.ConfigError, match="cannot run this: sequences are padded"):
-        fgn.train(toys.seeded(Bag), [client], engine="joint", **HOW)
+        flat.train(toys.seeded(Bag), [client], engine="joint", **HOW)
 
 
 def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
@@ -211,7 +212,7 @@ def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:
         "a", fgn.regression(2), (parts, 100 * y), test_share=0.2, standardize="targets"
     )
     assert (loaded.client.size, len(loaded.client.test[0])) == (24, 6)
-    run = fgn.train(toys.seeded(Columns), [loaded.client], **HOW)
+    run = flat.train(toys.seeded(Columns), [loaded.client], **HOW)
     assert np.abs(run.predict("a", parts)).mean() > 100  # in the targets' own units
     with pytest.raises(fgn.ConfigError, match="named inputs and sequences are not standardised"):
         fgn.data.client_from_arrays("a", fgn.regression(2), (parts, y), standardize=True)

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._engines.parts import CLASSES
 from fedgradnorm._federation.head_start import trivial_answer
@@ -49,7 +50,7 @@ def clients() -> list[fgn.Client]:
 
 def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
     how = {"rounds": 6, "batch_size": 8, "lr": 0.01, "device": "cpu", **options}
-    return fgn.train(toys.network(), given or clients(), weighting=fgn.GradNorm(), **how)
+    return flat.train(toys.network(), given or clients(), weighting=fgn.GradNorm(), **how)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,7 @@ def test_a_model_that_knows_nothing_has_the_loss_that_log_classes_says() -> None
         output = torch.zeros(40, client.task.outputs).double()
         expected = pytest.approx(np.log(classes))
         assert float(client.task.loss(output, torch.as_tensor(y))) == expected
-    fgn.train(toys.network(), [client], rounds=1, first_loss="log_classes", device="cpu")
+    flat.train(toys.network(), [client], rounds=1, first_loss="log_classes", device="cpu")
 
 
 def test_weights_are_learned_again_on_other_rows() -> None:
@@ -237,7 +238,7 @@ def test_training_rows_that_all_weigh_nothing_are_refused() -> None:
 
 def test_a_benefit_counts_labels_that_are_right() -> None:
     given = [c for c in clients() if c.name in ("binary", "multilabel")]
-    found = fgn.worth(toys.network(), given, rounds=2, device="cpu")
+    found = flat.worth(toys.network(), given, rounds=2, device="cpu")
     assert set(found.table["metric"]) == {"accuracy"}
 
 
@@ -261,7 +262,7 @@ def test_runs_with_other_class_weights_are_not_seeds_of_one_arm(tmp_path) -> Non
     for name, given in (("plain", None), ("even", "balanced"), ("even-1", "balanced")):
         client = fgn.Client("a", fgn.classification(3, class_weights=given), (X, THREE))
         how = {"rounds": 1, "seed": int(name == "even-1"), "device": "cpu"}
-        fgn.train(toys.network(), [client], folder=tmp_path / name, **how)
+        flat.train(toys.network(), [client], folder=tmp_path / name, **how)
     groups, _ = group(collect([tmp_path])[0])
     assert sorted(sorted(r.name for r in one.whole) for one in groups) == [
         ["even", "even-1"],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.reports import Reports
@@ -57,7 +58,7 @@ class ByHand:
                 parameter -= lr * gradient
 
 
-def flat(gradients: list[Tensor]) -> Tensor:
+def joined(gradients: list[Tensor]) -> Tensor:
     return torch.cat([g.flatten() for g in gradients])
 
 
@@ -73,7 +74,7 @@ def test_a_round_is_head_steps_then_shared_gradients(head_steps: int, shared_ste
         here = batch(federation, step)
         losses.append(float(hand.loss(*here).detach()))
         gradients = hand.gradients(hand.network, *here)
-        total += flat(gradients) / shared_steps
+        total += joined(gradients) / shared_steps
         hand.step(hand.network, gradients)
     torch.testing.assert_close(said.gradients()[0], total, rtol=1e-12, atol=1e-14)
     assert float(said.loss) == pytest.approx(sum(losses) / shared_steps, rel=1e-12)
@@ -142,7 +143,7 @@ def test_together_is_one_backward_pass_for_head_and_network() -> None:
         head = hand.gradients(hand.head, *here)
         hand.step(hand.network, body)
         hand.step(hand.head, head)
-        total += flat(body) / 3
+        total += joined(body) / 3
     torch.testing.assert_close(said.gradients()[0], total, rtol=1e-12, atol=1e-14)
     head = toys.head(federation, "corner")
     torch.testing.assert_close(toys.parameters(head), toys.parameters(hand.head))
@@ -174,7 +175,7 @@ def test_the_first_loss_may_be_that_of_guessing(scale: float) -> None:
 
 def test_guessing_has_no_meaning_for_a_regression() -> None:
     with pytest.raises(fgn.ConfigError, match="client 'place' does regression"):
-        fgn.train(toys.network(), toys.clients(), rounds=1, first_loss="log_classes")
+        flat.train(toys.network(), toys.clients(), rounds=1, first_loss="log_classes")
 
 
 @pytest.mark.parametrize("kind", ["dataset", "first_round"])

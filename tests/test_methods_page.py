@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedgradnorm import Weighting
-from fedgradnorm.experiments._methods import METHODS
+from fedgradnorm._methods import METHODS
 from weighting.laws import bound, draw, played
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()

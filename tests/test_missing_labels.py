@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.data import Dirichlet, client_from_arrays, client_from_files, partition_client
 
@@ -45,7 +46,7 @@ def clients() -> list[fgn.Client]:
 
 def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
     how = {"rounds": 4, "batch_size": 8, "lr": 0.01, "device": "cpu", **options}
-    return fgn.train(toys.network(), given or clients(), **how)
+    return flat.train(toys.network(), given or clients(), **how)
 
 
 @pytest.fixture(scope="module")

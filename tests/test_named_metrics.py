@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.data._metrics import auc
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER, METRICS
@@ -178,7 +179,7 @@ def clients() -> list[fgn.Client]:
 def test_a_run_records_saves_and_resumes_them(tmp_path) -> None:
     def train(**options: Any) -> fgn.Run:
         how = {"rounds": 4, "batch_size": 8, "device": "cpu", **options}
-        return fgn.train(toys.network(), clients(), **how)
+        return flat.train(toys.network(), clients(), **how)
 
     whole = train(engine="loop")
     toys.interrupted(train, at=2, folder=tmp_path / "run", engine="loop")

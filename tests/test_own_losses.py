@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._runs.history import KEYS, SIGNALS
 
@@ -19,7 +20,7 @@ CORNERS = toys.rows("corner", 24)
 
 
 def trained(client: fgn.Client, **options: Any) -> fgn.Run:
-    return fgn.train(toys.network(), [client, toys.client("side", 30)], rounds=2, **options)
+    return flat.train(toys.network(), [client, toys.client("side", 30)], rounds=2, **options)
 
 
 def regression(**options: Any) -> fgn.Client:
@@ -74,7 +75,7 @@ def same_run(one: fgn.Run, other: fgn.Run) -> bool:
 def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[str, int]) -> None:
     how = {"rounds": 6, "batch_size": 8, "device": "cpu", **steps}
     loop, fast = (
-        fgn.train(toys.network(), joining(), engine=name, **how) for name in ("loop", engine)
+        flat.train(toys.network(), joining(), engine=name, **how) for name in ("loop", engine)
     )
     assert same_run(loop, fast)
     numbers = loop.history.select_dtypes("number").columns
@@ -86,8 +87,8 @@ def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[
 def test_clients_alone_with_such_a_loss_give_the_same_run(by: str) -> None:
     how = {"rounds": 4, "batch_size": 8, "device": "cpu", "share": "none"}
     engine = "auto" if by == "side by side" else "loop"
-    one = fgn.train(toys.network(), joining(), engine=engine, **how)
-    each = [fgn.train(toys.network(), [c], engine="loop", **how) for c in joining()]
+    one = flat.train(toys.network(), joining(), engine=engine, **how)
+    each = [flat.train(toys.network(), [c], engine="loop", **how) for c in joining()]
     for run, name in zip(each, ("corner", "place", "side"), strict=True):
         nets = (toys.parameters(r.networks[name]) for r in (one, run))
         assert torch.allclose(*nets, rtol=0, atol=1e-12)
@@ -98,7 +99,7 @@ def test_the_loss_of_a_split_is_that_of_all_its_rows_at_once() -> None:
     x, y = toys.rows("corner", 9000)
     loss = nn.CrossEntropyLoss(weight=WEIGHTS)
     client = fgn.Client("corner", fgn.classification(3, loss=loss), (x, y))
-    run = fgn.train(toys.network(), [client], rounds=1, batch_size=8, device="cpu")
+    run = flat.train(toys.network(), [client], rounds=1, batch_size=8, device="cpu")
     output = torch.as_tensor(run.predict("corner", x, outputs=True))
     told = run.history[run.history.split == "train"].loss.iloc[-1]
     expected = F.cross_entropy(output, torch.as_tensor(y), weight=WEIGHTS.double())
@@ -108,7 +109,7 @@ def test_the_loss_of_a_split_is_that_of_all_its_rows_at_once() -> None:
 
 def test_a_run_with_such_a_loss_is_resumed_bit_for_bit(tmp_path) -> None:
     def train(**options: Any) -> fgn.Run:
-        return fgn.train(toys.network(), joining(), rounds=6, device="cpu", **options)
+        return flat.train(toys.network(), joining(), rounds=6, device="cpu", **options)
 
     toys.interrupted(train, at=3, folder=tmp_path / "run")
     resumed = train(folder=tmp_path / "run", resume=True)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
@@ -51,5 +52,5 @@ def test_a_list_with_an_unknown_client_or_none_is_refused_before_training(
 ) -> None:
     clients = [toys.client(name, 20, "side") for name in NAMES]
     with pytest.raises(fgn.ConfigError, match="client in participation"):
-        fgn.train(toys.network(), clients, rounds=9, participation=plan, folder=tmp_path / "run")
+        flat.train(toys.network(), clients, rounds=9, participation=plan, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 SGD = {"name": "sgd", "lr": 0.05}
@@ -147,7 +148,7 @@ def test_averaged_heads_are_counted_as_traffic() -> None:
 
 def train(folder=None, **settings) -> fgn.Run:
     settings = {"rounds": 4, "batch_size": 8, "lr": 0.05, "engine": "loop", **settings}
-    return fgn.train(
+    return flat.train(
         toys.network(), toys.clients(), weighting=fgn.Equal(), folder=folder, **settings
     )
 

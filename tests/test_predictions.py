@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.data import client_from_arrays
 
@@ -28,7 +29,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> fgn.Run:
     given = [fgn.Client(n, task, (X, y), labels=names) for n, (task, y, names) in TARGETS.items()]
     numbers = client_from_arrays("number", fgn.regression(1), (X, 9 + X[:, 0]), standardize=True)
     clients = [*given, numbers.client]
-    made = fgn.train(toys.network(), clients, rounds=20, lr=0.05, device="cpu")
+    made = flat.train(toys.network(), clients, rounds=20, lr=0.05, device="cpu")
     if request.param == "trained":
         return made
     return fgn.load(made.save(tmp_path_factory.mktemp("runs") / "run"))

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import fedgradnorm as fgn
+import flat
 import random_federations as drawing
 import toys
 
@@ -20,7 +21,7 @@ EXAMPLES = int(os.environ.get("RANDOM_FEDERATIONS", "6"))
 
 def train(drawn: drawing.Drawn, **options: Any) -> fgn.Run:
     given = {**drawing.options(drawn), **options}
-    return fgn.train(
+    return flat.train(
         drawing.network(drawn), drawing.clients(drawn), weighting=drawing.weighting(drawn), **given
     )
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 X, Y = toys.rows("side", 20)
@@ -45,7 +46,7 @@ def unused() -> nn.Module:
 def test_a_network_that_cannot_learn_is_refused(refused, kind, words) -> None:
     started: list[Any] = []
     with pytest.raises(kind, match=words):
-        fgn.train(
+        flat.train(
             refused(),
             [fgn.Client("a", fgn.classification(2), (X, Y))],
             rounds=1,
@@ -64,7 +65,7 @@ def test_a_network_that_cannot_learn_is_refused(refused, kind, words) -> None:
 )
 def test_settings_that_train_nothing_are_refused(settings, words) -> None:
     with pytest.raises(fgn.FedGradNormError, match=words):
-        fgn.train(toys.network(), [fgn.Client("a", fgn.classification(2), (X, Y))], **settings)
+        flat.train(toys.network(), [fgn.Client("a", fgn.classification(2), (X, Y))], **settings)
 
 
 def test_a_client_refuses_what_it_can_see() -> None:
@@ -85,13 +86,13 @@ def test_targets_far_from_one_are_pointed_out_once_with_the_remedy(
         fgn.Client("kind", fgn.classification(2), (X, Y)),
     ]
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        fgn.train(toys.network(), clients, rounds=2, personalize={"steps": 1, "alone": True})
+        flat.train(toys.network(), clients, rounds=2, personalize={"steps": 1, "alone": True})
     (said,) = [r.getMessage() for r in caplog.records if "far from the size of 1" in r.getMessage()]
     assert "targets of 1 client are far from the size of 1 (price " in said
     assert "standardize" in said
     assert "head_start" not in said  # it begins there already
     caplog.clear()
-    fgn.train(toys.network(), clients, rounds=1, head_start="random")
+    flat.train(toys.network(), clients, rounds=1, head_start="random")
     assert "head_start='targets' begins at the mean" in caplog.text
     scaled = fgn.data.client_from_arrays(
         "price", clients[0].task, clients[0].train, standardize=True

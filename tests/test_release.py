@@ -78,6 +78,6 @@ def test_the_wheel_trains_in_an_empty_environment(built: Path, tmp_path: Path) -
 
     where = run("import fedgradnorm; print(fedgradnorm.__file__, fedgradnorm.__version__)")
     assert where.split() == [str(place / "fedgradnorm/__init__.py"), fedgradnorm.__version__]
-    small = ["data.samples=600", "training.rounds=2", "output.folder=out"]
+    small = ["data.samples=600", "rounds=2", "output.folder=out"]
     run(COMMAND, "run", str(ROOT / "configs/radcom.toml"), *small)
     assert list((tmp_path / "out").rglob("run.json"))

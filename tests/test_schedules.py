@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._round.lr_schedules import Rates
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def go(**options: Any) -> fgn.Run:
-    return fgn.train(toys.network(), toys.clients(), **{**HOW, **options})
+    return flat.train(toys.network(), toys.clients(), **{**HOW, **options})
 
 
 def assert_same(one: fgn.Run, other: fgn.Run) -> None:
@@ -117,10 +118,10 @@ def test_a_client_is_clipped_before_it_is_weighed() -> None:
 def test_schedules_and_clips_are_written_in_a_config(tmp_path: Path) -> None:
     path = small_config(tmp_path)
     text = path.read_text().replace(
-        "[training]\n",
-        '[training]\nclip = 1.0\nhead_clip = 2.0\nhead_schedule = "cosine"\nshared = ["!1.bias"]\n'
-        'frozen = "3.bias"\n'
-        'server_schedule = [{name = "linear"}, {name = "step", step_size = 3}]\n',
+        "[local]\n",
+        '[sharing]\nshared = ["!1.bias"]\nfrozen = "3.bias"\n'
+        '[server]\nserver_schedule = [{name = "linear"}, {name = "step", step_size = 3}]\n'
+        '[local]\nclip = 1.0\nhead_clip = 2.0\nhead_schedule = "cosine"\n',
     )
     path.write_text(text)
     trained = run(load_config(path), tmp_path / "run")

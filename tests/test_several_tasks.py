@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.data import client_from_files
 
@@ -48,7 +49,7 @@ def pump(gaps: float = 0.3, **options: Any) -> fgn.Client:
 def train(*, given: list[fgn.Client] | None = None, network: Any = None, **options: Any) -> fgn.Run:
     how = {"rounds": 6, "batch_size": 4, "lr": 0.01, "device": "cpu", **options}
     clients = [pump(), *toys.clients()[:2]] if given is None else given
-    return fgn.train(network or toys.network(), clients, **how)
+    return flat.train(network or toys.network(), clients, **how)
 
 
 ROWS = ["pump/state", "pump/hours", "pump/tags"]
@@ -174,7 +175,7 @@ def test_tuning_draws_labelled_rows_and_a_later_client_may_have_several_tasks() 
 
 
 def test_tasks_alone_and_their_worth() -> None:
-    found = fgn.worth(toys.network(), [pump(gaps=0)], rounds=2, device="cpu")
+    found = flat.worth(toys.network(), [pump(gaps=0)], rounds=2, device="cpu")
     assert list(found.table.index) == ROWS or list(found.table["client"]) == ROWS
 
 
@@ -251,6 +252,7 @@ def test_a_table_may_hold_the_targets_of_several_tasks(tmp_path) -> None:
 CONFIG = """
 name = "plant"
 method = "fedgradnorm"
+rounds = 4
 [data]
 source = "files"
 [[data.clients]]
@@ -269,11 +271,14 @@ metrics = ["rmse"]
 [network]
 name = "mlp"
 widths = [5]
-[training]
-rounds = 4
+[local]
 batch_size = 8
-device = "cpu"
+
+[server]
 participation = ["north"]
+
+[compute]
+device = "cpu"
 """
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.data import client_from_arrays
 
@@ -60,7 +61,7 @@ def clients() -> list[fgn.Client]:
 
 def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
     how = {"rounds": 3, "batch_size": 5, "lr": 0.01, "device": "cpu", "head_steps": 2, **options}
-    return fgn.train(network(), given or clients(), **how)
+    return flat.train(network(), given or clients(), **how)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,9 @@ def test_tags_of_a_sequence(engine: str, first: bool) -> None:
     tags = (WORDS[:, :, 0] > 0).astype(int)
     net = nn.Conv1d(3, 4, 3, padding=1) if first else nn.Linear(3, 4)
     client = fgn.Client("a", fgn.classification(2, shape=7), (x, tags), labels=("no", "yes"))
-    run = fgn.train(net.double(), [client], rounds=60, lr=0.05, engine=engine, head_start="targets")
+    run = flat.train(
+        net.double(), [client], rounds=60, lr=0.05, engine=engine, head_start="targets"
+    )
     assert type(run.heads["a"]) is (nn.Conv1d if first else nn.Linear)
     assert (run.predict("a", x) == tags).mean() > 0.95
     assert set(run.predict("a", x, kind="label").flat) == {"no", "yes"}

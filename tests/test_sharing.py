@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm.models._dividing import divided, division
 
@@ -22,7 +23,7 @@ HOW: dict[str, Any] = {"rounds": 4, "batch_size": 8, "lr": 0.02, "device": "cpu"
 
 def go(network: nn.Module | None = None, **options: Any) -> fgn.Run:
     clients = options.pop("clients", None) or toys.clients()
-    return fgn.train(network or toys.noisy_network(), clients, **{**HOW, **FEDBN, **options})
+    return flat.train(network or toys.noisy_network(), clients, **{**HOW, **FEDBN, **options})
 
 
 class Tied(nn.Module):

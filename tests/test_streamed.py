@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm import data
 from fedgradnorm.models._streamed.rows import sample_rows
 from fedgradnorm.tasks._running_scores import RunningScores
@@ -80,7 +81,7 @@ def trained(given: list[fgn.Client], **options: Any) -> fgn.Run:
     chosen: dict[str, Any] = {"rounds": 12, "batch_size": 8, "seed": 3, "eval_every": 4}
     start = {"head_start": "targets"}  # "auto" reads no Dataset for it
     how = {**chosen, **start, "head_steps": 2, "engine": "loop", **options}
-    return fgn.train(network(), given, **how)
+    return flat.train(network(), given, **how)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,7 @@ def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
 
     def named(left: Any) -> fgn.Run:
         client = fgn.Client("a", fgn.classification(2), train=({"left": left, "right": X}, LABELS))
-        return fgn.train(Named().double(), [client], rounds=5, batch_size=8, engine="loop")
+        return flat.train(Named().double(), [client], rounds=5, batch_size=8, engine="loop")
 
     assert_same(named(x), named(X))
 

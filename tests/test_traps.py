@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm import data
 
 HOW: dict[str, Any] = {"rounds": 4, "batch_size": 16, "lr": 0.05, "device": "cpu"}
@@ -40,7 +41,7 @@ def sides(names: str, **options: Any) -> list[fgn.Client]:
 
 def train(clients: list[fgn.Client], **how: Any) -> fgn.Run:
     shared = how.pop("network", None) or network()
-    return fgn.train(shared, clients, **{**HOW, **how})
+    return flat.train(shared, clients, **{**HOW, **how})
 
 
 def same_head(run: fgn.Run, one: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from fedgradnorm._cli import app
+from fedgradnorm._round.settings import GROUPS
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import clients_of, load_config
 from fedgradnorm.experiments._config.toml_text import to_toml
@@ -67,14 +68,13 @@ def test_every_line_of_python_runs(here, monkeypatch) -> None:
 def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
     """The page's config with a line's keys in it, by the rules that the page states."""
     base = tomllib.loads(blocks("toml")[0])
-    tables = {key: keys.pop(key) for key in ("network", "output", "training") if key in keys}
+    tables = {key: keys.pop(key) for key in ("network", "output", *GROUPS) if key in keys}
     data, (client,) = dict(base["data"]), base["data"]["clients"]
     if "tasks" in keys:
         client = {"name": client["name"]}
     if keys.get("train", "").endswith(".npz"):
         data = {"source": "files"}
         client = {key: value for key, value in client.items() if key != "targets"}
-    tables["training"] = {**base["training"], **tables.get("training", {})}
     return {**base, "data": {**data, "clients": [{**client, **keys}]}, **tables}
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import GradNorm
@@ -58,7 +59,7 @@ def trained(**given: Any) -> None:
         how["rounds"] = 2
     how = {"network": toys.network(torch.float32), "clients": [toys.client("side", 12)], **how}
     with suppress(fgn.FedGradNormError, fgn.Interrupted):
-        fgn.train(**how)
+        flat.train(**how)
 
 
 def takes_long(name: str, value: Any) -> bool:
@@ -97,7 +98,7 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
         ({"device": 3}, "device must be a text such as 'cpu' or 'cuda:0', not 3"),
         ({"engine": None}, "engine must be a text, not None (one of: auto, loop"),
         ({"compile": 1}, "compile must be True or False, not 1"),
-        ({"participation": []}, "no client in participation"),
+        ({"participation": []}, "no client in server.participation"),
         ({"participation": "all"}, "participation must be a number, not 'all'"),
         ({"participation": [["side"], "side"]}, "participation must be a list of names"),
         ({"participation": ["nobody"]}, "unknown client in participation 'nobody'"),
@@ -112,7 +113,7 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
 )
 def test_a_wrong_setting_is_a_config_error_that_names_it(given: Any, message: str) -> None:
     with pytest.raises(fgn.ConfigError) as error:
-        fgn.train(
+        flat.train(
             toys.network(), [toys.client("side", 12)], **{"rounds": 1, "batch_size": 4, **given}
         )
     assert message in str(error.value)
@@ -184,7 +185,7 @@ def test_a_weighting_that_is_none_is_a_config_error() -> None:
 def test_steps_beyond_memory_are_refused_before_any_memory_is_taken() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(fgn.ConfigError, match="a round would read"):
-        fgn.train(toys.network(), toys.clients(), rounds=1, head_steps=10**9)
+        flat.train(toys.network(), toys.clients(), rounds=1, head_steps=10**9)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
 
 
@@ -195,7 +196,7 @@ def test_numbers_of_numpy_are_numbers_and_train_the_same(tmp_path: Path) -> None
         "head_optimizer": {"name": "sgd", "momentum": np.float64(0.5)},
     }  # fmt: skip
     runs = [
-        fgn.train(toys.network(), toys.clients(), folder=tmp_path / str(k), **how)
+        flat.train(toys.network(), toys.clients(), folder=tmp_path / str(k), **how)
         for k, how in enumerate((ours, theirs))
     ]
     assert runs[0].table.text() == runs[1].table.text()

@@ -30,7 +30,7 @@ HOWS = ("meanwhile", "forever", "stopped")
 # All that is changed in what the page says: fewer rounds and rows, for the same way to go.
 SHORTER = {
     "rounds = 200": "rounds = 5",
-    "training.rounds=20": "training.rounds=2",
+    "rounds=20": "rounds=2",
     "configs/demo.toml": "configs/demo.toml data.samples=3000",
 }
 CHECKOUTS = (

@@ -6,31 +6,32 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from wording import entry, type_words, value_words
 
-from fedgradnorm import Privacy, train
+from fedgradnorm import Privacy
 from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
+from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
-from fedgradnorm._round.settings import allowed
+from fedgradnorm._round.settings import FIELDS, GROUP_OF, GROUPS, TOP, Settings
 from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._sources import _RENAMED, SOURCES
-from fedgradnorm.experiments._config.config_file import Config, Training
+from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
-from fedgradnorm.experiments._methods import METHODS
 
 FOLDER = ("folder",)
 """What the program knows of a client's file, and the file does not say."""
-TOP = ("name", "method", "seed")
-TABLES = ("data", "network", "training", "weighting", "privacy", "output", "compare", "sweep")
+HINTS = get_type_hints(Settings)
+FIRST = ("name", "method", *TOP)
+TABLES = ("data", "network", *GROUPS, "weighting", "privacy", "output", "compare", "sweep")
 OURS = ("point", "own")
-assert {*TOP, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
+assert {*FIRST, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
 
 
 def config_keys() -> str:
@@ -56,15 +57,18 @@ def _of_federation() -> Iterator[str]:
 
 def _parts() -> Iterator[str]:
     yield "## At the top\n"
-    yield from _of_model(Config, "", only=TOP)
+    yield from _of_model(Config, "", only=("name", "method"))
+    for name in TOP:
+        yield _setting(name, name)
     yield "## `[data]`\n"
     yield from _sources()
     yield "## `[network]`\n"
     yield from _networks()
-    yield "## `[training]`\n"
-    yield "The keys are the arguments of {py:func}`fedgradnorm.train`."
-    yield 'A key that may be none is set to `"none"`.\n'
-    yield from _training()
+    for group, kind in GROUPS.items():
+        yield f"## `[{group}]`\n"
+        yield f"The fields of {{py:class}}`fedgradnorm.{kind.__name__}`."
+        yield 'A key that may be none is set to `"none"`.\n'
+        yield from _group(group)
     yield "## `[weighting]`\n"
     yield "Which keys there are depends on the method. `fedgradnorm methods NAME` lists them.\n"
     yield from _weightings()
@@ -108,14 +112,18 @@ def _default(value: Any) -> str:
     return f"default {value_words(value)}"
 
 
-def _training() -> Iterator[str]:
-    meaning = meanings(train)
-    for name, field in Training.model_fields.items():
-        facts = [type_words(field.annotation), allowed(name), _default(field.default)]
-        yield entry(f"training.{name}", facts, meaning[name])
+def _setting(name: str, key: str) -> str:
+    known, field = FIELDS[name].metadata, FIELDS[name]
+    facts = [type_words(HINTS[name]), known["allowed"], _default(field.default)]
+    return entry(key, facts, known["text"])
+
+
+def _group(group: str) -> Iterator[str]:
+    for name in (name for name, of in GROUP_OF.items() if of == group):
+        yield _setting(name, f"{group}.{name}")
         if name == "personalize":
             for key, words in tuning.MEANINGS.items():
-                yield entry(f"training.personalize.{key}", [], words)
+                yield entry(f"{group}.personalize.{key}", [], words)
 
 
 def _arguments(

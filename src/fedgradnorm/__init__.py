@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     from fedgradnorm import data, experiments, models, tasks, weighting
     from fedgradnorm._benefit.benefit import Benefit
     from fedgradnorm._client import Client
+    from fedgradnorm._methods import Method, methods
     from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
+    from fedgradnorm._round.settings import (
+        Compute,
+        Local,
+        Personalization,
+        Recording,
+        Server,
+        Sharing,
+    )
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
-    from fedgradnorm._training.callbacks import Callback, EarlyStopping
-    from fedgradnorm._training.train import train
+    from fedgradnorm._training.callbacks import Callback, EarlyStopping, ShowProgress
+    from fedgradnorm._training.train import resume, train
     from fedgradnorm._training.worth import worth
     from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
@@ -40,6 +49,7 @@ __all__ = [
     "Callback",
     "Client",
     "ClientPrivacy",
+    "Compute",
     "ConfigError",
     "DataError",
     "EarlyStopping",
@@ -47,11 +57,18 @@ __all__ = [
     "FedGradNormError",
     "GradNorm",
     "Interrupted",
+    "Local",
+    "Method",
     "ModelError",
     "Needs",
+    "Personalization",
     "Privacy",
+    "Recording",
     "Run",
     "RunFolderError",
+    "Server",
+    "Sharing",
+    "ShowProgress",
     "Signals",
     "Static",
     "Task",
@@ -63,10 +80,12 @@ __all__ = [
     "data",
     "experiments",
     "load",
+    "methods",
     "models",
     "multilabel",
     "ordinal",
     "regression",
+    "resume",
     "sequences",
     "tasks",
     "train",
@@ -76,17 +95,23 @@ __all__ = [
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
 _TASKS = ("Task", "binary", "classification", "multilabel", "ordinal", "regression")
+_GROUPS = ("Compute", "Local", "Personalization", "Recording", "Server", "Sharing")
 _WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in _ROOMS}
     | {name: f"{__name__}.tasks.{name}" for name in _TASKS}
+    | {name: f"{__name__}._round.settings.{name}" for name in _GROUPS}
     | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Callback": f"{__name__}._training.callbacks.Callback",
         "Client": f"{__name__}._client.Client",
         "EarlyStopping": f"{__name__}._training.callbacks.EarlyStopping",
+        "Method": f"{__name__}._methods.Method",
+        "ShowProgress": f"{__name__}._training.callbacks.ShowProgress",
+        "methods": f"{__name__}._methods.methods",
+        "resume": f"{__name__}._training.train.resume",
         "sequences": f"{__name__}.models._input_rows.sequences",
         "ClientPrivacy": f"{__name__}._privacy.terms.ClientPrivacy",
         "Privacy": f"{__name__}._privacy.terms.Privacy",

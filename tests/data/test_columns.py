@@ -208,6 +208,8 @@ def test_a_damaged_encoding_is_named(trained, tmp_path) -> None:
 
 
 CONFIG = """
+rounds = 4
+
 [data]
 source = "files"
 train = "rows.csv"
@@ -237,8 +239,6 @@ without = ["kind"]
 name = "mlp"
 widths = [8]
 
-[training]
-rounds = 4
 """
 
 
@@ -249,7 +249,7 @@ def test_a_config_says_the_same_and_resumes(tmp_path) -> None:
     config = load_config(tmp_path / "rows.toml")
     done = execute(config, tmp_path / "run")
     assert done.predict("b", frame, kind="label").shape == (60,)
-    half = execute(load_config(tmp_path / "rows.toml", ["training.rounds=2"]), tmp_path / "half")
+    half = execute(load_config(tmp_path / "rows.toml", ["rounds=2"]), tmp_path / "half")
     assert half.about["clients"] == done.about["clients"]
     resumed = execute(config, tmp_path / "run", resume=True)
     assert np.array_equal(resumed.predict("a", frame), done.predict("a", frame))

@@ -197,6 +197,8 @@ def test_masks_and_tags_come_from_an_archive(tmp_path: Path) -> None:
 
 
 CONFIG = """\
+rounds = 2
+
 [data]
 source = "files"
 standardize = true
@@ -219,8 +221,6 @@ stem = { widths = [6, 4], activation = "tanh" }
 name = "mlp"
 widths = [5]
 
-[training]
-rounds = 2
 """
 
 
@@ -261,6 +261,8 @@ def test_a_config_names_inputs_for_a_network_of_ones_own(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(
         """\
+rounds = 2
+
 [data]
 source = "files"
 train = "rows.csv"
@@ -276,8 +278,6 @@ targets = "hours"
 [network]
 name = "own_inputs:Both"
 
-[training]
-rounds = 2
 """
     )
     run = execute(load_config(tmp_path / "run.toml", allow=["own_inputs"]), tmp_path / "out")

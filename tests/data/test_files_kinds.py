@@ -80,6 +80,7 @@ def test_what_does_not_fit_is_named(
 
 CONFIG = """
 seed = 1
+rounds = 3
 
 [data]
 source = "files"
@@ -111,8 +112,7 @@ class_weights = "balanced"
 name = "mlp"
 widths = [8, 4]
 
-[training]
-rounds = 3
+[local]
 batch_size = 8
 """
 

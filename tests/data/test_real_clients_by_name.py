@@ -52,7 +52,7 @@ def test_show_lists_the_clients(name, options, said, tmp_path):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_config_runs_on_small_files_and_predicts_raw_values(name, tmp_path):
-    done = cli("run", CONFIGS / f"{name}.toml", "training.rounds=2", *SMALL[name])
+    done = cli("run", CONFIGS / f"{name}.toml", "rounds=2", *SMALL[name])
     assert done.exit_code == 0, done.output
     run = fgn.load(tmp_path / "runs" / f"{name}-fedgradnorm-seed0")
     client, about = next(iter(run.about["clients"].items()))

@@ -26,7 +26,7 @@ def test_raw_files_train_by_the_config_alone(tmp_path: Path) -> None:
         pytest.skip(f"needs {ARCHIVE} in the folder named by FEDGRADNORM_DATA")
     pytest.importorskip("torchmetrics")
     (tmp_path / "some.toml").write_text(_with_clients(CONFIG.read_text(), SOME))
-    config = load_config(tmp_path / "some.toml", ["data.rows=800", "training.rounds=3"])
+    config = load_config(tmp_path / "some.toml", ["data.rows=800", "rounds=3"])
     run = execute(config, tmp_path / "run")
     about = run.about["clients"]
     assert {name: about[name]["kind"] for name in about} == dict(

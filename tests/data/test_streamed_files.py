@@ -141,6 +141,8 @@ def test_parquet_is_written_to_the_cache_once(files: dict[str, Path], caplog: An
 
 
 CONFIG = """
+rounds = 4
+
 [data]
 source = "files"
 stream = true
@@ -164,8 +166,7 @@ name = "mlp"
 inputs = 3
 widths = [4]
 
-[training]
-rounds = 4
+[local]
 batch_size = 8
 """
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 STOP = 12
@@ -22,7 +23,7 @@ STOP = 12
 def train(folder: Path, rounds: int, **more: Any) -> fgn.Run:
     """Start the run of a few clients in ``folder``, or go on with it."""
     options = {"clients": toys.clients(), "participation": 0.7, "checkpoint_every": 5}
-    return fgn.train(
+    return flat.train(
         toys.network(),
         weighting=fgn.GradNorm(lr=0.02),
         rounds=rounds,

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting import MGDA, TrimmedMean
@@ -149,7 +150,7 @@ def train(engine: str, **case: Any) -> fgn.Run:
         case["callbacks"] = [callback()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
-    return fgn.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
+    return flat.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
 
 
 def result(run: fgn.Run) -> dict[str, Any]:

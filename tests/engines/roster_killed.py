@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
+import flat
 from experiments.killed_training import die_in_a_write
 
 PLACES = [
@@ -53,7 +54,7 @@ def go(folder: Path, **more: Any) -> fgn.Run:
         "weighting": fgn.GradNorm(rule="direct"),
     }
     resume = (folder / "run.json").exists()
-    return fgn.train(network, clients(), folder=folder, resume=resume, **{**options, **more})
+    return flat.train(network, clients(), folder=folder, resume=resume, **{**options, **more})
 
 
 def killed(folder: Path, where: str, at: int) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._engines import choice
 from fedgradnorm._engines.parts import padded_batches
@@ -144,7 +145,7 @@ def trained(
     if settings.keys() & {"share", "ditto"}:
         weighting = fgn.Equal
     net = net or network()
-    return fgn.train(net, clients(stems), weighting=weighting(), **arguments)
+    return flat.train(net, clients(stems), weighting=weighting(), **arguments)
 
 
 def assert_same_run(one: fgn.Run, other: fgn.Run, tolerance: float = 1e-10) -> None:
@@ -232,7 +233,7 @@ def test_padding_is_no_missing_label(engine: str) -> None:
         y[::5] = torch.nan
         found.append(fgn.Client(client.name, NUMBERS, (client.train[0], y), test=client.train))
     how = {**BASE, "batch_size": 12, "weighting": fgn.GradNorm()}
-    runs = [fgn.train(network(), found, **{**how, "engine": name}) for name in (engine, "loop")]
+    runs = [flat.train(network(), found, **{**how, "engine": name}) for name in (engine, "loop")]
     assert_same_run(*runs)
 
 
@@ -261,7 +262,7 @@ def test_clients_in_portions_agree(
     monkeypatch.setitem(choice.BYTES_AT_ONCE, "cpu", chunk * choice.COPIES * 8 * size)
     alike = [fgn.Client(c.name, NUMBERS, c.train, test=c.train) for c in many_numbers()]
     runs = [
-        fgn.train(network(), alike, weighting=fgn.Equal(), **{**BASE, **case, "engine": engine})
+        flat.train(network(), alike, weighting=fgn.Equal(), **{**BASE, **case, "engine": engine})
         for engine in ("vmap", "loop")
     ]
     assert_same_run(*runs)
@@ -336,7 +337,7 @@ def test_own_heads_and_own_losses_give_the_loops_run(engine: str) -> None:
         fgn.Client("hooked", fgn.classification(3), (x, classes), head=hooked),
         fgn.Client("no bias", fgn.regression(1), (x, x[:, 0]), head=nn.Linear(10, 1, bias=False)),
     ]
-    runs = [fgn.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
+    runs = [flat.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
     assert_same_run(*runs)
 
 
@@ -356,9 +357,9 @@ def test_a_head_that_was_changed_is_not_taken_for_one_that_looks_the_same(engine
         for k, head in enumerate(heads)
     ]
     how = {**BASE, "share": "none", "weighting": fgn.Equal(), "server_optimizer": "sgd"}
-    together = fgn.train(network(), given, **how, engine=engine)
+    together = flat.train(network(), given, **how, engine=engine)
     for one in given:
-        alone = fgn.train(network(), [one], **how, engine="loop")
+        alone = flat.train(network(), [one], **how, engine="loop")
         for modules in ("networks", "heads"):
             pair = [toys.parameters(getattr(run, modules)[one.name]) for run in (together, alone)]
             torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
@@ -404,7 +405,7 @@ def test_a_client_that_fails_is_left_out_as_in_the_loop(
         else fgn.Client("good", task, (x, 1 + x[:, 0] ** 2)),
         fgn.Client("bad", task, (x, x[:, 0])),
     ]
-    runs = [fgn.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
+    runs = [flat.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
     rows = runs[0].history
     assert 0 < (rows[rows.split == "batch"].active == 0).sum() < BASE["rounds"]
     assert_same_run(*runs)
@@ -484,5 +485,5 @@ def test_an_embedding_can_be_the_gauge():
         torch.manual_seed(1)
         net = nn.Sequential(nn.Embedding(20, 3), nn.Flatten()).double()
         arguments = {**BASE, "engine": engine}
-        runs.append(fgn.train(net, clients, weighting=fgn.GradNorm(), **arguments))
+        runs.append(flat.train(net, clients, weighting=fgn.GradNorm(), **arguments))
     assert_same_run(*runs)

@@ -140,7 +140,7 @@ def test_one_rank_without_torchrun(name, alone):
 def test_the_command_line_under_torchrun_then_resumed_by_another_number(tmp_path):
     config = small_config(tmp_path)
     folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
-    first = torchrun(2, "-m", "fedgradnorm", "run", config, "training.rounds=6")
+    first = torchrun(2, "-m", "fedgradnorm", "run", config, "rounds=6")
     out, _ = finished(first)
     assert out.count("run folder:") == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [folder.name]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm._federation.alone import Alone
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run
@@ -34,7 +35,7 @@ def train(kind: str, dtype: torch.dtype, device: str, **settings: object) -> Run
     network = getattr(fgn.models, name)().to(dtype)
     clients = mixed_clients(shape, (400, 250, 330))
     options = {"rounds": 16, "batch_size": 32, "seed": 1, "eval_every": 0, **settings}
-    return fgn.train(network, clients, device=device, **options)  # type: ignore[arg-type]
+    return flat.train(network, clients, device=device, **options)  # type: ignore[arg-type]
 
 
 @cache
@@ -51,7 +52,7 @@ def train_alone(kind: str, dtype: torch.dtype, device: str, **settings: object) 
     network = getattr(fgn.models, name)().to(dtype)
     options: dict[str, object] = {"rounds": 10, "batch_size": 16, "seed": 1, "eval_every": 0}
     options |= {"share": "none", "weighting": fgn.Equal(), "device": device, **settings}
-    return fgn.train(network, mixed_clients(shape, (60, 50, 10)), **options)  # type: ignore[arg-type]
+    return flat.train(network, mixed_clients(shape, (60, 50, 10)), **options)  # type: ignore[arg-type]
 
 
 def distance(one: Run, other: Run) -> float:
@@ -244,7 +245,7 @@ def test_evaluations_are_the_loops(kind: str, share: str, metrics: object) -> No
     torch.manual_seed(0)
     network = getattr(fgn.models, name)().double()
     ours, reference = (
-        fgn.train(
+        flat.train(
             network, clients, rounds=6, eval_every=2, batch_size=16, share=share,
             weighting=fgn.Equal(), device=device, engine=engine,
         )
@@ -284,9 +285,9 @@ def test_dropout_in_a_graph_resumes_bit_for_bit(tmp_path: Path, how: dict[str, o
         if event.round >= 15:
             raise KeyboardInterrupt
 
-    whole = fgn.train(dropping(), clients, **options)  # type: ignore[arg-type]
+    whole = flat.train(dropping(), clients, **options)  # type: ignore[arg-type]
     options["folder"] = tmp_path / "run"
     with pytest.raises(fgn.Interrupted):
-        fgn.train(dropping(), clients, progress=stop, **options)  # type: ignore[arg-type]
-    resumed = fgn.train(dropping(), clients, resume=True, **options)  # type: ignore[arg-type]
+        flat.train(dropping(), clients, progress=stop, **options)  # type: ignore[arg-type]
+    resumed = flat.train(dropping(), clients, resume=True, **options)  # type: ignore[arg-type]
     assert distance(resumed, whole) == 0

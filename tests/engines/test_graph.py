@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._engines import graph
 from fedgradnorm._engines.device_batches import DeviceBatches
@@ -84,7 +85,7 @@ def clients() -> list[fgn.Client]:
 def train(some: list[fgn.Client] | None = None, **how: Any) -> fgn.Run:
     options: dict[str, Any] = {"rounds": 24, "batch_size": 8, "eval_every": 12, "lr": 0.01}
     options |= {"first_loss": "first_round", **how}
-    return fgn.train(toys.network(), some or clients(), **options)
+    return flat.train(toys.network(), some or clients(), **options)
 
 
 def everything(run: fgn.Run) -> list[Any]:

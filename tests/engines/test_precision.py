@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 from experiments.small_config import small_config
 from fedgradnorm._engines import choice
 from fedgradnorm._runs.run import Run
@@ -35,7 +36,7 @@ def train(network: str, precision: str, engine: str, **settings: object) -> Run:
     clients = mixed_clients(NETWORKS[network], (60, 50, 40))
     device = "cuda" if precision == "bf16" else "cpu"
     options = {"rounds": 8, "device": device, "batch_size": 16, "eval_every": 0, **settings}
-    return fgn.train(
+    return flat.train(
         getattr(fgn.models, network)(), clients, precision=precision, engine=engine, **options
     )  # type: ignore[arg-type]
 
@@ -92,7 +93,7 @@ def test_heads_and_losses_have_all_their_digits(engine: str, monkeypatch) -> Non
     ]
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
     how = {"precision": "bf16", "engine": engine, "shared_steps": ENGINES[engine]}
-    fgn.train(network, clients, rounds=2, batch_size=8, device="cuda", **how)  # type: ignore[arg-type]
+    flat.train(network, clients, rounds=2, batch_size=8, device="cuda", **how)  # type: ignore[arg-type]
     assert Watching.seen == {(torch.float32, False)}
 
 
@@ -202,7 +203,7 @@ def test_bf16_on_a_cpu_is_refused_before_anything_is_written(tmp_path: Path) -> 
 
 def test_bf16_on_a_cpu_is_refused_in_a_config_and_a_comparison(tmp_path: Path) -> None:
     file = small_config(tmp_path)
-    config = load_config(file, ["training.precision='bf16'", "training.device='cpu'"])
+    config = load_config(file, ["compute.precision='bf16'", "compute.device='cpu'"])
     with pytest.raises(fgn.ConfigError, match=REFUSED):
         run(config, tmp_path / "run")
     with pytest.raises(fgn.ConfigError, match=REFUSED):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._engines import EXECUTORS
 from fedgradnorm._federation.federation import Federation
@@ -123,9 +124,9 @@ def test_every_executor_runs_a_problem_or_says_why_not(name: str, problem: str) 
     how = {"rounds": 2, "batch_size": 8, "lr": 0.01, "engine": name, **given}
     if problem in REFUSED.get(name, ()):
         with pytest.raises(fgn.ConfigError, match=rf"^engine '{name}' cannot run this: .*'auto'$"):
-            fgn.train(network, alike, weighting=weighting, **how)
+            flat.train(network, alike, weighting=weighting, **how)
         return
-    run = fgn.train(network, alike, weighting=weighting, **how)
+    run = flat.train(network, alike, weighting=weighting, **how)
     assert torch.isfinite(torch.tensor(run.history.loss.to_numpy())).all()
 
 
@@ -133,7 +134,7 @@ def test_what_only_the_loop_can_run_is_left_to_it(caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO", "fedgradnorm")
     alike = [toys.client(f"side-{k}", 24, "side") for k in range(2)]
     net = toys.seeded(lambda: nn.Sequential(nn.Linear(6, 5), Branching()))
-    fgn.train(net, alike, rounds=1, shared_steps=2)
+    flat.train(net, alike, rounds=1, shared_steps=2)
     assert "executor loop (not joint: shared_steps = 2" in caplog.text
     assert "not vmap: vmap cannot run it (" in caplog.text
 

@@ -9,9 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._methods import METHODS
+from fedgradnorm._round.settings import GROUPS, Settings, key_of
 from fedgradnorm.experiments._config.toml_text import to_toml
-from fedgradnorm.experiments._methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 BASES = sorted(path.read_text() for path in (ROOT / "configs").glob("*.toml"))
@@ -36,7 +36,7 @@ STRANGE: tuple[Any, ...] = (
     {"name": "adam", "fused": 3}, {"class": 1.0}, {"": ""}, {"a": {"b": {"c": []}}},
 )  # fmt: skip
 KEYS = (
-    "name", "method", "seed", "data", "network", "training", "weighting", "output", "compare",
+    "name", "method", "seed", "data", "network", *GROUPS, "weighting", "output", "compare",
     "sweep", "point", "own", "source", "samples", "tasks", "base", "clients", "partition", "path",
     "cache", "boxes", "task", "train", "test_share", "targets", "standardize", "widths", "inputs",
     "activation", "folder", "tracking", "methods", "seeds", "baseline", "gamma", "lr", "rule",
@@ -47,15 +47,15 @@ KEYS = (
 
 def options() -> list[str]:
     """Dotted keys that mean something: settings, networks' and methods' options, tables of data."""
-    training = [f"training.{field.name}" for field in fields(Settings)]
+    training = [key_of(field.name) for field in fields(Settings)]
     weighting = {f"weighting.{key}" for method in METHODS.values() for key in method.options()}
     network = ["network.name", "network.inputs", "network.widths", "network.activation"]
     others = [
         "name", "method", "seed", "output.folder", "output.tracking", "data.source", "data.base",
         "data.partition", "data.partition.class", "data.clients", "data.seed", "data.standardize",
         "data.on_bad", "compare", "compare.methods", "compare.seeds", "compare.own.fedrep",
-        "compare.own.fedrep.training", "sweep.training.lr", "sweep", "point", "own.x", "weighting",
-        "training", "network", "output",
+        "compare.own.fedrep.local", "sweep.lr", "sweep", "point", "own.x", "weighting",
+        *GROUPS, "network", "output",
     ]  # fmt: skip
     return [*training, *sorted(weighting), *network, *others]
 

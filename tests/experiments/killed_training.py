@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._runs import checkpoint
 
@@ -43,7 +44,7 @@ def go(folder: Path, **more: Any) -> fgn.Run:
     resume = (folder / "run.json").exists()
     given = more.pop("clients", None) or toys.clients()
     more = {**options(), **more}
-    return fgn.train(toys.noisy_network(), given, folder=folder, resume=resume, **more)
+    return flat.train(toys.noisy_network(), given, folder=folder, resume=resume, **more)
 
 
 def die() -> NoReturn:

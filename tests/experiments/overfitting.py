@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 ROUNDS, EVERY = 45, 3
@@ -33,7 +34,7 @@ def train(without: str = "", network: Any = toys.network, **more: Any) -> fgn.Ru
     how = {"rounds": ROUNDS, "eval_every": EVERY, "batch_size": 8, "lr": 0.05, "device": "cpu"}
     start = {"head_start": "random"}  # from there clients have different best rounds
     how = {"engine": "loop", "weighting": fgn.GradNorm(lr=0.02), **start, **how, **more}
-    return fgn.train(network(), clients(without), **how)
+    return flat.train(network(), clients(without), **how)
 
 
 def losses(run: fgn.Run, round_number: int | None = None, split: str = "validation") -> dict:

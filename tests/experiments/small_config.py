@@ -9,6 +9,7 @@ import numpy as np
 TEXT = """
 name = "small"
 method = "fedgradnorm"
+rounds = 6
 
 [data]
 source = "files"
@@ -29,9 +30,10 @@ test_share = 0.25
 name = "mlp"
 widths = [6, 5]
 
-[training]
-rounds = 6
+[local]
 batch_size = 8
+
+[recording]
 checkpoint_every = 2
 eval_every = 2
 

@@ -23,12 +23,13 @@ from typing import Any
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.averaged import averaged_weights
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import collect, read_run
-from fedgradnorm.experiments._averaged import averaged_weights
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute, resume_config
 
@@ -167,7 +168,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 def toy_run(folder: Path, **more: Any) -> fgn.Run:
     """A run of three rounds from Python."""
     how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1, "record_conflict": 1, **more}
-    return fgn.train(toys.noisy_network(), toys.clients()[1:], folder=folder, **how)
+    return flat.train(toys.noisy_network(), toys.clients()[1:], folder=folder, **how)
 
 
 def stop(event: Any) -> None:
@@ -178,7 +179,7 @@ def stop(event: Any) -> None:
 def make_runs(parent: Path) -> None:
     """Finished and stopped runs, from Python and from a config."""
     toy_run(parent / "toy-whole")
-    config = load_config(small_config(parent), ["training.rounds=3", "training.eval_every=0"])
+    config = load_config(small_config(parent), ["rounds=3", "recording.eval_every=0"])
     execute(config, parent / "config-whole")
     for name in ("toy", "config"):
         try:

@@ -52,7 +52,7 @@ def race(config: Config, data: LoadedData, folder: Path, resume: bool) -> list[i
 
 def main(parent: Path, tries: int) -> None:
     torch.set_num_threads(1)
-    config = load_config(small_config(parent), ["training.rounds=2"])
+    config = load_config(small_config(parent), ["rounds=2"])
     data = load_data(config)
     for number in range(tries):
         resume = number % 2 == 1  # as a comparison starts its runs

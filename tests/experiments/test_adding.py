@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 
@@ -18,9 +19,9 @@ class Own(fgn.Weighting):
 def test_training_goes_on_with_all_by_the_settings_of_the_run(tmp_path) -> None:
     *before, late = toys.clients()
     how = {"lr": 0.01, "batch_size": 8, "weighting": fgn.GradNorm(gamma=0.3, rule="direct")}
-    run = fgn.train(toys.network(), before, rounds=3, **how)
+    run = flat.train(toys.network(), before, rounds=3, **how)
     loaded = fgn.load(run.save(tmp_path / "run"))
-    by_hand = fgn.train(run.network, [*before, late], start=run, rounds=2, **how)
+    by_hand = flat.train(run.network, [*before, late], start=run, rounds=2, **how)
     for one in (run, loaded):
         joined = one.add(late, before, rounds=2)
         assert list(joined.clients) == [client.name for client in (*before, late)]
@@ -45,6 +46,6 @@ def test_what_cannot_be_added_is_named() -> None:
         run.add(3, before)
     with pytest.raises(fgn.DataError, match="two clients are named"):
         run.add(before[0], before, weighting=fgn.Equal())
-    alone = fgn.train(toys.network(), before, rounds=1, share="none")
+    alone = flat.train(toys.network(), before, rounds=1, share="none")
     with pytest.raises(fgn.ConfigError, match="nothing was shared"):
         alone.add(late, before)

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit
@@ -43,7 +44,7 @@ WAYS: list[dict[str, Any]] = [
 def train(data: list[fgn.Client] | None = None, network: Any = toys.network, **more: Any):
     how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "engine": "loop", "device": "cpu"}
     how = {**how, "eval_every": 2, "weighting": fgn.Equal(), **more}
-    return fgn.train(network(), data or clients(), **how)
+    return flat.train(network(), data or clients(), **how)
 
 
 def parts(run: fgn.Run, name: str) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def test_off_is_as_if_it_were_not_there() -> None:
 
 
 def test_it_goes_into_a_config_and_back(tmp_path: Path) -> None:
-    changes = ["training.personalize.steps=0", "training.personalize.alone=true"]
+    changes = ["personalization.personalize.steps=0", "personalization.personalize.alone=true"]
     config = load_config(small_config(tmp_path), [*changes, "data.validation_share=0.2"])
     done = run(config, tmp_path / "out")
     assert config.settings.chooses_alone

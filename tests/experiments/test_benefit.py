@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.overfitting import paired_clients
 from experiments.test_stopping import clients, losses
@@ -26,7 +27,7 @@ HOW = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 
 
 def train(data: list[fgn.Client] | None = None, **more: Any) -> fgn.Run:
     given = {**HOW, "weighting": fgn.Equal(), **more}
-    return fgn.train(toys.network(), data or clients(), **given)
+    return flat.train(toys.network(), data or clients(), **given)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_factor_on_the_loss_is_left_out() -> None:
 
 def test_running_statistics_are_the_clients_own() -> None:
     how = {**HOW, "weighting": fgn.Equal()}
-    run = fgn.train(toys.noisy_network(), clients(), **how)
+    run = flat.train(toys.noisy_network(), clients(), **how)
     table = run.benefit(run, clients(), by="loss").table
     assert list(table.joined) == pytest.approx(list(losses(run, split="test").values()), rel=1e-5)
 
@@ -240,9 +241,9 @@ def test_an_unfinished_run_and_one_of_others_are_refused(joined: fgn.Run, alone:
 
 def test_worth_trains_both_with_the_same_settings(caplog) -> None:
     how = {**HOW, "keep": "best", "patience": 2, "seed": 4}
-    found = fgn.worth(toys.network(), clients(), weighting=fgn.Equal(), **how)
-    joined = fgn.train(toys.network(), clients(), weighting=fgn.Equal(), **how)
-    alone = fgn.train(toys.network(), clients(), weighting=fgn.Equal(), share="none", **how)
+    found = flat.worth(toys.network(), clients(), weighting=fgn.Equal(), **how)
+    joined = flat.train(toys.network(), clients(), weighting=fgn.Equal(), **how)
+    alone = flat.train(toys.network(), clients(), weighting=fgn.Equal(), share="none", **how)
     assert found.gains == joined.benefit(alone, clients()).gains
     assert found.alone.about["settings"]["share"] == "none"
     assert found.alone.about["kept"] == alone.about["kept"]
@@ -255,8 +256,8 @@ def test_worth_trains_both_with_the_same_settings(caplog) -> None:
 )
 def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
     given = paired_clients()
-    found = fgn.worth(toys.network(), given, keep="best", **HOW, **how)
-    plain = fgn.train(
+    found = flat.worth(toys.network(), given, keep="best", **HOW, **how)
+    plain = flat.train(
         toys.network(), given, keep="best", share="none", weighting=fgn.Equal(), **HOW
     )
     assert torch.equal(
@@ -266,18 +267,18 @@ def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
 
 def test_worth_warns_once_where_both_overfit(caplog) -> None:
     caplog.set_level(logging.WARNING, "fedgradnorm")
-    fgn.worth(toys.network(), toys.clients(), **HOW)
+    flat.worth(toys.network(), toys.clients(), **HOW)
     (record,) = caplog.records
     assert "set validation rows (validation_share), keep = 'best'" in record.getMessage()
     caplog.clear()
-    fgn.worth(toys.network(), clients(), **HOW)
+    flat.worth(toys.network(), clients(), **HOW)
     (record,) = caplog.records
     assert "set keep = 'best' and patience" in record.getMessage()
 
 
 def test_worth_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
     how = {**HOW, "keep": "best", "folder": tmp_path}
-    whole = fgn.worth(toys.network(), clients(), **{**how, "folder": None})
+    whole = flat.worth(toys.network(), clients(), **{**how, "folder": None})
     seen: list[tuple[str, int]] = []
 
     def stop(event: Any) -> None:
@@ -286,17 +287,17 @@ def test_worth_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(fgn.Interrupted, match="resume from"):
-        fgn.worth(toys.network(), clients(), progress=stop, **how)
+        flat.worth(toys.network(), clients(), progress=stop, **how)
     assert seen[0] == ("", 1)
-    again = fgn.worth(toys.network(), clients(), resume=True, **how)
+    again = flat.worth(toys.network(), clients(), resume=True, **how)
     assert again.gains == whole.gains
     loaded = fgn.load(tmp_path / "joined").benefit(fgn.load(tmp_path / "alone"), clients())
     assert loaded.gains == whole.gains
 
 
 def test_worth_refuses_before_it_trains() -> None:
-    with pytest.raises(fgn.ConfigError, match="leave share out"):
-        fgn.worth(toys.network(), clients(), share="all")
+    with pytest.raises(fgn.ConfigError, match="leave sharing.share out"):
+        flat.worth(toys.network(), clients(), share="all")
     with pytest.raises(fgn.ConfigError, match="did you mean 'rounds'"):
         fgn.worth(toys.network(), clients(), round=3)
     with pytest.raises(fgn.DataError, match="no test rows"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._engines.ranks import World
@@ -92,7 +93,7 @@ def test_a_run_of_tiny_epochs_writes_few_checkpoints(
     monkeypatch.setattr(RunFolder, "save_checkpoint", slow)
     clients = [toys.client(name, 13) for name in toys.NAMES]
     began = time.perf_counter()
-    fgn.train(toys.network(), clients, epochs=60, eval_every=0, folder=tmp_path / "run")
+    flat.train(toys.network(), clients, epochs=60, eval_every=0, folder=tmp_path / "run")
     taken = time.perf_counter() - began
     assert times <= 2 + due.SHARE * taken / 0.05 + taken / due.LONGEST
 
@@ -107,7 +108,7 @@ def test_the_moments_of_checkpoints_leave_no_trace(
 
     def train(name: str, **more: Any) -> fgn.Run:
         how = {"epochs": 9, "batch_size": 24, "folder": tmp_path / name, **more}
-        return fgn.train(toys.noisy_network(), toys.clients(), **how)
+        return flat.train(toys.noisy_network(), toys.clients(), **how)
 
     train("whole")
     monkeypatch.setattr(due, "SHARE", share)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.killed_training import go
 from experiments.resuming import assert_equal_to_the_bit, begun
@@ -133,7 +134,7 @@ def flapping() -> tuple[nn.Module, list[fgn.Client]]:
 
 def train_flapping(folder: Path | None = None, **more: Any) -> fgn.Run:
     more = {"rounds": ROUNDS, "batch_size": 1, "eval_every": 0, "folder": folder, **more}
-    return fgn.train(*flapping(), **more)
+    return flat.train(*flapping(), **more)
 
 
 def test_a_client_that_flaps_is_counted_in_full_and_told_in_few_lines(
@@ -175,7 +176,7 @@ def test_a_client_that_always_fails_is_told_once_and_counted(
 ) -> None:
     task = fgn.regression(2, loss=not_a_number)
     bad = fgn.Client("bad", task, train=toys.rows("place", 24))
-    run = fgn.train(toys.network(), [toys.client("corner"), bad], rounds=40, eval_every=0)
+    run = flat.train(toys.network(), [toys.client("corner"), bad], rounds=40, eval_every=0)
     assert len(said(caplog, "'bad' left out")) == 1
     assert said(caplog, "client 'bad' was left out in 40 of its 40 rounds")
     assert run.about["left_out"] == {"corner": 0, "bad": 40}

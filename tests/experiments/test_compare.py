@@ -16,12 +16,12 @@ from fedgradnorm._errors import ConfigError, DataError, RunFolderError, Training
 from fedgradnorm._report.record import records_of
 from fedgradnorm._report.tables.summaries import loss, metric, task_rows
 from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.averaged import averaged_weights
 from fedgradnorm._runs.loading import load
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import collect, read_run
 from fedgradnorm._stored.summary import estimate, t_quantile
 from fedgradnorm.experiments import _compare as module
-from fedgradnorm.experiments._averaged import averaged_weights
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute, load_data, new_folder, resume_config
@@ -104,7 +104,7 @@ def test_a_run_that_wrote_only_its_config_starts(config, tmp_path):
 
 def test_another_config_in_the_folder_is_refused(config, tmp_path):
     compare(config, ["fedrep"])
-    other = load_config(tmp_path / "small.toml", ["training.rounds=7"])
+    other = load_config(tmp_path / "small.toml", ["rounds=7"])
     with pytest.raises(RunFolderError, match="another config"):
         compare(other, ["fedrep"])
 
@@ -142,8 +142,8 @@ def test_several_processes_give_the_same_numbers(config, tmp_path):
 
 
 def test_what_fails_does_not_stop_the_others(tmp_path):
-    words = ["training.head_optimizer=sgd", "training.server_optimizer=sgd",
-             "sweep.training.lr=[1e30,0.01]"]  # fmt: skip
+    words = ["local.head_optimizer=sgd", "server.server_optimizer=sgd",
+             "sweep.lr=[1e30,0.01]"]  # fmt: skip
     config = load_config(small_config(tmp_path), words)
     with pytest.raises(TrainingError, match=r"1 of 2 runs failed .*lr=1e\+30 seed 0"):
         compare(config, ["fedrep"])
@@ -159,8 +159,8 @@ def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-LONG = ["training.rounds=1200", "training.checkpoint_every=100", "training.eval_every=600",
-        "training.log_every=50"]  # fmt: skip
+LONG = ["rounds=1200", "recording.checkpoint_every=100", "recording.eval_every=600",
+        "recording.log_every=50"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +210,14 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(
 
 
 def test_bad_input_leaves_no_folder(config, tmp_path):
-    bad = load_config(tmp_path / "small.toml", ["training.gauge=nowhere"])
+    bad = load_config(tmp_path / "small.toml", ["sharing.gauge=nowhere"])
     with pytest.raises(Exception, match="gauge 'nowhere'"):
         execute(bad, new_folder(bad))
     assert not (tmp_path / "runs").exists()
 
 
 def test_bad_input_spares_what_was_there(config, tmp_path):
-    bad = load_config(tmp_path / "small.toml", ["training.gauge=nowhere"])
+    bad = load_config(tmp_path / "small.toml", ["sharing.gauge=nowhere"])
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "notes.txt").write_text("keep")
@@ -236,7 +236,7 @@ def test_a_run_is_never_overwritten(config, tmp_path):
 
 def test_failed_training_names_its_checkpoint(tmp_path):
     path = small_config(tmp_path)
-    words = ["training.lr=1e30", "training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    words = ["lr=1e30", "local.head_optimizer=sgd", "server.server_optimizer=sgd"]
     config = load_config(path, words)
     with pytest.raises(TrainingError, match=r"checkpoint: .*checkpoint\.safetensors"):
         execute(config, tmp_path / "out")
@@ -249,7 +249,7 @@ def test_what_was_logged_about_the_data_is_in_the_run(tmp_path):
     lines = [line for line in text.splitlines() if not line.startswith(("task", "train =", "test"))]
     path.write_text("\n".join(lines).replace("[[data.clients]]", "").replace('name = "class"', "")
                     .replace('name = "value"', ""))  # fmt: skip
-    execute(load_config(path, ["training.rounds=1"]), tmp_path / "out")
+    execute(load_config(path, ["rounds=1"]), tmp_path / "out")
     assert "SYNTHETIC" in (tmp_path / "out" / "log.txt").read_text()
 
 

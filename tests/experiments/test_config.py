@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import Settings, key_of
 from fedgradnorm.experiments._config.config_file import build, load_config, make_config
 from fedgradnorm.experiments._config.overrides import overridden, parse_value
 from fedgradnorm.experiments._config.toml_text import to_toml
 
 TEXT = """
 method = "fedgradnorm"
+epochs = 1
 [data]
 source = "radcom"
 samples = 400
@@ -23,8 +24,6 @@ tasks = ["modulation", "snr"]
 [network]
 name = "mlp"
 widths = [8]
-[training]
-epochs = 1
 [weighting]
 gamma = 0.5
 """
@@ -53,21 +52,22 @@ def test_defaults_are_those_of_settings(file):
     assert config.output.folder == "runs"
 
 
-def test_every_setting_is_a_key_of_training(file):
+def test_every_setting_is_a_key_of_its_group(file):
     config = load_config(file)
-    names = {field.name for field in fields(Settings)} - {"seed"}
-    assert set(type(config.training).model_fields) == names
+    for name in (field.name for field in fields(Settings)):
+        group, _, key = key_of(name).rpartition(".")
+        assert hasattr(getattr(config, group) if group else config, key), name
 
 
 def test_overrides(file):
-    words = ["training.epochs=3", "weighting.gamma=0.7", "seed=2", "training.device=cpu"]
+    words = ["epochs=3", "weighting.gamma=0.7", "seed=2", "compute.device=cpu"]
     config = load_config(file, words)
     assert config.settings == Settings(epochs=3, seed=2, device="cpu")
     assert config.weighting == {"gamma": 0.7}
 
 
 def test_rounds_replace_epochs(file):
-    assert load_config(file, ["training.rounds=7"]).settings == Settings(rounds=7)
+    assert load_config(file, ["rounds=7"]).settings == Settings(rounds=7)
 
 
 def test_another_method_takes_the_options_it_knows(file):
@@ -77,16 +77,16 @@ def test_another_method_takes_the_options_it_knows(file):
 
 
 def test_none_means_no_limit(file):
-    config = load_config(file, ["training.batch_size=none"])
+    config = load_config(file, ["local.batch_size=none"])
     assert config.settings.batch_size is None
     assert make_config(tomllib.loads(config.text())).settings.batch_size is None
-    assert load_config(file, ["training.share=none"]).settings.share == "none"
+    assert load_config(file, ["sharing.share=none"]).settings.share == "none"
 
 
 @pytest.mark.parametrize(
     "word",
-    ["method=fedper", "method=central", "training.participation=0.5", "training.gauge=[\"1\"]",
-     "training.head_optimizer={name=\"sgd\", lr=0.1}", "name=with-dash", "seed=7"],
+    ["method=fedper", "method=central", "server.participation=0.5", "sharing.gauge=[\"1\"]",
+     "local.head_optimizer={name=\"sgd\", lr=0.1}", "name=with-dash", "seed=7"],
 )  # fmt: skip
 def test_resolved_config_reads_back_the_same(file, word):
     config = load_config(file, [word])
@@ -118,27 +118,27 @@ def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(f
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("training.epoch=3", "unknown key 'training.epoch'; did you mean 'epochs'?"),
+        ("epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("metod=fedrep", "unknown key 'metod'; did you mean 'method'?"),
         ("method=fedgradnrm", "unknown method 'fedgradnrm'; did you mean 'fedgradnorm'?"),
         ("weighting.gama=1", "did you mean 'gamma'?"),
         ("weighting.gamma=-1", "gamma must be >= 0, not -1"),
         ("weighting.gamma=big", "must be a number, not 'big'"),
-        ("training.lr=fast", "training.lr = 'fast' should be a valid number"),
-        ("training.rounds=2.5", "training.rounds = 2.5 should be a valid integer"),
-        ("training.batch_size=true", "training.batch_size = True should be a valid integer"),
-        ("training.schedule=toghether", "did you mean 'together'?"),
-        ("training.head_optimizer=adamm", "did you mean 'adam'?"),
-        ("training.server_optimizer=sdg", "did you mean 'sgd'?"),
-        ("training.head_steps=-1", "head_steps must be a whole number >= 0, not -1"),
-        ("training=3", "training = 3 should be"),
-        ("training.epochs.x=3", "training.epochs is no table"),
+        ("lr=fast", "lr = 'fast' should be a valid number"),
+        ("rounds=2.5", "rounds = 2.5 should be a valid integer"),
+        ("local.batch_size=true", "local.batch_size = True should be a valid integer"),
+        ("local.schedule=toghether", "did you mean 'together'?"),
+        ("local.head_optimizer=adamm", "did you mean 'adam'?"),
+        ("server.server_optimizer=sdg", "did you mean 'sgd'?"),
+        ("local.head_steps=-1", "head_steps must be a whole number >= 0, not -1"),
+        ("local=3", "local = 3 should be"),
+        ("epochs.x=3", "epochs is no table"),
         ("seed=-1", "seed = -1 should be greater than or equal to 0"),
         ("seed=one", "seed = 'one' should be a valid integer"),
         ("name=a/b", "name = 'a/b'"),
         ("output.foldr=x", "did you mean 'folder'?"),
         ("data.when=2020-01-01", "a config cannot hold"),
-        ("training.epochs", "'training.epochs' is not key=value"),
+        ("epochs", "'epochs' is not key=value"),
         ("=3", "is not key=value"),
     ],
 )
@@ -147,9 +147,9 @@ def test_one_line_errors(file, word, says):
 
 
 def test_method_and_setting_in_conflict(file):
-    words = ["method=local", "training.share=all"]
+    words = ["method=local", "sharing.share=all"]
     assert load_config(file, words).settings.share == "none"
-    text = message(file, "method=central", "training.participation=0.5")
+    text = message(file, "method=central", "server.participation=0.5")
     assert "does not go with method 'central'" in text
 
 
@@ -242,11 +242,9 @@ def test_any_text_is_a_value(text):
 
 @pytest.mark.parametrize("words", ["rounds=3 epochs=none", "epochs=none rounds=3", "rounds=3"])
 def test_rounds_take_the_place_of_epochs(words):
-    changed = overridden(
-        {"training": {"epochs": 9}}, [f"training.{word}" for word in words.split()]
-    )
-    assert changed["training"]["rounds"] == 3
-    assert changed["training"].get("epochs", "none") == "none"
+    changed = overridden({"epochs": 9}, words.split())
+    assert changed["rounds"] == 3
+    assert changed.get("epochs", "none") == "none"
 
 
 def test_overriding_leaves_the_original_alone():

@@ -45,16 +45,16 @@ def refused(*words):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ('training.head_optimizer={name="adam", betas=[]}', "betas"),
-        ('training.head_optimizer={name="adam", betas=[0.9, 0.9, 0.9]}', "betas"),
-        ('training.server_optimizer={name="sgd", lr="fast"}', "learning rate"),
-        ('training.server_optimizer={name="sgd", lr=true}', "learning rate"),
-        ('training.local_optimizer={name="adam", fused="yes"}', "fused"),
-        ('training.local_optimizer={name="adam", differentiable=true}', "options"),
-        ("training.lr=nan", "nan"),
-        ("training.lr=inf", "inf"),
-        ("training.lr={a=1}", "training.lr"),
-        ("training=[]", "training = []"),
+        ('local.head_optimizer={name="adam", betas=[]}', "betas"),
+        ('local.head_optimizer={name="adam", betas=[0.9, 0.9, 0.9]}', "betas"),
+        ('server.server_optimizer={name="sgd", lr="fast"}', "learning rate"),
+        ('server.server_optimizer={name="sgd", lr=true}', "learning rate"),
+        ('local.local_optimizer={name="adam", fused="yes"}', "fused"),
+        ('local.local_optimizer={name="adam", differentiable=true}', "options"),
+        ("lr=nan", "nan"),
+        ("lr=inf", "inf"),
+        ("lr={a=1}", "lr"),
+        ("local=[]", "local = []"),
         ("weighting=3", "weighting = 3"),
         ("network=mlp", "network = 'mlp'"),
         ("network.widths=[true]", "widths"),
@@ -141,11 +141,11 @@ def test_a_container_has_as_much_memory_as_it_is_given(tmp_path, monkeypatch):
 
 
 def test_a_sweep_of_too_many_points_is_counted_and_not_made(config):
-    lists = {"training": {f"x{n}": list(range(100)) for n in range(6)}}
+    lists = {"local": {f"x{n}": list(range(100)) for n in range(6)}}
     with pytest.raises(ConfigError, match="spans 1000000000000 points"):
         points(lists)
     assert "more than" in refused("compare", config, "--seeds", 10**9, "-m", "fedrep")
-    long = f"fedrep training.gauge={'g' * 300}"
+    long = f"fedrep sharing.gauge={'g' * 300}"
     assert "cannot be called" in refused("compare", config, "-m", long)
 
 

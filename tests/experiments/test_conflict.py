@@ -13,22 +13,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import fedgradnorm as fgn
+import flat
 import toys
 from alone_clients import assert_close
 from experiments.resuming import assert_equal_to_the_bit, stored
 from fedgradnorm._federation.clients import Outcome
 from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._methods import find_method
 from fedgradnorm._round.reports import StackedReports
 from fedgradnorm._round.settings import EngineName
-from fedgradnorm.experiments._methods import find_method
 
 BY_GRADIENT = ("pcgrad", "upgrad", "graddrop", "trimmed-mean", "config")
 
 
 def train(folder: Path | None = None, network: nn.Module | None = None, **how: Any) -> fgn.Run:
     how = {"rounds": 7, "batch_size": 8, "lr": 0.01, "folder": folder, "seed": 3, **how}
-    return fgn.train(network or toys.network(), toys.clients(), **how)
+    return flat.train(network or toys.network(), toys.clients(), **how)
 
 
 def by_pair(run: fgn.Run, round_number: int = 1) -> dict[tuple[str, str], float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.monitor import rates
@@ -20,7 +21,7 @@ def diverging(rounds: int, folder: Path | None = None, **more: Any) -> fgn.Run:
     """A regression whose steps are far too long, beside a task that is merely shaken."""
     network = torch.nn.Linear(toys.FEATURES, 4).double()
     how = {"lr": 1.5, "rounds": rounds, "folder": folder, **STEEP, **more}
-    return fgn.train(network, [toys.client("place")], **how)
+    return flat.train(network, [toys.client("place")], **how)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -57,14 +57,14 @@ def refused(mark, *words):
 
 def test_run_and_compare(stranger, mark):
     refused(mark, "run", stranger)
-    refused(mark, "run", stranger, "training.rounds=1", "--allow-module", "mine")
+    refused(mark, "run", stranger, "rounds=1", "--allow-module", "mine")
     refused(mark, "compare", stranger, "-m", "fedrep")
     refused(mark, "compare", stranger, "-m", "fedrep,fedgradnorm", "--jobs", 2)
 
 
 def test_try(stranger, mark):
     pytest.importorskip("flwr")
-    refused(mark, "federation", "try", stranger, "training.rounds=1")
+    refused(mark, "federation", "try", stranger, "rounds=1")
 
 
 def test_serve(stranger, mark, tmp_path):
@@ -103,7 +103,7 @@ def test_overrides_alone_allow_nothing(tmp_path, mark):
 def test_a_finished_run_that_names_a_program_is_shown_and_loaded_without_it(tmp_path, mark):
     path = small_config(tmp_path)
     folder = tmp_path / "runs" / "one"
-    execute(load_config(path, ["training.rounds=1"]), folder)
+    execute(load_config(path, ["rounds=1"]), folder)
     text = (folder / "config.toml").read_text()
     evil = f'[network]\nname = "os:system"\ncommand = "touch {mark}"\n'
     (folder / "config.toml").write_text(text.replace(f"[network]\n{NETWORK}", evil))
@@ -118,7 +118,7 @@ def test_a_finished_run_that_names_a_program_is_shown_and_loaded_without_it(tmp_
 
 def test_a_stranger_s_config_stops_no_report(tmp_path):
     folder = tmp_path / "runs" / "one"
-    execute(load_config(small_config(tmp_path), ["training.rounds=1"]), folder)
+    execute(load_config(small_config(tmp_path), ["rounds=1"]), folder)
     (folder / "config.toml").write_text(f"method = {'[' * 100_000}")
     result = command("report", folder, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
@@ -141,10 +141,10 @@ def test_a_blueprint_names_layers_of_torch_alone(layer):
         "output.tracking=os",
         "data.source=os",
         "method=os:system",
-        "training.head_optimizer=Optimizer",
-        "training.head_optimizer={name='__init__'}",
-        "training.server_optimizer=os:system",
-        "training.device=os:system",
+        "local.head_optimizer=Optimizer",
+        "local.head_optimizer={name='__init__'}",
+        "server.server_optimizer=os:system",
+        "compute.device=os:system",
         "network.name=__init__",
         "network.activation=os:system",
         "network.activation=Module",

@@ -13,21 +13,21 @@ from fedgradnorm.experiments._execute import resume_config
 
 def test_settings_after_a_method_make_a_variant_of_it(tmp_path):
     config = load_config(small_config(tmp_path))
-    named = ["fedrep", "fedgradnorm weighting.lr=0.5 training.head_steps=2", "fedgradnorm"]
+    named = ["fedrep", "fedgradnorm weighting.lr=0.5 local.head_steps=2", "fedgradnorm"]
     folders = compare(config, named)
     assert [folder.name for folder in folders] == [
-        "fedrep-seed0", "fedgradnorm-training.head_steps=2-weighting.lr=0.5-seed0",
+        "fedrep-seed0", "fedgradnorm-local.head_steps=2-weighting.lr=0.5-seed0",
         "fedgradnorm-seed0",
     ]  # fmt: skip
     plain, variant = resume_config(folders[2]), resume_config(folders[1])
-    assert variant.own == {"weighting.lr": 0.5, "training.head_steps": 2}
+    assert variant.own == {"weighting.lr": 0.5, "local.head_steps": 2}
     assert (variant.weighting["lr"], variant.settings.head_steps) == (0.5, 2)
     assert (plain.weighting["lr"], plain.settings.head_steps, plain.own) == (0.004, 1, {})
-    named[1] = "fedgradnorm training.head_steps=2 weighting.lr=0.5"
+    named[1] = "fedgradnorm local.head_steps=2 weighting.lr=0.5"
     assert compare(config, named) == folders, "the order of settings makes no other run"
     arms = read_comparison([folders[0].parent]).arms
     assert [arm.label for arm in arms] == [
-        "fedrep", "fedgradnorm", "fedgradnorm training.head_steps=2 weighting.lr=0.5",
+        "fedrep", "fedgradnorm", "fedgradnorm local.head_steps=2 weighting.lr=0.5",
     ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_an_entrys_settings_come_before_the_methods_own(tmp_path):
 
 def test_processes_know_the_variants_too(tmp_path):
     config = load_config(small_config(tmp_path))
-    named = ["fedgradnorm training.lr=0.01", "fedgradnorm weighting.lr=0.01"]
+    named = ["fedgradnorm lr=0.01", "fedgradnorm weighting.lr=0.01"]
     alone = compare(config, named, folder=tmp_path / "alone")
     both = compare(config, named, folder=tmp_path / "both", jobs=2)
     for one, other in zip(alone, both, strict=True):
@@ -52,13 +52,13 @@ def test_processes_know_the_variants_too(tmp_path):
 
 def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
     config = load_config(small_config(tmp_path))
-    folders = compare(config, ["fedgradnorm-static training.head_steps=2", "fedgradnorm"])
+    folders = compare(config, ["fedgradnorm-static local.head_steps=2", "fedgradnorm"])
     assert resume_config(folders[0]).weighting["folder"] == str(folders[1])
 
 
 @pytest.mark.parametrize(
     ("named", "says"),
-    [(["fedgradnorm lr=0.5"], "after a method's name"),
+    [(["fedgradnorm rate=0.5"], "after a method's name"),
      (["fedgradnorm weighting.lr"], "after a method's name"),
      (["fedgradnorm weighting.lr= 0.5"], "after a method's name"),
      (["fedgradnorm data.seed=3"], "after a method's name"),
@@ -69,9 +69,9 @@ def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
      (["fedgradnorm weighting.lr=0.5", "fedgradnorm  weighting.lr=0.50"], "named twice"),
      (["fedgradnorm", "fedgradnorm weighting.lr=0.004"], "one and the same run"),
      (["fedgradnorm weighting.lr=0.5", "fedgradnorm-static"], "compare both"),
-     (["fedgradnorm", "fedgradnorm-static training.head_stepz=2"], "did you mean"),
+     (["fedgradnorm", "fedgradnorm-static local.head_stepz=2"], "did you mean"),
      (["fedgradnorm", "fedgradnorm-static weighting.folder=x"], "weights are those of"),
-     (["fedper training.schedule=alternating"], "schedule = 'together'"),
+     (["fedper local.schedule=alternating"], "schedule = 'together'"),
      ([""], "method")],
 )  # fmt: skip
 def test_a_bad_variant_trains_nothing(tmp_path, named, says):
@@ -88,7 +88,7 @@ def test_a_variant_in_a_sweep_is_refused(tmp_path):
 
 
 def test_commas_inside_brackets_separate_nothing():
-    text = "fedrep, static weighting.weights={class=1,value=0.1} ,fedgradnorm training.x=[1,2]"
+    text = "fedrep, static weighting.weights={class=1,value=0.1} ,fedgradnorm local.x=[1,2]"
     assert split_entries(text) == [
-        "fedrep", "static weighting.weights={class=1,value=0.1}", "fedgradnorm training.x=[1,2]",
+        "fedrep", "static weighting.weights={class=1,value=0.1}", "fedgradnorm local.x=[1,2]",
     ]  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._cli import app
 from fedgradnorm.data import client_from_arrays
@@ -41,7 +42,7 @@ def program(path: Path) -> nn.Module:
 def test_the_program_answers_as_the_run_does(tmp_path: Path, how: dict) -> None:
     """Raw inputs in, classes' scores or targets' units out, with the client's own statistics."""
     network = toys.noisy_network()
-    run = fgn.train(network, scaled_clients(), rounds=4, batch_size=8, lr=0.01, **how)
+    run = flat.train(network, scaled_clients(), rounds=4, batch_size=8, lr=0.01, **how)
     loaded = fgn.load(run.save(tmp_path / "run"))
     for name in run.clients:
         before = {key: b.clone() for key, b in run.networks[name].named_buffers()}
@@ -128,7 +129,7 @@ class Counting(nn.Module):
 def test_what_cannot_be_exported_is_named_and_leaves_no_file(
     tmp_path: Path, network: nn.Module, words: str
 ) -> None:
-    run = fgn.train(network, [toys.client("side")], rounds=1, engine="loop")
+    run = flat.train(network, [toys.client("side")], rounds=1, engine="loop")
     with pytest.raises(fgn.ModelError, match=f"client 'side' cannot be exported: .*{words}"):
         run.export("side", tmp_path / "side.pt2")
     assert not list(tmp_path.iterdir())

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._runs.about import read_about
 
 
 def train(folder: Path | None, **more: Any) -> fgn.Run:
-    return fgn.train(toys.network(), toys.clients(), rounds=3, folder=folder, **more)
+    return flat.train(toys.network(), toys.clients(), rounds=3, folder=folder, **more)
 
 
 def stop_after(round_number: int) -> Any:

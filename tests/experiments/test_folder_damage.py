@@ -20,7 +20,7 @@ import fedgradnorm as fgn
 from experiments.spoiling import toy_run
 from fedgradnorm._runs import blueprint, checkpoint
 from fedgradnorm._runs.about import read_about
-from fedgradnorm.experiments._averaged import averaged_weights
+from fedgradnorm._runs.averaged import averaged_weights
 
 FLIPS = 60
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.small_config import small_config
 from experiments.spoiling import snapshot, stop, toy_run
@@ -118,7 +119,7 @@ def test_other_data(begun: Path) -> None:
     other = [dataclasses.replace(first, train=(first.train[0] + 1, first.train[1])), *rest]
     how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1, "record_conflict": 1}
     with pytest.raises(fgn.RunFolderError, match="other data"):
-        fgn.train(toys.noisy_network(), other, folder=begun, resume=True, **how)
+        flat.train(toys.noisy_network(), other, folder=begun, resume=True, **how)
     assert snapshot(begun) == before
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import stored
 from fedgradnorm._flower.agreement import ONLY
@@ -38,7 +39,7 @@ def crowd(count: int = 10) -> list[fgn.Client]:
 
 
 def go(count: int = 10, **more: Any) -> fgn.Run:
-    return fgn.train(toys.network(), crowd(count), **{**HOW, **more})
+    return flat.train(toys.network(), crowd(count), **{**HOW, **more})
 
 
 def places(frame: pd.DataFrame) -> set[tuple[Any, ...]]:
@@ -85,7 +86,7 @@ def test_several_tasks_of_a_client_are_evaluated_and_recorded_together() -> None
     clients = [
         fgn.Client(f"c{k}", tasks=tasks, train=(x + k, {"side": y, "place": z})) for k in range(5)
     ]
-    run = fgn.train(toys.network(), clients, **HOW, eval_clients=2, record_clients=["c1"])
+    run = flat.train(toys.network(), clients, **HOW, eval_clients=2, record_clients=["c1"])
     first = run.history.query("round == 0 and split == 'train'").client
     assert len(first) == 4
     assert len({name.split("/")[0] for name in first}) == 2

@@ -7,9 +7,9 @@ import pytest
 import fedgradnorm as fgn
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._methods import METHODS, find_method
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config, run
-from fedgradnorm.experiments._methods import METHODS, find_method
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
 NAMES = [

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import shared_heads
 import toys
 from experiments import overfitting
@@ -151,7 +152,7 @@ def test_a_checkpoint_holds_a_network_for_each_round_that_somebody_likes_best(
             raise KeyboardInterrupt
 
     with pytest.raises(fgn.Interrupted):
-        fgn.train(
+        flat.train(
             toys.network(), given, rounds=ROUNDS, eval_every=EVERY, batch_size=8, lr=0.05,
             keep="own_best", folder=tmp_path, progress=stop, device="cpu",
         )  # fmt: skip
@@ -214,7 +215,7 @@ def test_clients_that_share_a_head_may_end_with_heads_of_different_rounds() -> N
     def go(**more: Any) -> fgn.Run:
         held = [replace(c, validation=toys.rows("corner", 20 + i)) for i, c in enumerate(given)]
         how = {"rounds": 8, "eval_every": 1, "batch_size": 8, "lr": 0.1, "seed": 1, **more}
-        return fgn.train(toys.network(), held, heads="task", device="cpu", **how)
+        return flat.train(toys.network(), held, heads="task", device="cpu", **how)
 
     given = shared_heads.clients()
     run, plain = go(keep="own_best"), go()
@@ -238,7 +239,7 @@ def test_a_new_client_begins_with_a_head_that_fits_the_shared_network() -> None:
         for i, name in enumerate("abc")
     ]
     how = {"rounds": 10, "eval_every": 1, "batch_size": 8, "lr": 0.1, "heads": "all", "seed": 1}
-    run = fgn.train(toys.network(), given, keep="own_best", device="cpu", **how)
+    run = flat.train(toys.network(), given, keep="own_best", device="cpu", **how)
     on_shared = [name for name, one in run.clients.items() if one.network is None]
     assert on_shared
     assert run.clients["a"].network is not None
@@ -249,4 +250,4 @@ def test_a_new_client_begins_with_a_head_that_fits_the_shared_network() -> None:
 
 def test_no_validation_rows_at_all_are_refused_with_the_way_out() -> None:
     with pytest.raises(fgn.ConfigError, match=r"keep='own_best' needs validation rows"):
-        fgn.train(toys.network(), toys.clients(), rounds=2, keep="own_best")
+        flat.train(toys.network(), toys.clients(), rounds=2, keep="own_best")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._federation.making_heads import first_head
 from fedgradnorm._round.batches import Batches
@@ -28,7 +29,7 @@ HOW = {"rounds": 3, "batch_size": 8, "lr": 0.05, "device": "cpu", "weighting": f
 
 def train(clients: list[fgn.Client] | None = None, network: nn.Module | None = None, **more: Any):
     network = toys.noisy_network() if network is None else network
-    return fgn.train(network, clients or toys.clients(), **{**HOW, **more})
+    return flat.train(network, clients or toys.clients(), **{**HOW, **more})
 
 
 def late(name: str = "late", kind: str = "side", *, validation: bool = True) -> fgn.Client:

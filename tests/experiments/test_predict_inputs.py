@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm.data._arrays import client_from_arrays
 from fedgradnorm.data._files.client_files import client_from_files
 from fedgradnorm.data._partition.partitioners import Iid, partition_client
@@ -42,7 +43,7 @@ def from_helper(_: Path) -> fgn.Client:
 def trained(client: fgn.Client, **options: Any) -> fgn.Run:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-    return fgn.train(network, [client], rounds=3, lr=0.01, **options)
+    return flat.train(network, [client], rounds=3, lr=0.01, **options)
 
 
 def unnamed() -> fgn.Run:
@@ -184,7 +185,7 @@ def test_the_same_columns_in_another_order_are_aligned_and_the_log_says_so(caplo
             for name, order in zip("ab", orders, strict=True)
         ]
         network = nn.Sequential(nn.Linear(3, 8), nn.ReLU())
-        fgn.train(network, clients, rounds=1, **options)
+        flat.train(network, clients, rounds=1, **options)
         said = (r.getMessage() for r in caplog.records)
         return [line for line in said if "columns" in line]
 

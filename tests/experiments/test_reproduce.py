@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.comparison import read_comparison
 from fedgradnorm._report.figures.comparison_figures import draw
 from fedgradnorm._report.grid import write_grids
@@ -15,7 +16,6 @@ from fedgradnorm._runs.about import read_about
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._entries import read_entries
-from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.experiments._reproduce import (
     NAMES,
     SIDE_BY_SIDE,
@@ -30,7 +30,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FACES = 'data={source="faces",samples=60,test_samples=10}'
 SHAPES = "compare.own.static.weighting.weights.shape=1"  # where MTFL has genders
 SIGNALS = ["data.samples=90", "data.cache=false", 'network={name="mlp",widths=[4]}']
-SMALL = ["training.rounds=2", "training.batch_size=4", 'training.device="cpu"']
+SMALL = ["rounds=2", "local.batch_size=4", 'compute.device="cpu"']
 
 RUNS = {  # per seed: what the command at the top of each file promises
     "fig2": 3, "table2": 4, "fig3": 3, "scale": 35, "gamma": 15, "alpha": 6,
@@ -109,8 +109,8 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
         "scale": ["sweep.data.loss_scale.landmark=[0.1,10.0]", SHAPES],
         "gamma": ["sweep.weighting.gamma=[0.0,2.0]"],
         "alpha": ["sweep.weighting.lr=[0.001,0.004]"],
-        "participation": ["sweep.training.participation=[1.0,0.4]"],
-        "steps": ["sweep.training.head_steps=[1,2]", "sweep.training.shared_steps=[1]"],
+        "participation": ["sweep.server.participation=[1.0,0.4]"],
+        "steps": ["sweep.local.head_steps=[1,2]", "sweep.local.shared_steps=[1]"],
     }.get(name, [])
     config = load_experiment(name, words)
     folders = compare(config, seeds=1, folder=tmp_path)

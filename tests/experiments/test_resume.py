@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.killed_training import ROUNDS, go
 from experiments.overfitting import paired_clients
@@ -46,7 +47,7 @@ def test_every_engine_resumes_exactly(tmp_path: Path, engine: str) -> None:
     def train(folder: str, **more: Any) -> fgn.Run:
         how = {"rounds": 8, "batch_size": 8, "lr": 0.01, "participation": 0.7, "engine": engine}
         how = {**how, "folder": tmp_path / folder, "device": "cpu", **more}  # tells every round
-        return fgn.train(toys.network(), toys.clients(), **how)
+        return flat.train(toys.network(), toys.clients(), **how)
 
     def stop(event: Any) -> None:
         if event.round == 3:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._runs import checkpoint
@@ -39,7 +40,7 @@ class TestCtrlC:
 
     def train(self, folder: Path, at_call: int | None = None, times: int = 1, **more: Any):
         clients = self.clients(at_call, times)
-        return fgn.train(toys.noisy_network(), clients, rounds=6, lr=0.01, folder=folder, **more)
+        return flat.train(toys.noisy_network(), clients, rounds=6, lr=0.01, folder=folder, **more)
 
     @pytest.mark.parametrize("at_call", [1, 2, 3, 7, 12])
     def test_in_the_middle_of_a_round_it_waits_for_its_end(

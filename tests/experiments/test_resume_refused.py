@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments import killed_training
 from experiments.killed_training import go
@@ -42,13 +43,13 @@ class TestWhatIsRefused:
         folder = begun(tmp_path / "run")
         options = {**killed_training.options(), "folder": folder, "resume": True}
         with pytest.raises(fgn.RunFolderError, match="cannot resume with other network"):
-            fgn.train(network(), toys.clients(), **options)
+            flat.train(network(), toys.clients(), **options)
 
     def test_resuming_with_other_clients(self, tmp_path: Path) -> None:
         folder = begun(tmp_path / "run")
         options = {**killed_training.options(), "folder": folder, "resume": True}
         with pytest.raises(fgn.RunFolderError, match="cannot resume with other clients"):
-            fgn.train(toys.noisy_network(), toys.clients()[:2], **options)
+            flat.train(toys.noisy_network(), toys.clients()[:2], **options)
 
     def test_resuming_with_other_values_in_as_many_rows(self, tmp_path: Path) -> None:
         folder = begun(tmp_path / "run")
@@ -57,13 +58,13 @@ class TestWhatIsRefused:
         changed = dataclasses.replace(first, train=(x + 1e-3, y))
         options = {**killed_training.options(), "folder": folder, "resume": True}
         with pytest.raises(fgn.RunFolderError, match=f"other data: client '{first.name}'"):
-            fgn.train(toys.noisy_network(), [changed, *rest], **options)
+            flat.train(toys.noisy_network(), [changed, *rest], **options)
         assert go(folder).finished
 
     def test_resuming_a_module_of_ones_own_that_has_another_shape(self, tmp_path: Path) -> None:
         def once(width: int, **more: Any) -> fgn.Run:
             network = toys.seeded(lambda: Custom(width))
-            return fgn.train(network, toys.clients(), rounds=2, folder=tmp_path / "run", **more)
+            return flat.train(network, toys.clients(), rounds=2, folder=tmp_path / "run", **more)
 
         once(5)
         with pytest.raises(fgn.RunFolderError, match="does not fit"):
@@ -76,7 +77,7 @@ class TestWhatIsRefused:
 
     def test_resuming_what_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(fgn.RunFolderError, match="is no run folder"):
-            fgn.train(toys.network(), toys.clients(), folder=tmp_path / "run", resume=True)
+            flat.train(toys.network(), toys.clients(), folder=tmp_path / "run", resume=True)
         assert not (tmp_path / "run").exists()
 
     def test_loading_what_is_not_finished(self, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ class TestWhatIsRefused:
     def test_bad_input_leaves_no_folder(self, tmp_path: Path) -> None:
         for bad in ({"rounds": -1}, {"gauge": "nowhere"}, {"head_optimizer": "adom"}):
             with pytest.raises(fgn.FedGradNormError):
-                fgn.train(toys.network(), toys.clients(), folder=tmp_path / "run", **bad)
+                flat.train(toys.network(), toys.clients(), folder=tmp_path / "run", **bad)
             assert not (tmp_path / "run").exists()
 
 

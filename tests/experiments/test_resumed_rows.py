@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 
 
@@ -24,7 +25,7 @@ def clients(count: int) -> list[fgn.Client]:
 def train(count: int, **how: Any) -> fgn.Run:
     network = toys.seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double())
     options = {"batch_size": None, "lr": 0.05, "eval_every": 0, "device": "cpu", **how}
-    return fgn.train(network, clients(count), **options)
+    return flat.train(network, clients(count), **options)
 
 
 def heads(run: fgn.Run) -> dict[str, Tensor]:

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
-from fedgradnorm.experiments._averaged import averaged_weights, static_from_run
+from fedgradnorm._methods import METHODS
+from fedgradnorm._runs.averaged import averaged_weights, static_from_run
 from fedgradnorm.experiments._config.config_file import for_method, make_config
-from fedgradnorm.experiments._literature import RIVALS
-from fedgradnorm.experiments._methods import METHODS
 
+OURS = 8  # FedGradNorm's and the baselines of its paper come first
+RIVALS = list(METHODS.values())[OURS:]
 SMALL = {"batch_size": 8, "lr": 0.01, "rounds": 4, "shared_steps": 2}
 
 
@@ -24,7 +26,7 @@ def train(name: str, folder: Path | None = None, weighting=None, **settings) -> 
     clients = toys.clients()
     if settings.get("heads") == "all":
         clients = [toys.client(n, 24, kind="corner") for n in toys.NAMES]
-    return fgn.train(
+    return flat.train(
         toys.network(), clients, weighting=weighting or method.build(), folder=folder, **settings
     )
 
@@ -64,7 +66,7 @@ def test_every_rival_can_be_named_in_a_config(name: str) -> None:
         "method": "fedgradnorm",
         "data": {"source": "radcom"},
         "network": {"name": "network2"},
-        "training": {"rounds": 3},
+        "rounds": 3,
         "weighting": {"gamma": 0.9, "lr": 0.004},
     }
     config = make_config(base).variant(name, 1)

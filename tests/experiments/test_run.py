@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._runs import blueprint
 
@@ -34,7 +35,7 @@ class Wiggle(nn.Module):
 
 def trained(network: nn.Module | None = None, **options) -> fgn.Run:
     network = toys.noisy_network() if network is None else network
-    return fgn.train(network, toys.clients(), rounds=4, batch_size=8, lr=0.01, **options)
+    return flat.train(network, toys.clients(), rounds=4, batch_size=8, lr=0.01, **options)
 
 
 def assert_same_predictions(left: fgn.Run, right: fgn.Run) -> None:
@@ -102,7 +103,7 @@ def test_a_module_of_ones_own_is_given_again(tmp_path: Path, share: str) -> None
     clients = toys.clients()
     head = nn.Sequential(Wiggle(5, 4), nn.Linear(4, 2))
     clients[1] = fgn.Client("side", toys.task("side"), toys.rows("side", 30), head=head)
-    run = fgn.train(Wiggle(), clients, rounds=2, share=share)
+    run = flat.train(Wiggle(), clients, rounds=2, share=share)
     run.save(tmp_path / "run")
     with pytest.raises(fgn.ModelError, match=r"load\(path, network=\.\.\.\)"):
         fgn.load(tmp_path / "run")

@@ -11,6 +11,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
@@ -32,7 +33,7 @@ HOW = {"rounds": 3, "batch_size": 8, "lr": 0.05, "device": "cpu", "weighting": f
 
 def train(clients: list[fgn.Client] | None = None, network: nn.Module | None = None, **more: Any):
     network = toys.noisy_network() if network is None else network
-    return fgn.train(network, clients or toys.clients(), **{**HOW, **more})
+    return flat.train(network, clients or toys.clients(), **{**HOW, **more})
 
 
 def evaluations(run: fgn.Run, round_number: int) -> dict[tuple[str, str], float]:
@@ -257,7 +258,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     assert cli("run", config).exit_code == 0
     first, second = (tmp_path / "runs" / f"small-fedgradnorm-seed0{end}" for end in ("", "-2"))
-    result = cli("run", config, "training.rounds=4", "--from", first)
+    result = cli("run", config, "rounds=4", "--from", first)
     assert result.exit_code == 0, result.output
     assert read_about(second)["start"]["heads"] == ["class", "value"]
     one, two = (fgn.load(folder) for folder in (first, second))

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.overfitting import (
     ENDS,
@@ -119,7 +120,7 @@ def test_clients_without_validation_rows_do_not_count(caplog: pytest.LogCaptureF
 
 def test_no_validation_rows_at_all_are_refused_with_the_way_out() -> None:
     with pytest.raises(fgn.ConfigError, match=r"no client has any; give clients validation=\(x, y"):
-        fgn.train(toys.network(), toys.clients(), rounds=2, keep="best")
+        flat.train(toys.network(), toys.clients(), rounds=2, keep="best")
 
 
 @pytest.mark.parametrize(

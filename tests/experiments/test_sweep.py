@@ -15,7 +15,7 @@ METHODS = ["fedrep", "fedgradnorm"]
 
 
 def test_a_sweep_runs_every_point_and_what_is_not_felt_once(tmp_path):
-    words = ["sweep.weighting.gamma=[0.0,1.5]", "sweep.training.head_steps=[1,2]"]
+    words = ["sweep.weighting.gamma=[0.0,1.5]", "sweep.local.head_steps=[1,2]"]
     config = load_config(small_config(tmp_path), words)
     names = [folder.name for folder in compare(config, METHODS)]
     assert names == [
@@ -24,7 +24,7 @@ def test_a_sweep_runs_every_point_and_what_is_not_felt_once(tmp_path):
         "fedgradnorm-gamma=1.5-head_steps=1-seed0", "fedgradnorm-gamma=1.5-head_steps=2-seed0",
     ]  # fmt: skip
     last = resume_config(tmp_path / "runs" / "small-compare" / names[-1])
-    assert last.point == {"weighting.gamma": 1.5, "training.head_steps": 2}
+    assert last.point == {"weighting.gamma": 1.5, "local.head_steps": 2}
     assert (last.weighting["gamma"], last.settings.head_steps) == (1.5, 2)
 
 
@@ -52,9 +52,9 @@ def test_a_sweep_may_go_over_whole_tables(tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "says"),
-    [("sweep.weighting.gamma=1", "should be a list"), ("sweep.training.epoch=[1]", "did you mean"),
-     ("sweep.training.head_steps=[]", "at least one value"),
-     ("sweep.training.head_steps=[0,-1]", "head_steps")],
+    [("sweep.weighting.gamma=1", "should be a list"), ("sweep.epoch=[1]", "did you mean"),
+     ("sweep.local.head_steps=[]", "at least one value"),
+     ("sweep.local.head_steps=[0,-1]", "head_steps")],
 )  # fmt: skip
 def test_a_bad_sweep_trains_nothing(tmp_path, word, says):
     with pytest.raises(ConfigError, match=says):
@@ -62,7 +62,7 @@ def test_a_bad_sweep_trains_nothing(tmp_path, word, says):
     assert not (tmp_path / "runs").exists()
 
 
-OWN = ["compare.own.fedrep.training.shared_steps=3", "compare.own.fedrep.training.lr=0.01"]
+OWN = ["compare.own.fedrep.local.shared_steps=3", "compare.own.fedrep.lr=0.01"]
 
 
 def settings_of(folder: Path) -> Settings:
@@ -80,7 +80,7 @@ def test_a_method_may_have_settings_of_its_own(tmp_path):
 
 
 def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
-    config = load_config(small_config(tmp_path), [*OWN, "sweep.training.shared_steps=[1,2]"])
+    config = load_config(small_config(tmp_path), [*OWN, "sweep.local.shared_steps=[1,2]"])
     folders = compare(config, ["fedrep"], 1)
     assert [settings_of(folder).shared_steps for folder in folders] == [1, 2]
     assert {settings_of(folder).lr for folder in folders} == {0.01}
@@ -90,18 +90,18 @@ def test_a_sweep_goes_over_what_is_ones_own(tmp_path):
     ("word", "message"),
     [
         (
-            "fedrp.training.lr=1",
+            "fedrp.lr=1",
             r"own\.fedrp: unknown method 'fedrp'; did you mean 'fedrep'",
         ),
         (
-            "fedrep.training.lrr=1",
-            r"own\.fedrep: unknown key 'training\.lrr'; did you mean",
+            "fedrep.local.head_stepz=1",
+            r"own\.fedrep: unknown key 'local\.head_stepz'; did you mean",
         ),
         (
             "fedrep.data.samples=9",
-            r"unknown key 'compare\.own\.fedrep\.data' .*training, weighting",
+            r"unknown key 'compare\.own\.fedrep\.data' .*weighting, .*local",
         ),
-        ("fedprox.training.proximal=5", r"own\.fedprox: training\.proximal .* does not go"),
+        ("fedprox.local.proximal=5", r"own\.fedprox: local\.proximal .* does not go"),
     ],
 )
 def test_settings_of_ones_own_are_checked_at_once(tmp_path, word, message):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
@@ -108,7 +109,7 @@ def test_mlflow_has_every_number_and_the_config(config, tmp_path):
 
 def test_a_sink_is_a_progress_callback(tmp_path):
     sink = open_sink("tensorboard", tmp_path / "run", {"note": "by hand"})
-    run = fgn.train(toys.network(), toys.clients(), rounds=3, batch_size=8, progress=sink)
+    run = flat.train(toys.network(), toys.clients(), rounds=3, batch_size=8, progress=sink)
     sink.close("finished")
     found = in_tensorboard(tmp_path / "run" / "tensorboard")
     expected = {(n, row["round"]): v for row in run.table.rows for n, v in scalars(row)}
@@ -116,7 +117,7 @@ def test_a_sink_is_a_progress_callback(tmp_path):
 
 
 def test_failed_training_is_marked(config, tmp_path):
-    words = ["training.lr=1e30", "training.head_optimizer=sgd", "training.server_optimizer=sgd"]
+    words = ["lr=1e30", "local.head_optimizer=sgd", "server.server_optimizer=sgd"]
     with pytest.raises(fgn.TrainingError):
         execute(config("mlflow", *words), tmp_path / "runs" / "run")
     _, runs = mlflow_runs(tmp_path / "runs")

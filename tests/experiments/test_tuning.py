@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
@@ -24,7 +25,7 @@ TUNE = {"steps": 10, "lr": 0.05, "what": "network"}
 
 def train(data: list[fgn.Client] | None = None, network: Any = toys.network, **more: Any):
     how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "engine": "loop", "device": "cpu"}
-    return fgn.train(network(), data or clients(), **{**how, "weighting": fgn.Equal(), **more})
+    return flat.train(network(), data or clients(), **{**how, "weighting": fgn.Equal(), **more})
 
 
 def moved(run: fgn.Run, plain: fgn.Run, name: str) -> set[str]:
@@ -194,7 +195,7 @@ def test_what_cannot_be_is_refused_before_training(table: Any, error: Any, messa
 
 
 def test_it_goes_into_a_config_and_back(tmp_path: Path) -> None:
-    changes = ["training.personalize.steps=5", "training.personalize.what='network'"]
+    changes = ["personalization.personalize.steps=5", "personalization.personalize.what='network'"]
     config = load_config(small_config(tmp_path), changes)
     done = run(config, tmp_path / "out")
     assert done.about["settings"]["personalize"] == config.settings.personalize

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedgradnorm as fgn
+import flat
 import toys
 from experiments.resuming import TESTS, assert_equal_to_the_bit
 
@@ -31,7 +32,7 @@ except fgn.RunFolderError as error:
 
 def train(folder: Path, **more: Any) -> fgn.Run:
     how = {"rounds": 60, "batch_size": 8, "checkpoint_every": 5, "eval_every": 5, **more}
-    return fgn.train(toys.network(), toys.clients(), folder=folder, **how)
+    return flat.train(toys.network(), toys.clients(), folder=folder, **how)
 
 
 def trained_in_files_of(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:

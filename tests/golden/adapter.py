@@ -21,7 +21,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import fedgradnorm as fgn
-from fedgradnorm.experiments._methods import find_method
+from fedgradnorm._methods import find_method
+from fedgradnorm._round.settings import FIELDS, grouped
 from golden import recipes
 from golden.cases import Case
 from golden.recipes import Member, Split
@@ -82,18 +83,26 @@ def _trained(case: Case, folder: Path) -> fgn.Run:
     """The run of a case in this process (or in the ranks that this one is among)."""
     given = _given(case)
     if case.carried == "started":
-        given["start"] = fgn.train(**{**_given(case), "rounds": case.stop})
+        given["network"] = _train({**_given(case), "rounds": case.stop})
     if case.carried in ("resumed", "saved"):
         given["folder"] = folder
     if case.carried == "resumed":
         _stopped(given, case.stop)
-        given = {**_given(case), "folder": folder, "resume": True}
-    run = fgn.train(**given)
+        fresh = _given(case)
+        rest = {"weighting": fresh["weighting"]}
+        return fgn.resume(folder, fresh["network"], fresh["clients"], **rest)
+    run = _train(given)
     if case.carried == "saved":
         return fgn.load(folder)
     if case.carried == "tuned":
         return run.personalize(given["clients"][0], **case.after)
     return run
+
+
+def _train(given: Mapping[str, Any]) -> fgn.Run:
+    """``fgn.train`` with every setting in its group."""
+    settings = grouped({name: value for name, value in given.items() if name in FIELDS})
+    return fgn.train(**{k: v for k, v in given.items() if k not in FIELDS}, **settings)
 
 
 def _stopped(given: Mapping[str, Any], after: int) -> None:
@@ -104,7 +113,7 @@ def _stopped(given: Mapping[str, Any], after: int) -> None:
             raise KeyboardInterrupt
 
     try:
-        fgn.train(**given, progress=stop)
+        _train({**given, "callbacks": [stop]})
     except KeyboardInterrupt:
         return
     raise AssertionError(f"the run was over before round {after}")

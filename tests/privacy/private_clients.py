@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 
 ROWS, INPUTS = 60, 4
 
@@ -36,4 +37,4 @@ def plain(name: str = "b") -> fgn.Client:
 
 def train(clients: list[fgn.Client], **settings: Any) -> fgn.Run:
     given = {"rounds": 6, "batch_size": 20, "lr": 0.05, "eval_every": 0, **settings}
-    return fgn.train(network(), clients, weighting=fgn.GradNorm(rule="direct"), **given)
+    return flat.train(network(), clients, weighting=fgn.GradNorm(rule="direct"), **given)

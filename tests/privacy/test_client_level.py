@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fedgradnorm as fgn
+import flat
 from fedgradnorm._privacy.randomness import Chance
 from fedgradnorm._round.private.client_sums import ClientSums, drawn
 from fedgradnorm._round.settings import Settings
@@ -104,7 +105,7 @@ def clients(count: int) -> list[fgn.Client]:
 def train(count: int = 12, **settings: Any) -> fgn.Run:
     given = {"rounds": 5, "participation": 0.5, "eval_every": 0, "privacy": dict(TERMS), **settings}
     given = {"weighting": fgn.GradNorm(rule="direct"), **given}
-    return fgn.train(network(), clients(count), **given)
+    return flat.train(network(), clients(count), **given)
 
 
 def test_clients_are_drawn_one_by_one() -> None:

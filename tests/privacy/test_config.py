@@ -15,6 +15,8 @@ from fedgradnorm.experiments._config.config_file import clients_of
 from fedgradnorm.experiments._execute import execute
 
 RUN = """
+rounds = 2
+
 [data]
 source = "files"
 [[data.clients]]
@@ -29,9 +31,9 @@ train = "rows.npz"
 [network]
 name = "mlp"
 widths = [3]
-[training]
-rounds = 2
+[local]
 batch_size = 4
+
 {privacy}
 """
 TERMS = '[privacy]\nepsilon = 4.0\ndelta = 1e-4\nnoise = 3.0\nsecret = "keys/noise.key"\n'

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._engines import Engine
 from fedgradnorm._federation.federation import Federation
@@ -384,7 +385,7 @@ def test_a_layer_that_remembers_rows_is_refused_and_one_that_cannot_be_mapped_ta
     assert check_rows(task, nn.Tanh(), head, x[:2], y[:2])
     assert not check_rows(task, Branching(), head, x[:2], y[:2])
     branching = nn.Sequential(nn.Linear(INPUTS, 5), Branching()).double()
-    run = fgn.train(branching, [private()], rounds=2, batch_size=20)
+    run = flat.train(branching, [private()], rounds=2, batch_size=20)
     assert np.isfinite(run.history["loss"]).all()
 
 
@@ -407,7 +408,7 @@ def test_a_client_with_several_tasks_makes_no_promise() -> None:
         fgn.Client("a", tasks=tasks, train=(x, targets), privacy=fgn.Privacy(3.0, 1e-5))
     both = fgn.Client("a", tasks=tasks, train=(x, targets))
     with pytest.raises(fgn.ConfigError, match="several tasks"):
-        fgn.train(network(), [both], weighting=fgn.Equal(), privacy={"epsilon": 1, "delta": 1e-3})
+        flat.train(network(), [both], weighting=fgn.Equal(), privacy={"epsilon": 1, "delta": 1e-3})
 
 
 def test_rows_without_a_label_are_no_part_of_the_sums() -> None:

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.colours import COLOURS, ON_DARK, ORDER, STROKES, TASKS, Look, looks
 from fedgradnorm._report.figures.curves import method_lines
-from fedgradnorm.experiments._methods import METHODS
 
 # How linear RGB looks without one kind of cone: Machado, Oliveira, Fernandes 2009, severity 1.
 READERS = {

@@ -249,8 +249,8 @@ def test_variants_stand_beside_their_method_and_are_no_sweep(tmp_path):
 
 
 def test_a_baseline_with_settings_of_its_own_is_still_one():
-    runs = [run("fedrep", seed, own={"training.lr": lr}) for seed in (0, 1) for lr in (0.2, 0.1)]
-    runs += [run("fedgradnorm", seed, own={"training.lr": 0.2}) for seed in (0, 1)]
+    runs = [run("fedrep", seed, own={"lr": lr}) for seed in (0, 1) for lr in (0.2, 0.1)]
+    runs += [run("fedgradnorm", seed, own={"lr": 0.2}) for seed in (0, 1)]
     comparison = comparison_of([*runs, *(run("local", seed) for seed in (0, 1))])
     assert comparison.points == []
     for arm in comparison.arms[1:]:  # one yardstick for all: the first variant

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.arms import SCORE
 from fedgradnorm._report.colours import TASKS
 from fedgradnorm._report.comparison import comparison_of
@@ -22,7 +23,6 @@ from fedgradnorm._report.ranking import MANY, SIGHTS, ranking, sight, standouts
 from fedgradnorm._report.tables.comparison_grids import methods_grid, tasks_grid
 from fedgradnorm._report.tables.side_by_side import side_grid
 from fedgradnorm._stored.reader import StoredRun
-from fedgradnorm.experiments._methods import METHODS
 
 ALL = len(METHODS)
 CLIENTS = ("landmark", "gender", "smile", "glasses", "pose")

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import pytest
 from PIL import Image
 
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.colours import COLOURS
 from fedgradnorm._report.page.html_page import write_page
-from fedgradnorm.experiments._methods import METHODS
 from report.run_folders import write_run
 from report.test_page import NASTY
 

@@ -19,6 +19,7 @@ from fedgradnorm._cli import app, watching
 from fedgradnorm._cli.report_files import keep_fresh
 from fedgradnorm._cli.watching import Board
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.comparison import read_comparison
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.page.html_page import make_page
@@ -29,7 +30,6 @@ from fedgradnorm._runs.after.whole_frame import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._jobs import News
-from fedgradnorm.experiments._methods import METHODS
 from report.run_folders import write_run
 
 WIDTH = 80
@@ -117,7 +117,7 @@ def test_near_misses_of_files_and_of_keys_without_their_table(tmp_path: Path) ->
         load_config(tmp_path / "radcon.toml")
     with pytest.raises(ConfigError, match=r"no such file; did you mean '.*radcom\.toml'\?"):
         load_config(tmp_path / "radcom")
-    for word, key in (("epochs=3", "training.epochs"), ("gamma=0.5", "weighting.gamma")):
+    for word, key in (("epochs=3", "epochs"), ("gamma=0.5", "weighting.gamma")):
         with pytest.raises(ConfigError, match=f"did you mean '{key}'"):
             load_config(tmp_path / "radcom.toml", [word])
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._report.comparison import read_comparison
 from fedgradnorm._report.page.html_page import write_page
@@ -47,7 +48,7 @@ def folders(tmp_path_factory) -> list[Path]:
     for name, weighting in (("a", fgn.Equal()), ("b", fgn.GradNorm())):
         made.append(place / name)
         how = {"rounds": 3, "lr": 0.01, "device": "cpu", "weighting": weighting}
-        fgn.train(toys.network(), clients(), folder=made[-1], **how)
+        flat.train(toys.network(), clients(), folder=made[-1], **how)
     return made
 
 

@@ -18,11 +18,11 @@ from fedgradnorm._report.grid import to_csv
 from fedgradnorm._report.tables.worth_grids import by_task_grid, worth_grid
 from fedgradnorm._report.worth_gains import ENDS, Gains, all_gains
 
-METHODS = ["local", "fedrep", "fedgradnorm-steady training.heads=task"]
+METHODS = ["local", "fedrep", "fedgradnorm-steady sharing.heads=task"]
 SMALL = [
     'data={source="faces",samples=200,test_samples=30,clients_per_task=2,rows=16,validation_share=0.25}',
-    'network={name="mlp",widths=[4]}', "training.rounds=4", "training.eval_every=2",
-    "training.batch_size=8", "training.personalize.steps=3", "training.lr=0.01",
+    'network={name="mlp",widths=[4]}', "rounds=4", "recording.eval_every=2",
+    "local.batch_size=8", "personalization.personalize.steps=3", "lr=0.01",
     f"compare.methods={json.dumps(METHODS)}",
 ]  # fmt: skip
 

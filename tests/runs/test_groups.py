@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedgradnorm as fgn
+import flat
 import toys
 from fedgradnorm._cli.app import app
 from fedgradnorm._report.comparison import comparison_of, read_comparison
@@ -41,7 +42,7 @@ def python_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():  # fmt: skip
         options = {**plain, "lr": 0.001, **change}
         network, clients = options.pop("network"), options.pop("clients")
-        fgn.train(network, clients, weighting=fgn.Equal(), folder=place / name, **options)
+        flat.train(network, clients, weighting=fgn.Equal(), folder=place / name, **options)
     return place
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.weighting import Needs, Signals
 
 NAMES = ("loss", "loss_ratio", "gauge_norm", "size")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm import ConfigError
-from fedgradnorm.experiments._methods import METHODS
+from fedgradnorm._methods import METHODS
 from fedgradnorm.weighting import (
     AFL,
     GradNorm,

@@ -154,9 +154,9 @@ def run_and_show(
     baseline: str | None,
 ) -> None:
     """Train what is missing, then show the tables and the figure of all."""
+    from fedgradnorm._methods import find_method
     from fedgradnorm.experiments._compare import compare_folder
     from fedgradnorm.experiments._entries import read_entry
-    from fedgradnorm.experiments._methods import find_method
 
     if baseline is not None:
         find_method(baseline)

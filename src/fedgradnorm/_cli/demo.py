@@ -44,7 +44,7 @@ def demo(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import free_folder
 
-    given = (("seed", seed), ("data.samples", samples), ("training.epochs", epochs))
+    given = (("seed", seed), ("data.samples", samples), ("epochs", epochs))
     with as_file(files("fedgradnorm._cli") / "demo.toml") as path:
         config = load_config(path, [f"{key}={value}" for key, value in given if value is not None])
     folder = free_folder(out, "demo")

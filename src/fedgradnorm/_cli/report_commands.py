@@ -18,7 +18,7 @@ from fedgradnorm._runs.layout import REPORT
 from fedgradnorm.experiments._config.meanings import meanings
 
 if TYPE_CHECKING:
-    from fedgradnorm.experiments._methods import Method
+    from fedgradnorm._methods import Method
 
 
 def report(
@@ -79,7 +79,7 @@ def methods(
     work in a round with N clients and D shared parameters. "Sums" says whether sums over the
     clients are enough for the method, so that a federation can be private.
     """
-    from fedgradnorm.experiments._methods import METHODS, find_method
+    from fedgradnorm._methods import METHODS, find_method
 
     if name is not None:
         _describe(find_method(name))
@@ -97,12 +97,15 @@ def methods(
 
 def _describe(method: Method) -> None:
     say(f"{method.name}: {method.summary} ({method.paper})")
+    from fedgradnorm._round.settings import key_of
+
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
     say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")
-    for section, values in (("training", method.settings), ("weighting", method.fixed)):
-        for key, value in values.items():
-            say(f"fixes {section}.{key} = {value!r}")
+    for name, value in method.settings.items():
+        say(f"fixes {key_of(name)} = {value!r}")
+    for name, value in method.fixed.items():
+        say(f"fixes weighting.{name} = {value!r}")
     means = meanings(method.weighting)
     for key, option in method.options().items():
         needed = option.default is option.empty

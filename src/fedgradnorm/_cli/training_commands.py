@@ -21,7 +21,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Change the config: dotted keys, TOML values, e.g. training.epochs=3 seed=2.",
+        help="Change the config: dotted keys, TOML values, e.g. epochs=3 seed=2.",
         show_default=False,
     ),
 ]
@@ -67,7 +67,7 @@ def run(
 
     - `fedgradnorm run configs/radcom.toml`
 
-    - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 training.epochs=3`
+    - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 epochs=3`
 
     - `fedgradnorm run configs/radcom.toml weighting.gamma=0.5 output.folder=/tmp/runs`
 
@@ -108,7 +108,7 @@ def resume(
 
 def changed(overrides: list[str] | None, device: str | None) -> list[str]:
     """The words that change a config, with the device among them."""
-    return [*([f"training.device={device}"] if device else []), *(overrides or [])]
+    return [*([f"compute.device={device}"] if device else []), *(overrides or [])]
 
 
 def allowing(modules: list[str] | None) -> str:

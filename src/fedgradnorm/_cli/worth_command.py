@@ -43,7 +43,7 @@ def worth(
 
     Examples:
 
-    - `fedgradnorm worth configs/school.toml data.validation_share=0.2 training.keep=best`
+    - `fedgradnorm worth configs/school.toml data.validation_share=0.2 recording.keep=best`
 
     - `fedgradnorm worth configs/landmine.toml --by loss --seeds 3 --jobs 2`
     """

@@ -10,34 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.head_averaging import own_names
+from fedgradnorm._methods import find_method
 from fedgradnorm._round.private.client_sums import check_client_level
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
 from fedgradnorm.experiments._config.config_file import Config
-from fedgradnorm.experiments._methods import find_method
 from fedgradnorm.weighting import Needs, Weighting
 
 if TYPE_CHECKING:
     from fedgradnorm._flower.private.private_terms import PrivateTerms
 
 FORMAT = 1  # of messages and states; another one is another agreement
-OWN = ("device", "engine", "log_every", "eval_every", "checkpoint_every", "record_conflict",
-       "eval_clients", "record_clients")  # fmt: skip
-"""Settings that are each side's own business."""
-
-ONLY = {
-    "share": "all",
-    "ditto": 0.0,
-    "final_head_steps": 0,
-    "key": "client",
-    "precision": "float32",
-    "eval_clients": None,
-    "record_clients": None,
-}
-"""Settings that a federation over the network has only one value for."""
-
-PRIVATE = {"aggregate": "mean", "order": "new", "heads": "own", "record_conflict": 0}
-"""Settings that a private federation has only one value for."""
-
 TUNING = ("steps", "lr", "what")
 """What ``personalize`` may say in such a federation; anything else of it must be off."""
 
@@ -74,11 +56,11 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
     With ``private`` terms the server is to see sums alone.
     """
     settings = config.settings
-    for name, value in ONLY.items():
-        if getattr(settings, name) != value:
+    for name in (name for name in FIELDS if not scope_of(name).deployed):
+        value, only = getattr(settings, name), FIELDS[name].default
+        if value != only:
             raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} cannot be run over the network; "
-                f"leave it at {value!r}"
+                f"{key_of(name)} = {value!r} cannot be run over the network; leave it at {only!r}"
             )
     check_tuning(settings.personalize)
     made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
@@ -91,7 +73,7 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
         )
     if settings.rounds is None:
         raise ConfigError(
-            "give training.rounds: how many rounds an epoch has depends on the clients' data, "
+            "give rounds: how many rounds an epoch has depends on the clients' data, "
             "which the server does not know"
         )
     weighting = find_method(config.method).build(config.weighting)
@@ -111,11 +93,12 @@ def check_private(method: str, weighting: Weighting, settings: Settings) -> None
             f"method {method!r} cannot be run in a private federation: its server needs "
             f"{weighting.beyond_sums}; `fedgradnorm methods` says for which methods sums are enough"
         )
-    for name, value in PRIVATE.items():
-        if getattr(settings, name) != value:
+    for name in (name for name in FIELDS if not scope_of(name).private):
+        value, only = getattr(settings, name), FIELDS[name].default
+        if value != only:
             raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} cannot be run in a private federation: the "
-                f"server sees no single client; leave it at {value!r}"
+                f"{key_of(name)} = {value!r} cannot be run in a private federation: the server "
+                f"sees no single client; leave it at {only!r}"
             )
 
 
@@ -159,8 +142,9 @@ def sent_scalars(weighting: Weighting, settings: Settings) -> tuple[str, ...]:
 
 def _digest(config: Config, private: PrivateTerms | None) -> str:
     table = config.table()
-    table = {key: table[key] for key in ("method", "seed", "network", "training", "weighting")}
-    table["training"] = {k: v for k, v in table["training"].items() if k not in OWN}
+    settings = ungrouped({key: table[key] for key in (*TOP, *GROUPS) if key in table})
+    table = {key: table[key] for key in ("method", "network", "weighting")}
+    table["settings"] = {k: v for k, v in settings.items() if not scope_of(k).client_sets}
     if private is not None:
         table["private"] = private.digest
     text = json.dumps({"format": FORMAT, **table}, sort_keys=True, default=str)

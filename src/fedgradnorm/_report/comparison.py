@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.arms import Arm, Contest, arms_of, partner
 from fedgradnorm._report.record import Record, records_of
 from fedgradnorm._stored.generated import synthetic
 from fedgradnorm._stored.groups import group, unlike
 from fedgradnorm._stored.reader import StoredRun, collect
-from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.experiments._sweep import point_name
 
 

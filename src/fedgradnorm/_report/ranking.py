@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedgradnorm._methods import METHODS
 from fedgradnorm._report.arms import LOSS, Arm, Measure
 from fedgradnorm._report.comparison import Comparison
 from fedgradnorm._stored.summary import Estimate, estimate
-from fedgradnorm.experiments._methods import METHODS
 from fedgradnorm.weighting import Needs
 
 MANY = 8

@@ -1,18 +1,25 @@
-"""Every choice of a training run that is not data, network or weighting, by name."""
+"""Every setting of a training run, declared once: type, default, check, documentation and scope.
+
+Settings come in groups, which are arguments of :func:`fedgradnorm.train` and tables of a config
+file. :class:`Settings` is all of them in one object, and what the rest of the package reads. To add
+a setting, add a field to a group: checks, config files, ``key=value`` overrides, the reference and
+the rules of federations follow from it.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
 from fedgradnorm._round.local_update import FirstLoss, LocalSpec, ReportLoss, Schedule, Update
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
@@ -30,66 +37,498 @@ Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
 HeadStart = Literal["auto", "random", "targets"]
 Keep = Literal["last", "best", "own_best"]
-Check = Callable[[str, object], Any]
+Optimizer = str | dict[str, Any]
+LrSchedule = str | dict[str, Any] | list[Any] | None
 MOST_EPOCHS = 1e12
+
+Check = Callable[[str, object], Any]
+"""Returns the value as Python's own type, or raises a ConfigError that names the setting."""
+
+Kind = tuple[Check, str]
+"""A check, and the values that it allows in words where the type does not say so."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of :func:`fedgradnorm.train`, which documents each of them."""
+class Scope:
+    """Where a setting matters.
 
-    rounds: int | None = None
-    epochs: float | None = None
-    batch_size: int | None = 64
-    head_steps: int = 1
-    shared_steps: int = 1
-    lr: float = 2e-4
-    head_optimizer: str | dict[str, Any] = "adam"
-    server_optimizer: str | dict[str, Any] = "adam"
-    local_optimizer: str | dict[str, Any] = "sgd"
-    server_schedule: str | dict[str, Any] | list[Any] | None = None
-    head_schedule: str | dict[str, Any] | list[Any] | None = None
-    clip: float | None = None
-    head_clip: float | None = None
-    first_loss: FirstLoss = "dataset"
-    update: Update = "gradient"
-    report_loss: ReportLoss = "before"
-    schedule: Schedule = "alternating"
-    proximal: float = 0.0
-    final_head_steps: int = 0
-    heads: Heads = "own"
-    head_own: str | list[str] | None = None
-    head_start: HeadStart = "auto"
-    personalize: dict[str, Any] | None = None
-    ditto: float = 0.0
-    aggregate: Aggregate = "mean"
-    order: Order = "new"
-    key: Key = "client"
-    share: Share = "all"
-    participation: Participation = 1.0
-    shared: str | list[str] = "*"
-    frozen: str | list[str] | None = None
-    privacy: ClientPrivacy | dict[str, Any] | None = None
-    gauge: str | list[str] | None = None
-    engine: EngineName = "auto"
-    device: str = "auto"
-    precision: Precision = "float32"
-    compile: bool = False
-    seed: int = 0
-    log_every: int = 1
-    eval_every: int | None = None
-    keep: Keep = "last"
-    patience: int | None = None
-    checkpoint_every: int | None = None
-    record_conflict: int = 0
-    eval_clients: int | float | None = None
-    record_clients: int | list[str] | None = None
+    Attributes:
+        changes_result: whether two runs that differ in it are different experiments.
+        client_sets: whether each participant of a deployment chooses its own value.
+        deployed: whether a deployment may use another value than the default.
+        private: whether a deployment whose server sees only sums may do so.
+        leaks: why a client with differential privacy refuses another value than ``safe``.
+        safe: the value that such a client allows; the default unless given.
+    """
+
+    changes_result: bool = True
+    client_sets: bool = False
+    deployed: bool = True
+    private: bool = True
+    leaks: str = ""
+    safe: Any = None
+
+
+def _setting(default: Any, kind: Kind, text: str, **scope: Any) -> Any:
+    """A field of a group, with everything that is known of the setting in its metadata."""
+    known = {"check": kind[0], "allowed": kind[1], "text": text}
+    known["scope"] = Scope(**{"safe": default, **scope})
+    return field(default=default, metadata=known)
+
+
+def _optional(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _whole(least: int, *, none: bool = False) -> Kind:
+    def check(name: str, value: object) -> int:
+        return whole(name, value, least)
+
+    return _optional(check) if none else check, f"{least} or more"
+
+
+def _choice(kind: Any) -> Kind:
+    return lambda name, value: one_of(name, value, get_args(kind)), ""
+
+
+def _epochs(name: str, value: object) -> float:
+    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
+        raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
+    return given
+
+
+def _participation(name: str, value: object) -> Participation:
+    if not isinstance(value, list | tuple):
+        if not 0 < (given := number(name, value)) <= 1:
+            raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
+        return given
+    if not value or not all(value):
+        raise ConfigError(f"no client in {name}: {shown(value)}; name at least one")
+    if isinstance(value[0], list | tuple):
+        return [names(name, turn) for turn in value]
+    return names(name, value)
+
+
+def _some_clients(name: str, value: object) -> int | float:
+    """A number of clients or, as a float, a share of them."""
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name} is a share above 0 and at most 1, not {shown(value)}")
+        return value
+    return whole(name, value, 1)
+
+
+def _number_or_names(name: str, value: object) -> int | list[str]:
+    return names(name, value) if isinstance(value, list | tuple) else whole(name, value, 0)
+
+
+def _client_privacy(_: str, value: object) -> dict[str, Any]:
+    return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
+
+
+def _one_or_names(name: str, value: object) -> str | list[str]:
+    return value if isinstance(value, str) else names(name, value)
+
+
+def _device(name: str, value: object) -> str:
+    if not isinstance(value, str | torch.device):
+        raise ConfigError(f"{name} must be a text such as 'cpu' or 'cuda:0', not {shown(value)}")
+    return str(value)
+
+
+def _table(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        checked_tuning(name, value, 2e-4)  # whose error shows what a table looks like
+    return dict(plain(name, value))
+
+
+_AT_LEAST_0: Kind = bounded, "0 or more"
+_CLIP: Kind = _optional(partial(bounded, above=True)), "above 0"
+_OPTIMIZER: Kind = plain, ""
+_LR_SCHEDULE: Kind = check_schedule, ""
+_PATTERNS: Kind = _optional(_one_or_names), ""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What all groups have in common: their values are checked when they are made."""
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        for one in fields(self):
+            value = one.metadata["check"](key_of(one.name), getattr(self, one.name))
+            object.__setattr__(self, one.name, value)
+
+
+G = TypeVar("G", bound=type)
+
+
+def _documented(group: G) -> G:
+    """Write the fields' texts into the docstring, so that ``help`` and the reference have them."""
+    lines = [f"{one.name}: {one.metadata['text']}" for one in fields(group)]
+    wrapped = [textwrap.fill(line, 96, subsequent_indent="    ") for line in lines]
+    group.__doc__ = f"{group.__doc__}\n\nArgs:\n" + textwrap.indent("\n".join(wrapped), "    ")
+    return group
+
+
+@_documented
+@dataclass(frozen=True)
+class Local(_Group):
+    """What a client does in a round: steps, batches, optimizers, clipping and what it sends."""
+
+    batch_size: int | None = _setting(
+        64,
+        _whole(1, none=True),
+        "examples per local step (a smaller client uses all its examples); None for all examples.",
+    )
+    head_steps: int = _setting(1, _whole(0), "local steps per round on the head.")
+    shared_steps: int = _setting(
+        1, _whole(1), "local steps per round on the shared network, after those on the head."
+    )
+    schedule: Schedule = _setting(
+        "alternating",
+        _choice(Schedule),
+        "train the head, then the shared network (``alternating``), or both ``together``.",
+    )
+    head_optimizer: Optimizer = _setting(
+        "adam",
+        _OPTIMIZER,
+        'a class of torch.optim by name, or a table such as ``{"name": "sgd", "lr": 0.1, '
+        '"momentum": 0.9}``, for the head; its state is kept across rounds. Weight decay is an '
+        'option of the optimizer: ``{"name": "adamw", "weight_decay": 0.01}``.',
+    )
+    local_optimizer: Optimizer = _setting(
+        "sgd", _OPTIMIZER, "the same for a client's copy of the shared network."
+    )
+    head_schedule: LrSchedule = _setting(
+        None,
+        _LR_SCHEDULE,
+        "learning rate schedule of the heads over rounds: a class of torch.optim.lr_scheduler by "
+        'name ("cosine", "StepLR"), a table with its options, or a list of these, applied in turn.',
+        leaks="is not followed by private steps",
+    )
+    clip: float | None = _setting(
+        None,
+        _CLIP,
+        "largest norm of a client's gradient on the shared network. At every local step, before "
+        "weighting, a longer one is scaled to it; gradient norms are measured after clipping.",
+        leaks="clips a whole batch, and privacy clips every row",
+    )
+    head_clip: float | None = _setting(
+        None,
+        _CLIP,
+        "the same for the gradient of a client's head and of everything private to the client.",
+        leaks="clips a whole batch, and privacy clips every row",
+    )
+    proximal: float = _setting(
+        0.0,
+        _AT_LEAST_0,
+        "FedProx's mu: pulls local steps back to the shared network they began with.",
+    )
+    update: Update = _setting(
+        "gradient",
+        _choice(Update),
+        "what a client sends: the mean raw ``gradient``, the ``delta`` of its copy over "
+        "(steps x lr), or its ``model``; with server SGD at rate 1 the server then averages "
+        "models. The gradient norm is always that of the mean raw gradient.",
+    )
+    report_loss: ReportLoss = _setting(
+        "before", _choice(ReportLoss), "measure the loss ``before`` each local step, or ``after``."
+    )
+    first_loss: FirstLoss = _setting(
+        "dataset",
+        _choice(FirstLoss),
+        "F_0: the loss over the training ``dataset`` before any update, that of the "
+        "``first_round``, or ``log_classes``.",
+    )
+
+
+@_documented
+@dataclass(frozen=True)
+class Server(_Group):
+    """What the server does in a round: who participates, how updates are added and applied."""
+
+    server_optimizer: Optimizer = _setting(
+        "adam",
+        _OPTIMIZER,
+        "optimizer of the shared network, given as ``local.head_optimizer`` is.",
+    )
+    server_schedule: LrSchedule = _setting(
+        None,
+        _LR_SCHEDULE,
+        "learning rate schedule of the server's optimizer, given as ``local.head_schedule`` is.",
+    )
+    participation: Participation = _setting(
+        1.0,
+        (_participation, "a share above 0 and at most 1, or names"),
+        "share of clients per round, drawn from the seed; or a list of names; or a list of such "
+        "lists, taken in turn.",
+    )
+    aggregate: Aggregate = _setting(
+        "mean",
+        _choice(Aggregate),
+        "all clients count the same (``mean``), or ``by_size``.",
+        private=False,
+    )
+    order: Order = _setting(
+        "new",
+        _choice(Order),
+        "step with the ``new`` weights (FedGradNorm), or with the ``old`` ones (GradNorm).",
+        private=False,
+    )
+    privacy: ClientPrivacy | dict[str, Any] | None = _setting(
+        None,
+        (_optional(_client_privacy), ""),
+        "client-level differential privacy of the shared network, for hundreds of clients: see "
+        ":class:`fedgradnorm.ClientPrivacy`. Privacy of single examples belongs to a client.",
+    )
+
+
+@_documented
+@dataclass(frozen=True)
+class Sharing(_Group):
+    """What clients share: network, layers, heads and weights."""
+
+    share: Share = _setting(
+        "all",
+        _choice(Share),
+        "``all`` clients train one network, or ``none``: each client trains alone.",
+        deployed=False,
+    )
+    shared: str | list[str] = _setting(
+        "*",
+        (_one_or_names, ""),
+        "which parameters are shared: patterns of names of parameters or layers, or of classes of "
+        "layers; all by default. A pattern that begins with ``!`` excludes what it matches: "
+        '``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained with '
+        "its head. Parameters without ``requires_grad`` are frozen.",
+        leaks="leaves parts of the network to each client, which are trained without noise",
+    )
+    frozen: str | list[str] | None = _setting(
+        None, _PATTERNS, "which parameters are not trained at all, by such patterns."
+    )
+    heads: Heads = _setting(
+        "own",
+        _choice(Heads),
+        "each client keeps its ``own``; or clients of one ``task`` have one head, the average of "
+        "their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are one "
+        "task. Tasks without names are one if kind, outputs and label names agree; without label "
+        "names they are taken for one, with a warning, only if all such tasks agree. It is an "
+        "error if no two clients share a task. Heads that are averaged must have one shape and the "
+        "same labels in the same order.",
+        private=False,
+    )
+    head_own: str | list[str] | None = _setting(
+        None,
+        _PATTERNS,
+        "which parameters of a shared head each client keeps for itself, trained on its own data "
+        'and never averaged: names or patterns of names, such as "bias" or "*.bias". With "bias", '
+        "clients share the weights and differ in level or prevalence.",
+        private=False,
+    )
+    head_start: HeadStart = _setting(
+        "auto",
+        _choice(HeadStart),
+        "what a head that we make predicts first: the mean (for classes: the shares) of the "
+        "client's training ``targets``, or something ``random``, as in the paper. At the targets, "
+        "first losses are those of the baseline, and loss ratios mean the same for all tasks. "
+        "``auto`` starts there, but at random with ``privacy`` of the client, shared heads (unless "
+        "``head_own`` has the bias), a custom loss or kind, and targets that are read with their "
+        "examples.",
+        leaks="starts a head at the mean of the targets",
+        safe="random",
+    )
+    key: Key = _setting(
+        "client",
+        _choice(Key),
+        "one weight per ``client``, or per ``task``. Which clients share a task is decided as for "
+        "``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.",
+        deployed=False,
+    )
+    gauge: str | list[str] | None = _setting(
+        None,
+        _PATTERNS,
+        "layers or parameters whose gradient norm is measured; the last shared one by default.",
+    )
+
+
+@_documented
+@dataclass(frozen=True)
+class Personalization(_Group):
+    """What each client has for itself in the end: a personal network, a tuned head."""
+
+    ditto: float = _setting(
+        0.0,
+        _AT_LEAST_0,
+        "Ditto's lambda: if > 0, each client also trains its own network, pulled toward the shared "
+        "one; evaluations and predictions are then the personal networks'.",
+        deployed=False,
+        leaks="trains a second network on the same rows without noise",
+    )
+    final_head_steps: int = _setting(
+        0,
+        _whole(0),
+        "steps on each head alone after the last round (FedBABU).",
+        deployed=False,
+        leaks="tunes heads on rows without noise",
+    )
+    personalize: dict[str, Any] | None = _setting(
+        None,
+        (_optional(_table), ""),
+        "after everything else each client tunes its own copy on its training examples, such as "
+        '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
+        "``network``, or with a list of its layers. It keeps the step with the best validation "
+        "loss, step 0 included; a client without validation examples takes the last one. With "
+        '``"alone": True`` each client also trains alone (``share="none"``, the same settings) and '
+        "keeps what does best on its validation examples: shared, tuned (``steps`` may be 0) or "
+        "alone.",
+        leaks="tunes on rows without noise",
+    )
+
+
+@_documented
+@dataclass(frozen=True)
+class Compute(_Group):
+    """Where and how the numbers are computed."""
+
+    engine: EngineName = _setting(
+        "auto",
+        _choice(EngineName),
+        "run clients one at a time (``loop``, the reference), all clients of one structure in one "
+        "call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks the fastest that "
+        "can run them, and under torchrun spreads clients over the processes.",
+        changes_result=False,
+        client_sets=True,
+    )
+    device: str = _setting(
+        "auto", (_device, ""), '"cpu", "cuda", or "auto".', changes_result=False, client_sets=True
+    )
+    precision: Precision = _setting(
+        "float32",
+        _choice(Precision),
+        "of matrix products: ``float32``, or on a GPU ``tf32``, or ``bf16`` for those of the "
+        "shared network, evaluations included.",
+        deployed=False,
+    )
+    compile: bool = _setting(
+        False,
+        (flag, ""),
+        "on a GPU, let torch.compile fuse the small operations of weights and optimizers. "
+        "Compiling takes some seconds, so use it for long runs; results change by rounding only.",
+        changes_result=False,
+    )
+
+
+@_documented
+@dataclass(frozen=True)
+class Recording(_Group):
+    """What is measured and saved, which round is kept, and when a run stops early."""
+
+    log_every: int = _setting(
+        1,
+        _whole(1),
+        "rounds between two rows of a client's own reports in the history.",
+        changes_result=False,
+        client_sets=True,
+    )
+    eval_every: int | None = _setting(
+        None,
+        _whole(0, none=True),
+        "rounds between two evaluations; once per epoch by default; 0 evaluates at the end only.",
+        changes_result=False,
+        client_sets=True,
+    )
+    eval_clients: int | float | None = _setting(
+        None,
+        (_optional(_some_clients), "1 or more clients, or a share above 0 and at most 1"),
+        "how many clients are evaluated (100), or which share of them (0.1), drawn for each "
+        "evaluation from the seed; all by default. The last evaluation is of all clients where "
+        "there are 1,000 at most.",
+        changes_result=False,
+        client_sets=True,
+        deployed=False,
+    )
+    record_clients: int | list[str] | None = _setting(
+        None,
+        (_optional(_number_or_names), "0 or more clients, or names"),
+        "whose rows the history keeps: so many clients, drawn from the seed, or these names. By "
+        "default everybody's; of more than 500 clients those of 48, and of everybody the first and "
+        "the last evaluation. ``Run.spread`` has quantiles over all clients.",
+        changes_result=False,
+        client_sets=True,
+        deployed=False,
+    )
+    record_conflict: int = _setting(
+        0,
+        _whole(0),
+        "rounds between two records of the cosine between every two clients' updates, see "
+        "``Run.conflict``; 0 is never. It changes results by rounding only.",
+        changes_result=False,
+        client_sets=True,
+        private=False,
+    )
+    keep: Keep = _setting(
+        "last",
+        _choice(Keep),
+        "end with the ``last`` state, or the ``best`` one of all evaluations: that with the "
+        "highest mean over clients of (first - loss) / max(first, loss), with losses on the "
+        "validation examples. With ``own_best`` the shared network is that of ``best``, and each "
+        "client whose own loss was lowest in another round has network and head of that round for "
+        "itself.",
+    )
+    patience: int | None = _setting(
+        None,
+        _whole(1, none=True),
+        "end a run that keeps its best after this many evaluations without a better one. With the "
+        "default ``eval_every``, at least 50 rounds must have passed as well: an epoch of small "
+        "clients is a single round. With ``own_best`` each client waits that long, and the run "
+        "ends when no client waits any more.",
+    )
+    checkpoint_every: int | None = _setting(
+        None,
+        _whole(1, none=True),
+        "rounds between two checkpoints; by default an epoch, or as many as make checkpoints a "
+        "twentieth of the time, but no more than the epoch that ends after 5 s.",
+        changes_result=False,
+        client_sets=True,
+    )
+
+
+GROUPS: dict[str, type[_Group]] = {
+    "local": Local,
+    "server": Server,
+    "sharing": Sharing,
+    "personalization": Personalization,
+    "compute": Compute,
+    "recording": Recording,
+}
+"""The groups by the name of their argument, which is also the name of their table."""
+
+
+@dataclass(frozen=True)
+class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
+    """All settings of a run: the fields of every group, and those that belong to none."""
+
+    rounds: int | None = _setting(
+        None,
+        _whole(1, none=True),
+        "length of the run in rounds of communication. Ten epochs if neither is given.",
+    )
+    epochs: float | None = _setting(
+        None,
+        (_optional(_epochs), f"above 0, at most {MOST_EPOCHS:g}"),
+        "length of the run in passes over the largest client's training examples.",
+    )
+    lr: float = _setting(
+        2e-4,
+        (number, "above 0"),
+        "learning rate of every network optimizer that does not name its own.",
+    )
+    seed: int = _setting(0, _whole(0), "decides heads, batches, participation and dropout.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.personalize is not None:
-            table = checked_tuning("personalize", self.personalize, self.lr)
+            table = checked_tuning(key_of("personalize"), self.personalize, self.lr)
             object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
@@ -206,137 +645,98 @@ class Settings:
         return self.record_conflict > 0 and round_number % self.record_conflict == 0
 
 
+FIELDS = {one.name: one for one in fields(Settings)}
+"""Every setting by name."""
+
+GROUP_OF = {one.name: group for group, kind in GROUPS.items() for one in fields(kind)}
+"""The group of each setting that has one."""
+
+TOP = tuple(name for name in FIELDS if name not in GROUP_OF)
+"""The settings that belong to no group."""
+
+
+def key_of(name: str) -> str:
+    """The key of a setting in a config file.
+
+    >>> key_of("head_steps"), key_of("lr")
+    ('local.head_steps', 'lr')
+    """
+    return f"{GROUP_OF[name]}.{name}" if name in GROUP_OF else name
+
+
+def name_of(key: str) -> str:
+    """The setting that a key of a config file means; empty if it is no setting.
+
+    >>> name_of("local.head_steps"), name_of("lr"), name_of("data.samples")
+    ('head_steps', 'lr', '')
+    """
+    group, _, rest = key.rpartition(".")
+    return rest if rest in FIELDS and GROUP_OF.get(rest, "") == group else ""
+
+
+def scope_of(name: str) -> Scope:
+    """Where a setting matters."""
+    scope: Scope = FIELDS[name].metadata["scope"]
+    return scope
+
+
+def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name as keywords of ``train``, or as the tables of a config.
+
+    >>> grouped({"lr": 0.1, "head_steps": 2})
+    {'lr': 0.1, 'local': {'head_steps': 2}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in flat.items():
+        place = found.setdefault(GROUP_OF[name], {}) if name in GROUP_OF else found
+        place[name] = value
+    return found
+
+
+def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name from keywords of ``train``: each group is an object, a table or None."""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in GROUPS:
+            flat[name] = value
+        elif value is not None:
+            flat |= _values(name, value)
+    return flat
+
+
+def _values(group: str, value: object) -> dict[str, Any]:
+    kind = GROUPS[group]
+    if isinstance(value, Mapping):
+        for name in value:
+            if GROUP_OF.get(name) != group:
+                raise ConfigError(unknown(str(name), group))
+        return dict(value)
+    if type(value) is kind:
+        return {one.name: getattr(value, one.name) for one in fields(kind)}
+    raise ConfigError(
+        f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not {shown(value)}"
+    )
+
+
+def unknown(name: str, group: str = "") -> str:
+    """Why there is no such keyword, or no such setting in a group, and where it is instead.
+
+    >>> unknown("head_steps")
+    "'head_steps' is a setting of the group local: local=fgn.Local(head_steps=...)"
+    """
+    if name in GROUP_OF:
+        right = GROUP_OF[name]
+        kind = GROUPS[right].__name__
+        return f"{name!r} is a setting of the group {right}: {right}=fgn.{kind}({name}=...)"
+    if name in TOP:
+        return f"{name!r} belongs to no group: give it as {name}=..."
+    try:
+        choose(name, [n for n in FIELDS if not group or GROUP_OF.get(n) == group], "setting")
+    except ConfigError as error:
+        return f"{group}: {error}" if group else str(error)
+    return f"unknown setting {name!r}"
+
+
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The settings stored in a manifest, with the default of every setting that it lacks."""
     return {**asdict(Settings()), **stored}
-
-
-_LEAST = {
-    "final_head_steps": 0,
-    "head_steps": 0,
-    "shared_steps": 1,
-    "seed": 0,
-    "log_every": 1,
-    "record_conflict": 0,
-}
-_LEAST_IF_GIVEN = {
-    "rounds": 1,
-    "batch_size": 1,
-    "eval_every": 0,
-    "patience": 1,
-    "checkpoint_every": 1,
-}
-_CHOICES = {
-    "first_loss": FirstLoss,
-    "update": Update,
-    "report_loss": ReportLoss,
-    "schedule": Schedule,
-    "aggregate": Aggregate,
-    "order": Order,
-    "key": Key,
-    "share": Share,
-    "heads": Heads,
-    "head_start": HeadStart,
-    "keep": Keep,
-    "engine": EngineName,
-    "precision": Precision,
-}
-
-
-def _of_kind(kind: Any, name: str, value: object) -> str:
-    return one_of(name, value, get_args(kind))
-
-
-def _at_least(least: int, name: str, value: object) -> int:
-    return whole(name, value, least)
-
-
-def _if_given(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _epochs(name: str, value: object) -> float:
-    if not 0 < (given := number(name, value)) <= MOST_EPOCHS:
-        raise ConfigError(f"{name} must be > 0 and at most {MOST_EPOCHS:g}, not {shown(value)}")
-    return given
-
-
-def _participation(name: str, value: object) -> Participation:
-    if not isinstance(value, list | tuple):
-        if not 0 < (given := number(name, value)) <= 1:
-            raise ConfigError(f"{name} must be in (0, 1], not {shown(value)}")
-        return given
-    if not value or not all(value):
-        raise ConfigError(f"no client in {name}: {shown(value)}; name at least one")
-    if isinstance(value[0], list | tuple):
-        return [names(name, turn) for turn in value]
-    return names(name, value)
-
-
-def _some_clients(name: str, value: object) -> int | float:
-    """A number of clients or, as a float, a share of them."""
-    if isinstance(value, float):
-        if not 0 < value <= 1:
-            raise ConfigError(f"{name} is a share above 0 and at most 1, not {shown(value)}")
-        return value
-    return whole(name, value, 1)
-
-
-def _number_or_names(name: str, value: object) -> int | list[str]:
-    return names(name, value) if isinstance(value, list | tuple) else whole(name, value, 0)
-
-
-def _client_privacy(_: str, value: object) -> dict[str, Any]:
-    return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
-
-
-def _one_or_names(name: str, value: object) -> str | list[str]:
-    return value if isinstance(value, str) else names(name, value)
-
-
-def _device(name: str, value: object) -> str:
-    if not isinstance(value, str | torch.device):
-        raise ConfigError(f"{name} must be a text such as 'cpu' or 'cuda:0', not {shown(value)}")
-    return str(value)
-
-
-_CHECKS: dict[str, Check] = {
-    **{name: partial(_of_kind, kind) for name, kind in _CHOICES.items()},
-    **{name: partial(_at_least, least) for name, least in _LEAST.items()},
-    **{name: _if_given(partial(_at_least, least)) for name, least in _LEAST_IF_GIVEN.items()},
-    "compile": flag,
-    **dict.fromkeys(("proximal", "ditto"), bounded),
-    **dict.fromkeys(("head_optimizer", "server_optimizer", "local_optimizer"), plain),
-    **dict.fromkeys(("server_schedule", "head_schedule"), check_schedule),
-    **dict.fromkeys(("clip", "head_clip"), _if_given(partial(bounded, above=True))),
-    "lr": number,
-    "epochs": _if_given(_epochs),
-    "participation": _participation,
-    "shared": _one_or_names,
-    **dict.fromkeys(("frozen", "gauge", "head_own"), _if_given(_one_or_names)),
-    "privacy": _if_given(_client_privacy),
-    "device": _device,
-    "eval_clients": _if_given(_some_clients),
-    "record_clients": _if_given(_number_or_names),
-}
-"""What each setting must be. A check gives the value back, as Python's own kind of it."""
-
-
-def allowed(name: str) -> str:
-    """Which values a setting takes, in words, beside what its type says.
-
-    >>> allowed("batch_size"), allowed("engine")
-    ('1 or more', '')
-    """
-    least = {**_LEAST, **_LEAST_IF_GIVEN}.get(name)
-    return _RANGES.get(name, "") if least is None else f"{least} or more"
-
-
-_RANGES = {
-    **dict.fromkeys(("proximal", "ditto"), "0 or more"),
-    **dict.fromkeys(("lr", "clip", "head_clip"), "above 0"),
-    "epochs": f"above 0, at most {MOST_EPOCHS:g}",
-    "participation": "a share above 0 and at most 1, or names",
-    "eval_clients": "1 or more clients, or a share above 0 and at most 1",
-    "record_clients": "0 or more clients, or names",
-}

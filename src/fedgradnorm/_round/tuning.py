@@ -14,7 +14,7 @@ MEASURED = 20
 
 MEANINGS = {
     "steps": "steps at most, 1 or more; 0 is allowed with alone",
-    "lr": "learning rate, above 0; training.lr by default",
+    "lr": "learning rate, above 0; lr by default",
     "what": '"head", "network" (both), or a list of layers beside the head',
     "alone": "whether each client also trains alone, and chooses",
 }

@@ -292,7 +292,7 @@ class Run:
     ) -> Run:
         """A run that goes on from this one with ``client`` too; ``others`` are all of its own.
 
-        It is ``fgn.train(..., start=run)`` with the network, the weighting and the settings of this
+        It is ``fgn.train(run, clients)`` with the network, the weighting and the settings of this
         run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
         ``folder``. A run holds no data, so its clients are given again.
         """

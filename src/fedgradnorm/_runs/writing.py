@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgradnorm._errors import RunFolderError
 
 GO_ON = (
-    "mend that, then resume the run (resume=True, or fedgradnorm resume): it goes on from its last "
+    "mend that, then resume the run (fgn.resume, or fedgradnorm resume): it goes on from its last "
     "checkpoint, or from the start where it has none"
 )
 CHOOSE = "mend that, or choose another folder"

@@ -10,19 +10,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgradnorm._methods import METHODS
+from fedgradnorm._round.settings import key_of
 from fedgradnorm._stored.arm_names import in_order, named
 from fedgradnorm._stored.identity import (
     CLIENTS,
     Facts,
     data_facts,
     differing,
+    fact_of,
     facts_of,
     fingerprint,
     frozen,
     same_rows,
 )
 from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
-from fedgradnorm.experiments._methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -217,5 +219,5 @@ def _meant_to_differ(groups: Iterable[Group]) -> set[str]:
     meant: set[str] = set()
     for one in groups:
         fixed: Mapping[str, Any] = METHODS[one.method].settings if one.method in METHODS else {}
-        meant |= {f"training.{key}" for key in fixed} | set(one.own) | set(one.point)
+        meant |= {fact_of(key) for key in (*map(key_of, fixed), *one.own, *one.point)}
     return meant

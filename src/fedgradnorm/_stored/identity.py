@@ -12,16 +12,16 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fedgradnorm._round.settings import completed
+from fedgradnorm._methods import METHODS
+from fedgradnorm._round.settings import FIELDS, GROUPS, completed, scope_of
 from fedgradnorm._stored.reader import StoredRun
-from fedgradnorm.experiments._methods import METHODS
 
 Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""
 
-BESIDE = frozenset({"seed", "engine", "device", "compile", "log_every", "eval_every",
-                    "checkpoint_every", "folder", "cache", "record_conflict",
-                    "eval_clients", "record_clients"})  # fmt: skip
+BESIDE = frozenset(
+    {"seed", "folder", "cache", *(name for name in FIELDS if not scope_of(name).changes_result)}
+)
 """Settings that change how a run is made or kept, not what it computes."""
 
 STRUCTURE, CLIENTS = "network.structure", "data.clients."
@@ -49,6 +49,18 @@ def facts_of(run: StoredRun) -> Facts:
     kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}
     return {f"{part}.{key}": value for part, table in named.items() for key, value in table.items()}
+
+
+def fact_of(key: str) -> str:
+    """The fact that a key of a config decides: those of all groups are facts of the training.
+
+    >>> fact_of("local.head_steps"), fact_of("lr"), fact_of("data.samples")
+    ('training.head_steps', 'training.lr', 'data.samples')
+    """
+    table, _, rest = key.partition(".")
+    if table in GROUPS:
+        return f"training.{rest}"
+    return f"training.{key}" if table in FIELDS else key
 
 
 def data_facts(facts: Facts) -> Facts:

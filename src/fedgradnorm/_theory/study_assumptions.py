@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev
 
 from fedgradnorm._client import Client
+from fedgradnorm._round.settings import Compute, Local, Recording, Server
 from fedgradnorm._theory.findings import Claim, Finding, holds
 from fedgradnorm._training.train import train
 from fedgradnorm.tasks._making import regression
@@ -90,9 +91,15 @@ def _trained(sign: float, rounds: int) -> tuple[Tensor, Tensor, float]:
     ]
     plain = {"name": "sgd", "lr": 0.2}
     run = train(
-        layer(sign), clients, weighting=Equal(), rounds=rounds, batch_size=None, eval_every=0,
-        head_optimizer=plain, server_optimizer=plain, device="cpu", engine="loop",
-    )  # fmt: skip
+        layer(sign),
+        clients,
+        weighting=Equal(),
+        rounds=rounds,
+        local=Local(batch_size=None, head_optimizer=plain),
+        server=Server(server_optimizer=plain),
+        compute=Compute(device="cpu", engine="loop"),
+        recording=Recording(eval_every=0),
+    )
     assert run.network is not None
     w = next(run.network.parameters()).detach().flatten()[0]
     heads = torch.stack(

@@ -287,7 +287,22 @@ Show = Callable[[Progress], None]
 
 
 class ShowProgress(Callback):
-    """Calls a function after each round: the live display, a tracker, or the user's own."""
+    """Shows a live display in the terminal, or calls a function after each round.
+
+    Args:
+        show: a function of one argument, the event of a round: ``round``, ``rounds``, ``epoch``,
+            ``losses`` and ``weights`` by client, and the new ``rows`` of the history. The live
+            display by default. Under torchrun only rank 0 calls it.
+    """
+
+    def __init__(self, show: Show | None = None) -> None:
+        if show is not None and not callable(show):
+            raise ConfigError(f"show must be a function, or None, not {shown(show)}")
+        self.show = show
+
+
+class Reporter(Callback):
+    """Makes the events of a run for the live display, a tracker, or the user's own function."""
 
     def __init__(self, show: Show, trainer: Trainer, stage: str = "") -> None:
         self.show, self.trainer, self.stage = show, trainer, stage

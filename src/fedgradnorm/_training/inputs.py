@@ -16,7 +16,7 @@ from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.folder import Place
-from fedgradnorm._training.callbacks import Callback
+from fedgradnorm._training.callbacks import Callback, ShowProgress
 from fedgradnorm.models._flat import require_gpu
 from fedgradnorm.weighting import Weighting
 
@@ -66,24 +66,21 @@ def checked_folder(folder: object) -> Place | None:
     return folder
 
 
-def check_progress(progress: object) -> None:
-    """A ConfigError unless progress is a bool or a function."""
-    if not isinstance(progress, bool) and not callable(progress):
-        raise ConfigError(f"progress must be True, False or a function, not {shown(progress)}")
-
-
 def checked_callbacks(callbacks: object) -> list[Callback]:
-    """The callbacks as a list; a ConfigError unless each is an instance of fgn.Callback."""
+    """The callbacks as a list, with functions in ShowProgress; a ConfigError if one is neither."""
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks must be a list of fgn.Callback, not {_kind(callbacks)}")
-    found = list(callbacks)
-    for i, callback in enumerate(found):
+    found = []
+    for i, callback in enumerate(callbacks):
         if isinstance(callback, type) and issubclass(callback, Callback):
             name = callback.__name__
             raise ConfigError(f"callbacks[{i}] is the class {name}; give an instance, {name}(...)")
-        if not isinstance(callback, Callback):
-            raise ConfigError(f"callbacks[{i}] must be an fgn.Callback, not {_kind(callback)}")
-        whole(f"callbacks[{i}].every", callback.every, 1)
+        if not isinstance(callback, Callback) and not callable(callback):
+            raise ConfigError(
+                f"callbacks[{i}] must be an fgn.Callback or a function, not {_kind(callback)}"
+            )
+        found.append(callback if isinstance(callback, Callback) else ShowProgress(callback))
+        whole(f"callbacks[{i}].every", found[-1].every, 1)
     return found
 
 

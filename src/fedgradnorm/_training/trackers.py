@@ -1,10 +1,10 @@
 """Trackers: TensorBoard, MLflow and Weights & Biases, as ``[output] tracking`` asks.
 
-A tracker is a progress function that is closed at the end, so ``fgn.train(..., progress=tracker)``
-works as well. Each imports its package when the first round is over. Nothing leaves the machine:
-TensorBoard's event files are in the run folder, MLflow's SQLite file and the folder of W&B next to
-it. ``wandb sync`` uploads a run, and ``WANDB_MODE=online`` sends it during training. The packages'
-own reports about use and errors are always off.
+A tracker is a progress function that is closed at the end, so ``callbacks=[tracker]`` of
+``fgn.train`` works as well. Each imports its package when the first round is over. Nothing leaves
+the machine: TensorBoard's event files are in the run folder, MLflow's SQLite file and the folder of
+W&B next to it. ``wandb sync`` uploads a run, and ``WANDB_MODE=online`` sends it in training. The
+packages' own reports about use and errors are always off.
 """
 
 from __future__ import annotations

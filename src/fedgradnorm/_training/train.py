@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,29 @@ from torch import nn
 from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
-from fedgradnorm._errors import Interrupted
+from fedgradnorm._errors import ConfigError, Interrupted
 from fedgradnorm._federation.sharing import aligned, check_clients, sized
-from fedgradnorm._privacy.terms import ClientPrivacy
-from fedgradnorm._round.local_update import FirstLoss, ReportLoss, Schedule, Update
 from fedgradnorm._round.numerics import numerics
-from fedgradnorm._round.participation import Participation
-from fedgradnorm._round.server import Aggregate, Order
 from fedgradnorm._round.settings import (
-    EngineName,
-    Heads,
-    HeadStart,
-    Keep,
-    Key,
-    Precision,
+    Compute,
+    Local,
+    Personalization,
+    Recording,
+    Server,
     Settings,
-    Share,
+    Sharing,
+    completed,
 )
-from fedgradnorm._runs.about import diverged_words
+from fedgradnorm._runs.about import diverged_words, read_about
+from fedgradnorm._runs.after.adding import stored_weighting
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.callbacks import Callback, Show
+from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
 from fedgradnorm._training.describe import about_run
 from fedgradnorm._training.inputs import (
     check_is_module,
-    check_progress,
     checked_callbacks,
     checked_clients,
     checked_folder,
@@ -51,6 +46,7 @@ from fedgradnorm._training.inputs import (
     usable_device,
 )
 from fedgradnorm._training.interrupt import deferred_interrupt
+from fedgradnorm._training.keywords import CHOICES, chosen, explained, started
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.weighting import Equal, GradNorm, Weighting
@@ -58,176 +54,96 @@ from fedgradnorm.weighting import Equal, GradNorm, Weighting
 log = logging.getLogger("fedgradnorm")
 
 
+@explained
 def train(
-    network: nn.Module,
+    network: nn.Module | Run,
     clients: Sequence[Client],
     *,
-    weighting: Weighting | None = None,
+    method: str | None = None,
+    weighting: Weighting | Mapping[str, Any] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
-    batch_size: int | None = 64,
-    head_steps: int = 1,
-    shared_steps: int = 1,
     lr: float = 2e-4,
-    head_optimizer: str | dict[str, Any] = "adam",
-    server_optimizer: str | dict[str, Any] = "adam",
-    local_optimizer: str | dict[str, Any] = "sgd",
-    server_schedule: str | dict[str, Any] | list[Any] | None = None,
-    head_schedule: str | dict[str, Any] | list[Any] | None = None,
-    clip: float | None = None,
-    head_clip: float | None = None,
-    first_loss: FirstLoss = "dataset",
-    update: Update = "gradient",
-    report_loss: ReportLoss = "before",
-    schedule: Schedule = "alternating",
-    proximal: float = 0.0,
-    final_head_steps: int = 0,
-    heads: Heads = "own",
-    head_own: str | list[str] | None = None,
-    head_start: HeadStart = "auto",
-    personalize: dict[str, Any] | None = None,
-    ditto: float = 0.0,
-    aggregate: Aggregate = "mean",
-    order: Order = "new",
-    key: Key = "client",
-    share: Share = "all",
-    participation: Participation = 1.0,
-    shared: str | list[str] = "*",
-    frozen: str | list[str] | None = None,
-    privacy: ClientPrivacy | dict[str, Any] | None = None,
-    gauge: str | list[str] | None = None,
-    engine: EngineName = "auto",
-    device: str = "auto",
-    precision: Precision = "float32",
-    compile: bool = False,
     seed: int = 0,
-    log_every: int = 1,
-    eval_every: int | None = None,
-    keep: Keep = "last",
-    patience: int | None = None,
-    checkpoint_every: int | None = None,
-    record_conflict: int = 0,
-    eval_clients: int | float | None = None,
-    record_clients: int | list[str] | None = None,
-    start: Run | None = None,
+    local: Local | Mapping[str, Any] | None = None,
+    server: Server | Mapping[str, Any] | None = None,
+    sharing: Sharing | Mapping[str, Any] | None = None,
+    personalization: Personalization | Mapping[str, Any] | None = None,
+    compute: Compute | Mapping[str, Any] | None = None,
+    recording: Recording | Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback | Show] = (),
     folder: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    progress: bool | Show = False,
-    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train one shared network and a personal head per client.
 
     Args:
-        network: any module from an input row to a feature vector; it is copied, never changed.
-        clients: who takes part; see :class:`fedgradnorm.Client`.
-        weighting: how the server weighs clients; the paper's ``GradNorm(gamma=0.9)`` by default,
-            or ``Equal()`` where nothing is shared.
-        rounds, epochs: how long; a round is one communication, an epoch one pass over the largest
-            client's training rows. Ten epochs if neither is given.
-        batch_size: rows per local step (a smaller client uses all its rows); None for all rows.
-        head_steps, shared_steps: local steps per round on the head, then on the shared network.
-        lr: learning rate of every network optimiser that does not name its own.
-        head_optimizer, server_optimizer, local_optimizer: a torch.optim class by name, or a table
-            such as ``{"name": "sgd", "lr": 0.1, "momentum": 0.9}``. The head's is kept across
-            rounds, the server's steps ``shared``, the local one steps a client's copy of it. Weight
-            decay is an option of theirs: ``{"name": "adamw", "weight_decay": 0.01}``.
-        server_schedule, head_schedule: how the rate of the server's optimiser, or of the heads',
-            goes from round to round: a class of torch.optim.lr_scheduler by name ("cosine",
-            "StepLR"), a table with its options, or a list of these, which act one after the other.
-        clip: the largest length of a client's gradient on the shared network; at every local step,
-            before anything is weighed, a longer one is scaled to it. Gauge norms are those of what
-            is left.
-        head_clip: the same for the gradient of a client's head and all that is private to it.
-        first_loss: F_0: over the training ``dataset`` before any update, of the ``first_round``,
-            or ``log_classes``.
-        update: a client sends the mean raw ``gradient``, the ``delta`` of its copy over
-            (steps x lr), or its ``model``: with server SGD of rate 1 the server then averages
-            models. The gauge norm is always that of the mean raw gradient.
-        report_loss: measured ``before`` each local step, or ``after`` it.
-        schedule: ``alternating`` (head, then shared network) or both ``together``.
-        proximal: FedProx's mu: local steps are pulled back to the shared network they began with.
-        final_head_steps: steps on each head alone after the last round (FedBABU).
-        heads: each client keeps its ``own``; or clients of one ``task`` have one head, the average
-            of their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are
-            one task. Tasks without names are one if kind, outputs and label names agree; without
-            label names they are taken for one, with a warning, only if all such tasks agree. It
-            is an error if no two clients share a task. Heads that are averaged must have one shape
-            and the same labels in the same order.
-        head_own: which parameters of a shared head each client keeps for itself, trained on its own
-            data and never averaged: names or patterns of names, such as "bias" or "*.bias". With
-            "bias", clients share the weights and differ in level or prevalence.
-        head_start: what a head first answers, where we make it: the mean (for classes: the shares)
-            of the client's training ``targets``, or something ``random``, as in the paper. At the
-            targets, first losses are those of the trivial answer, and loss ratios mean the same for
-            all tasks. ``auto`` begins there, but at random with ``privacy`` of the client, heads in
-            common (unless ``head_own`` has the bias), a loss or kind of one's own, and targets that
-            are read with their rows.
-        personalize: after everything else each client tunes a copy of its own on its training rows,
-            such as ``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole
-            ``network``, or with a list of its layers. It keeps the step with the best validation
-            loss, step 0 included; a client without validation rows takes the last one. With
-            ``"alone": True`` each client also trains alone (``share="none"``, the same settings)
-            and keeps what does best on its validation rows: shared, tuned (``steps`` may be 0) or
-            alone.
-        ditto: Ditto's lambda: if > 0 each client also trains a network of its own, pulled toward
-            the shared one; evaluations and predictions are then the personal networks'.
-        aggregate: clients count the same (``mean``), or ``by_size``.
-        order: the network steps with the ``new`` weights (FedGradNorm) or the ``old`` (GradNorm).
-        key: one weight per ``client``, or per ``task``. Which clients share a task is decided as
-            for ``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.
-        share: ``all`` train one network, or ``none``: each client trains alone.
-        participation: share of clients per round, drawn from the seed; or a list of names; or a
-            list of such lists, taken in turn.
-        shared: which parameters are shared: patterns of names of parameters or layers, or of
-            classes of layers; all by default. One that begins with ``!`` takes out what it matches:
-            ``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained
-            with its head. Parameters without ``requires_grad`` are frozen.
-        frozen: which parameters are not trained at all, by such patterns.
-        privacy: client-level differential privacy of the shared network, for hundreds of clients:
-            see :class:`fedgradnorm.ClientPrivacy`. The privacy of records is a client's own.
-        gauge: layers or parameters whose gradient is measured; the last shared one by default.
-        engine: how clients are run: one at a time (``loop``, the reference), all clients of one
-            structure in one call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks
-            the fastest that can run them, and under torchrun spreads clients over the processes.
-        device: "cpu", "cuda", or "auto".
-        precision: of matrix products: ``float32``, or on a GPU ``tf32``, or ``bf16`` for those of
-            the shared network, evaluations included.
-        compile: on a GPU, let torch.compile fuse the small operations of weights and optimizers.
-            Compiling takes some seconds, so use it for long runs; results change by rounding only.
+        network: any module from an input row to a feature vector; it is copied, never changed. A
+            :class:`fedgradnorm.Run` continues from that run: its network, and the heads and running
+            statistics of clients that it knows. Optimizers and weights start again; new clients get
+            fresh heads.
+        clients: the clients of the federation; see :class:`fedgradnorm.Client`.
+        method: the name of a method, one of :data:`fedgradnorm.methods`: a weighting and settings.
+        weighting: how the server weights clients: an object, or a table of options of the method's
+            weighting. By default the paper's ``GradNorm(gamma=0.9)``, or ``Equal()`` where nothing
+            is shared.
+        rounds, epochs: length of the run; a round is one communication, an epoch one pass over the
+            largest client's training examples. Ten epochs if neither is given.
+        lr: learning rate of every network optimizer that does not name its own.
         seed: decides heads, batches, participation and dropout.
-        log_every: rounds between two rows of a client's own reports in the history.
-        eval_every: rounds between two evaluations; once an epoch by default; 0 is at the end alone.
-        keep: the ``last`` state, or the ``best`` one of all evaluations: that with the highest mean
-            over clients of (first - loss) / max(first, loss), with losses of the validation rows.
-            With ``own_best`` the shared network is that of ``best``, and each client whose own loss
-            was lowest in another round has network and head of that round for itself.
-        patience: end a run that keeps its best after this many evaluations without a better one.
-            With the default ``eval_every``, at least 50 rounds must have passed as well: an epoch
-            of small clients is a single round. With "own_best" each client waits that long, and
-            the run ends when no client waits any more.
-        checkpoint_every: rounds between two checkpoints; by default an epoch, or as many as make
-            checkpoints a twentieth of the time, but no more than the epoch that ends after 5 s.
-        record_conflict: the cosine between every two clients' updates is recorded in the first of
-            so many rounds, see ``Run.conflict``; 0 is never. It changes results by rounding only.
-        eval_clients: how many clients an evaluation is of (100), or which share of them (0.1),
-            drawn for each evaluation from the seed; all by default. The last evaluation is of all
-            clients where there are 1,000 at most.
-        record_clients: whose rows the history keeps: so many clients, drawn from the seed, or these
-            names. By default everybody's; of more than 500 clients those of 48, and of everybody
-            the first and the last evaluation. ``Run.spread`` has quantiles over all clients.
-        start: go on from a finished run: its network, and the heads and running statistics of
-            clients that it knows. Optimisers and weights start again; new clients get fresh heads.
-        folder: where to keep config, log, metrics and checkpoints; nothing is written without it.
-        resume: go on with the run in ``folder``.
-        progress: True for a live display in the terminal, or a function to call after each round.
-        callbacks: your own :class:`fedgradnorm.Callback` objects, such as
-            :class:`fedgradnorm.EarlyStopping`: they see every round, and can stop the run.
+        local: what a client does in a round, :class:`fedgradnorm.Local`.
+        server: what the server does in a round, :class:`fedgradnorm.Server`.
+        sharing: what clients share, :class:`fedgradnorm.Sharing`.
+        personalization: what each client has for itself, :class:`fedgradnorm.Personalization`.
+        compute: device, precision and engine, :class:`fedgradnorm.Compute`.
+        recording: evaluation, history, early stopping, :class:`fedgradnorm.Recording`.
+        callbacks: :class:`fedgradnorm.Callback` objects, such as
+            :class:`fedgradnorm.ShowProgress` and :class:`fedgradnorm.EarlyStopping`: they see every
+            round, and can stop the run. A function is called after each round.
+        folder: where to save config, log, metrics and checkpoints; without it nothing is written.
+            :func:`fedgradnorm.resume` continues the run in it.
+
+    Every group may also be a table, ``local={"head_steps": 5}``.
 
     Returns:
         A :class:`fedgradnorm.Run`.
     """
     given = dict(locals())
-    settings = Settings(**{field.name: given[field.name] for field in fields(Settings)})
+    weighting, settings = chosen({name: given[name] for name in CHOICES})
+    start, network = started(network, clients)
+    return train_with(
+        network, clients, weighting, settings, start=start, folder=folder, callbacks=callbacks
+    )
+
+
+@explained
+def resume(
+    folder: str | os.PathLike[str],
+    network: nn.Module | Run,
+    clients: Sequence[Client],
+    *,
+    weighting: Weighting | None = None,
+    callbacks: Sequence[Callback | Show] = (),
+) -> Run:
+    """Continue the run in ``folder`` with the settings it was started with.
+
+    Args:
+        folder: the folder that :func:`fedgradnorm.train` was given.
+        network: the network it was given; or the run, where it started from one.
+        clients: the same clients, with the same data.
+        weighting: the weighting, if it is a custom one; others are made from what is stored.
+        callbacks: as for :func:`fedgradnorm.train`.
+
+    Returns:
+        A :class:`fedgradnorm.Run`: on a CPU bit-for-bit the one that was interrupted would be.
+    """
+    place = checked_folder(folder)
+    if place is None:
+        raise ConfigError("folder must be the path of a run's folder, not None")
+    about = read_about(Path(place))
+    settings = Settings(**completed(about["settings"]))
+    if weighting is None:
+        weighting = stored_weighting(about, "fgn.resume(folder, network, clients, weighting=...)")
+    start, network = started(network, clients)
     return train_with(
         network,
         clients,
@@ -235,8 +151,7 @@ def train(
         settings,
         start=start,
         folder=folder,
-        resume=resume,
-        progress=progress,
+        resume=True,
         callbacks=callbacks,
     )
 
@@ -251,15 +166,16 @@ def train_with(
     folder: Place | None = None,
     resume: bool = False,
     progress: bool | Show = False,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Show] = (),
 ) -> Run:
     """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
     weighting, clients = checked_weighting(weighting), checked_clients(clients)
     check_is_module(network)
     network = sized(network, clients, settings.seed)
     network = divided(network, settings.shared, settings.frozen)
-    check_progress(progress)
-    callbacks = checked_callbacks(callbacks)
+    found = checked_callbacks(callbacks)
+    shows = [one.show or True for one in found if isinstance(one, ShowProgress)]
+    own = [one for one in found if not isinstance(one, ShowProgress)]
     resume, place = flag("resume", resume), checked_folder(folder)
     begin: Start | None = None
     if (other := checked_start(start)) is not None:
@@ -273,7 +189,7 @@ def train_with(
     device = usable_device(settings)
     network = world.same_network(network)
     with numerics(settings.precision, device):  # kernels are built as the run will use them
-        trainer = Trainer(network, clients, weighting, settings, device, callbacks, world)
+        trainer = Trainer(network, clients, weighting, settings, device, own, world)
     trainer.folder = None if place is None else Path(place)
     trainer.about = about_run(trainer, network, weighting)
     if begin is not None:
@@ -285,7 +201,7 @@ def train_with(
         trainer.about = writer.about
     try:
         with (
-            _display(progress if world.leads else False, trainer) as show,
+            _display([progress, *shows] if world.leads else [], trainer) as show,
             numerics(settings.precision, trainer.device),
             stoppable(world),
             deferred_interrupt() as interrupt,
@@ -318,9 +234,21 @@ def train_with(
             writer.close()
 
 
-def _display(progress: bool | Show, trainer: Trainer) -> AbstractContextManager[Show | None]:
-    if progress is True:
-        from fedgradnorm._training.display import live_display
+@contextmanager
+def _display(progress: Sequence[bool | Show], trainer: Trainer) -> Iterator[Show | None]:
+    """One function that calls all of these; True is the live display."""
+    with ExitStack() as stack:
+        shows: list[Show] = []
+        for one in progress:
+            if one is True:
+                from fedgradnorm._training.display import live_display
 
-        return live_display(trainer.round)
-    return nullcontext(progress or None)
+                shows.append(stack.enter_context(live_display(trainer.round)))
+            elif one is not False:
+                shows.append(one)
+
+        def tell(event: Progress) -> None:
+            for show in shows:
+                show(event)
+
+        yield tell if shows else None

@@ -36,8 +36,8 @@ from fedgradnorm._training.best import BestRound
 from fedgradnorm._training.callbacks import (
     Callback,
     Record,
+    Reporter,
     Show,
-    ShowProgress,
     TrainingState,
     saved_state,
 )
@@ -129,7 +129,7 @@ class Trainer:
         self.checkpoints = checkpoints or self.checkpoints
         self.interrupt = interrupt or self.interrupt
         self.show = show
-        progress = None if show is None else ShowProgress(show, self, stage)
+        progress = None if show is None else Reporter(show, self, stage)
         # Rounds run together must be the same on all ranks, whose callbacks may differ.
         found = self.world.gather([callback.every for callback in self.callbacks])
         intervals = [every for of_a_rank in found for every in of_a_rank]
@@ -248,7 +248,7 @@ class Trainer:
             self.checkpoints.write()
             raise failure
 
-    def _report(self, progress: ShowProgress | None, hook: str) -> None:
+    def _report(self, progress: Reporter | None, hook: str) -> None:
         """Show the progress, and stop where Ctrl-C was pressed, on any rank: all stop together."""
         interrupted = False
         try:

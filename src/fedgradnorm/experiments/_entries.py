@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._methods import find_method
+from fedgradnorm._round.settings import GROUPS, TOP, name_of
 from fedgradnorm.experiments._config.overrides import parse_value
-from fedgradnorm.experiments._methods import find_method
-
-TABLES = ("training", "weighting")
-"""What an entry may change: data and network are the same for all, or nothing is compared."""
 
 FROZEN_FROM = "fedgradnorm"
 """The method whose averaged weights the static ones are made of."""
@@ -61,15 +59,17 @@ def read_entry(text: str) -> Entry:
     for word in words:
         key, equals, value = word.partition("=")
         table, _, setting = key.partition(".")
-        if not (equals and value and setting) or table not in TABLES:
+        chosen = (table in GROUPS and setting) or (key in TOP and key != "seed")
+        if not (equals and value) or not (chosen or (table == "weighting" and setting)):
             raise ConfigError(
                 f"{text!r}: after a method's name come settings of its own, such as "
-                f"weighting.lr=0.008 or training.lr=0.001, without spaces in them; not {word!r}"
+                f"weighting.lr=0.008 or lr=0.001, without spaces in them; not {word!r}"
             )
         if key in own:
             raise ConfigError(f"{text!r} sets {key} twice")
-        if table == "training" and setting in method.settings:
-            raise ConfigError(f"{text!r}: {name} is {setting} = {method.settings[setting]!r}")
+        fixed = name_of(key)
+        if fixed in method.settings:
+            raise ConfigError(f"{text!r}: {name} is {key} = {method.settings[fixed]!r}")
         own[key] = parse_value(value)
     entry = Entry(name, dict(sorted(own.items())))
     if entry.needs_a_run and any(key.startswith("weighting.") for key in own):

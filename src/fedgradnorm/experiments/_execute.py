@@ -109,7 +109,7 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
         what = "was started from Python" if present(Path(folder) / ABOUT) else "is no run folder"
         raise RunFolderError(
             f"{folder} {what}: it has no {CONFIG}; runs made by fgn.train resume with "
-            "fgn.train(..., folder=..., resume=True)"
+            "fgn.resume(folder, network, clients)"
         )
     check_file(path)
     return load_config(path, allow=allow)

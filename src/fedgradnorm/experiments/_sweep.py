@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.experiments._methods import find_method
+from fedgradnorm._methods import find_method
+from fedgradnorm._round.settings import GROUPS
 
 Point = dict[str, Any]
 """Values by dotted key of the config."""
@@ -59,7 +60,7 @@ def felt_by(point: Mapping[str, Any], method: str) -> Point:
         table, name, *_ = [*key.split("."), ""]
         if table == "weighting":
             return not name or name in options
-        return table != "training" or name not in fixed
+        return (name if table in GROUPS else key) not in fixed
 
     return {key: value for key, value in point.items() if feels(key)}
 
@@ -67,7 +68,7 @@ def felt_by(point: Mapping[str, Any], method: str) -> Point:
 def point_name(point: Mapping[str, Any]) -> str:
     """A point in words: ``gamma=0.5``, with as much of the keys as tells them apart.
 
-    >>> point_name({"training.head_steps": 1, "training.shared_steps": 4})
+    >>> point_name({"local.head_steps": 1, "local.shared_steps": 4})
     'head_steps=1 shared_steps=4'
     """
     last = {key: key.rpartition(".")[2] for key in point}

@@ -11,6 +11,7 @@ from typing import Any
 from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._round.settings import key_of
 from fedgradnorm._runs.loading import load
 from fedgradnorm._training.inputs import usable_device
 from fedgradnorm._training.worth import warn_of_overfitting
@@ -102,7 +103,7 @@ def _alone(config: Config, seed: int) -> Config:
     plain = config.variant(ALONE, seed)
     wanted, own = _values(config.settings.alone()), _values(plain.settings)
     changed = {k: v for k, v in wanted.items() if v != own[k] and k not in ("seed", "share")}
-    return config.variant(ALONE, seed, {f"training.{k}": v for k, v in changed.items()})
+    return config.variant(ALONE, seed, {key_of(k): v for k, v in changed.items()})
 
 
 def _values(settings: Any) -> Mapping[str, Any]:

@@ -21,15 +21,18 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
-SHARING = """
+SHARING = """keep = "best"
+[sharing]
 heads = "task"
-keep = "best"
+[personalization]
 personalize = { steps = 10, lr = 0.02, what = "network" }
 """
 """All that clients share beside the network, or keep to themselves; it needs ``TASKS``."""
 TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"
+rounds = {rounds}
+lr = 0.01
 [data]
 source = "files"
 [[data.clients]]
@@ -52,12 +55,14 @@ train = "side.npz"
 name = "mlp"
 widths = {widths}
 inputs = 3
-[training]
-rounds = {rounds}
+[local]
 batch_size = 8
-lr = 0.01
-eval_every = {evaluate}
+
+[compute]
 device = "cpu"
+
+[recording]
+eval_every = {evaluate}
 {training}
 [output]
 folder = "{folder}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from engines.flower.direct import Together
 from fedgradnorm._flower.attendance import Attendance, Patience, Rules
@@ -72,7 +73,7 @@ def test_suspended_clients_are_asked_where_the_others_are_too_few():
 def test_one_client_does_not_end_a_run_in_which_all_are_needed(said, tmp_path, caplog):
     """It counts as not taking part: the run is that of the others."""
     plan = [["corner", "place"]] * 6
-    alone = fgn.train(
+    alone = flat.train(
         toys.network(), toys.clients(), participation=plan, eval_every=0, engine="loop",
         rounds=6, batch_size=8, lr=0.02, seed=3, device="cpu",
     )  # fmt: skip

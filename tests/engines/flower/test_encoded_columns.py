@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 import torch
 
 import fedgradnorm as fgn
+import flat
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.federation_file import read_client
 from fedgradnorm._flower.participant import Participant
@@ -23,6 +24,8 @@ from fedgradnorm.experiments._config.toml_text import to_toml
 
 ROWS = 40
 RUN = """\
+rounds = 6
+
 [data]
 source = "files"
 
@@ -31,8 +34,6 @@ name = "mlp"
 widths = [5]
 inputs = 6
 
-[training]
-rounds = 6
 """
 COMMON: dict[str, Any] = {
     "inputs": ["load", "oil", "kind"],
@@ -112,7 +113,7 @@ def test_clients_with_categories_gaps_and_first_parts_join_train_and_predict_raw
     together.run(3)
     together.restart("west")
     shared = together.run()
-    alone = fgn.train(network, loaded(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS)
+    alone = flat.train(network, loaded(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS)
     vector = torch.cat([p.detach().flatten() for p in alone.network.parameters()])
     assert torch.equal(shared, vector)
     fresh = table(9)[list(reversed(table(9).columns))]

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord
 from flwr.app.message import Array
 
 import fedgradnorm as fgn
+import flat
 import shared_heads
 import toys
 from engines.flower.direct import OPTIONS, Together
@@ -47,7 +48,7 @@ def served(folder, **how) -> Together:
 def alone(**how) -> fgn.Run:
     weighting = how.pop("weighting", fgn.GradNorm)()
     options = {**OPTIONS, "engine": "loop", "eval_every": 0, "heads": "task", **how}
-    return fgn.train(toys.network(), shared_heads.clients(), weighting=weighting, **options)
+    return flat.train(toys.network(), shared_heads.clients(), weighting=weighting, **options)
 
 
 def assert_same(together: Together, reference: fgn.Run) -> None:

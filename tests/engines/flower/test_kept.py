@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 import torch
 
 import fedgradnorm as fgn
+import flat
 import shared_heads
 import toys
 from engines.flower.direct import OPTIONS, Together
@@ -39,7 +40,7 @@ def served(folder, **how) -> Together:
 def alone(**how) -> fgn.Run:
     options = {**OPTIONS, **HOW, "engine": "loop", **how}
     make = options.pop("make", toys.network)
-    return fgn.train(make(), clients(), weighting=fgn.GradNorm(), **options)
+    return flat.train(make(), clients(), weighting=fgn.GradNorm(), **options)
 
 
 def rounds_alone(every: int, **how) -> dict[int, fgn.Run]:

@@ -48,7 +48,7 @@ ATTACKER = Path(__file__).with_name("attacker.py")
 
 def alone(machines: Machines) -> fgn.Run:
     """The same config in this process, ended with its last round."""
-    change = ["training.engine='loop'", "training.keep='last'"]
+    change = ["compute.engine='loop'", "recording.keep='last'"]
     return execute(load_config(machines.config, change), machines.folder / "alone")
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm.models._dividing import divided
@@ -40,9 +41,9 @@ def test_the_same_run_as_in_one_process_and_only_the_shared_part_on_the_wire(
     together.restart("side")
     shared = together.run()
     how = {**OPTIONS, **settings}
-    alone = fgn.train(toys.noisy_network(), toys.clients(), engine="loop", **how)
-    flat = FlatNetwork(make())
-    assert len(shared) == len(flat.vector)
+    alone = flat.train(toys.noisy_network(), toys.clients(), engine="loop", **how)
+    vector_of = FlatNetwork(make())
+    assert len(shared) == len(vector_of.vector)
     (_, sent) = together.exchange.sent[0]
     size = sum(
         len(array.data) for arrays in sent.array_records.values() for array in arrays.values()
@@ -90,7 +91,7 @@ def test_named_inputs_and_first_parts_give_the_run_of_one_process(tmp_path) -> N
     together.run(2)
     together.restart("side")
     shared = together.run()
-    alone = fgn.train(make(), clients(), engine="loop", **OPTIONS)
+    alone = flat.train(make(), clients(), engine="loop", **OPTIONS)
     assert torch.equal(shared, toys.parameters(alone.network))
     together.server.finish()
     given = {"network": Halves(), "stems": {"side": Cut()}}

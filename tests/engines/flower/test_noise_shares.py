@@ -239,7 +239,8 @@ def test_what_the_federation_must_be() -> None:
         "method": "fedgradnorm-direct",
         "data": {"source": "files"},
         "network": {"name": "mlp", "inputs": 3},
-        "training": {"rounds": 3, "privacy": dict(TERMS)},
+        "rounds": 3,
+        "server": {"privacy": dict(TERMS)},
     }
     terms = PrivateTerms(dict.fromkeys("abc", "AAAA"))
     agreed = agree(make_config(table), terms)
@@ -248,11 +249,11 @@ def test_what_the_federation_must_be() -> None:
         agree(make_config(table))
     with pytest.raises(fgn.ConfigError, match="weights that a client knows by itself"):
         agree(make_config({**table, "method": "fedgradnorm"}), terms)
-    secret = {**table["training"], "privacy": {**TERMS, "secret": "seed"}}
+    secret = {"privacy": {**TERMS, "secret": "seed"}}
     with pytest.raises(fgn.ConfigError, match="every client draws noise of its own"):
-        agree(make_config({**table, "training": secret}), terms)
-    other = {**table["training"], "privacy": {**TERMS, "epsilon": 9.0}}
-    assert agree(make_config({**table, "training": other}), terms).digest != agreed.digest
+        agree(make_config({**table, "server": secret}), terms)
+    other = {"privacy": {**TERMS, "epsilon": 9.0}}
+    assert agree(make_config({**table, "server": other}), terms).digest != agreed.digest
 
 
 def test_as_many_clients_as_the_words_can_hold() -> None:

@@ -194,7 +194,7 @@ def test_other_terms_are_another_agreement():
         "method": "fedgradnorm",
         "data": {"source": "files"},
         "network": {"name": "mlp", "inputs": 3},
-        "training": {"rounds": 3},
+        "rounds": 3,
     }
     one, other = (PrivateTerms(dict.fromkeys("abc", "AAAA"), longest=x) for x in (1.0, 2.0))
     config = make_config(table)
@@ -202,9 +202,9 @@ def test_other_terms_are_another_agreement():
     for method in ("mgda", "graddrop", "afl", "famo"):
         with pytest.raises(fgn.ConfigError, match="cannot be run in a private federation: its ser"):
             agree(make_config({**table, "method": method}), one)
-    shared = {"rounds": 3, "heads": "all"}
+    shared = {"heads": "all"}
     with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run in a private"):
-        agree(make_config({**table, "training": shared}), one)
+        agree(make_config({**table, "sharing": shared}), one)
     with pytest.raises(fgn.ConfigError, match="needs at least 3 clients"):
         PrivateTerms({"a": "AAAA", "b": "AAAA"})
     for longest in (1e12, float("inf")):

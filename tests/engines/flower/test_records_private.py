@@ -16,6 +16,7 @@ pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from engines.flower.direct import Together
 from fedgradnorm._flower.federation_file import read_client
@@ -53,7 +54,7 @@ def test_a_seeded_federation_is_the_run_in_one_process(tmp_path: Path) -> None:
     shared = federation.run()
     own = clients(**terms)()
     settings = {**vars(federation.settings), "engine": "loop"}
-    run = fgn.train(toys.network(), own, weighting=fgn.GradNorm(rule="direct"), **settings)
+    run = flat.train(toys.network(), own, weighting=fgn.GradNorm(rule="direct"), **settings)
     assert run.network is not None
     assert torch.equal(shared, torch.cat([p.detach().flatten() for p in run.network.parameters()]))
     name = own[0].name
@@ -161,6 +162,8 @@ delta = 1e-6
 secret = "own.key"
 """
 RUN = """
+rounds = 2
+
 [data]
 source = "files"
 [[data.clients]]
@@ -171,8 +174,6 @@ train = "rows.npz"
 name = "mlp"
 widths = [4]
 
-[training]
-rounds = 2
 """
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
+import flat
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._federation.head_start import trivial_answer
@@ -32,7 +33,7 @@ CASES = {
 
 def alone(make=toys.network, weighting=fgn.GradNorm, **options):
     options = {**OPTIONS, "engine": "loop", **options}
-    return fgn.train(make(), toys.clients(), weighting=weighting(), eval_every=0, **options)
+    return flat.train(make(), toys.clients(), weighting=weighting(), eval_every=0, **options)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -70,7 +70,7 @@ def test_both_sides_of_one_config_agree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", ["seed=1", "training.lr=0.1", "weighting.gamma=0.5", "network.widths=[7]"]
+    "change", ["seed=1", "lr=0.1", "weighting.gamma=0.5", "network.widths=[7]"]
 )
 def test_any_other_setting_is_another_agreement(change, tmp_path):
     config = Machines(tmp_path, rounds=3).config
@@ -79,20 +79,20 @@ def test_any_other_setting_is_another_agreement(change, tmp_path):
 
 def test_where_it_runs_is_each_sides_own_business(tmp_path):
     config = Machines(tmp_path, rounds=3).config
-    own = ["training.device='auto'", "training.log_every=5", "output.folder='elsewhere'"]
+    own = ["compute.device='auto'", "recording.log_every=5", "output.folder='elsewhere'"]
     assert agree(load_config(config, own)).digest == agree(load_config(config)).digest
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("training.share='none'", "cannot be run over the network"),
-        ("training.key='task'", "cannot be run over the network"),
-        ("training.final_head_steps=3", "cannot be run over the network"),
-        ("training.ditto=0.1", "cannot be run over the network"),
-        ("training.personalize.alone=true", "cannot be run over the network"),
-        ("training.precision='bf16'", "cannot be run over the network; leave it at 'float32'"),
-        ("training.rounds='none'", "give training.rounds"),
+        ("sharing.share='none'", "cannot be run over the network"),
+        ("sharing.key='task'", "cannot be run over the network"),
+        ("personalization.final_head_steps=3", "cannot be run over the network"),
+        ("personalization.ditto=0.1", "cannot be run over the network"),
+        ("personalization.personalize.alone=true", "cannot be run over the network"),
+        ("compute.precision='bf16'", "cannot be run over the network; leave it at 'float32'"),
+        ("rounds='none'", "give rounds"),
     ],
 )
 def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
@@ -103,23 +103,23 @@ def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
 
 def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
     config = Machines(tmp_path, rounds=3).config
-    start = "training.head_start='targets'"
+    start = "sharing.head_start='targets'"
     agree(load_config(config, [start]))
     with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
-        agree(load_config(config, [start, "training.heads='task'"]))
-    agree(load_config(config, ["training.heads='task'"]))  # by default it begins at random
-    own = ["training.heads='task'", "training.head_own='bias'"]  # a client makes its bias itself
+        agree(load_config(config, [start, "sharing.heads='task'"]))
+    agree(load_config(config, ["sharing.heads='task'"]))  # by default it begins at random
+    own = ["sharing.heads='task'", "sharing.head_own='bias'"]  # a client makes its bias itself
     assert agree(load_config(config, [start, *own])).sent[-1] == "head without bias"
     with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
-        agree(load_config(config, [start, own[0], "training.head_own='weight'"]))
+        agree(load_config(config, [start, own[0], "sharing.head_own='weight'"]))
 
 
 @pytest.mark.parametrize(
     ("change", "sent"),
     [
-        ("training.keep='best'", ()),
-        ("training.personalize.steps=3", ()),
-        ("training.heads='task'", ("head",)),
+        ("recording.keep='best'", ()),
+        ("personalization.personalize.steps=3", ()),
+        ("sharing.heads='task'", ("head",)),
     ],
 )
 def test_what_clients_can_do_by_themselves_or_agree_to_send_is_run(change, sent, tmp_path):
@@ -165,7 +165,7 @@ def test_a_wrong_federation_file_is_named(line, words, tmp_path):
 
 def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
     machines = Machines(tmp_path, rounds=3)
-    config = load_config(machines.config, ["training.heads='task'"])
+    config = load_config(machines.config, ["sharing.heads='task'"])
     options = tasks_of(config, clients_of(config))
     folder = tmp_path / "tried"
     init_federation(folder, NAMES, ("localhost",), **options)
@@ -178,7 +178,7 @@ def test_a_federation_that_is_tried_knows_who_shares_a_head(tmp_path):
 
 def test_a_server_that_is_not_told_who_shares_a_head_starts_nothing(tmp_path):
     machines = Machines(tmp_path, rounds=3)
-    config = load_config(machines.config, ["training.heads='task'"])
+    config = load_config(machines.config, ["sharing.heads='task'"])
     with pytest.raises(fgn.ConfigError, match=r"say in federation.toml, under \[tasks\]"):
         serve(config, machines.federation, machines.run)
     assert not machines.run.exists()
@@ -256,5 +256,5 @@ def test_a_server_without_data_knows_where_the_gauge_is(tmp_path):
     gauge = _gauge(network, config)
     last = [FlatNetwork(network).slices[name] for name in ("3.weight", "3.bias")]
     assert gauge.tolist() == [i for part in last for i in range(part.start, part.stop)]
-    delta = load_config(tmp_path / "machines.toml", ["training.update='delta'"])
+    delta = load_config(tmp_path / "machines.toml", ["local.update='delta'"])
     assert _gauge(network, delta) is None

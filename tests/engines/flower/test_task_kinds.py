@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
+import flat
 import toys
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._cli import federation_commands
@@ -37,7 +38,9 @@ def clients() -> list[fgn.Client]:
 def test_the_same_run_as_in_one_process_and_results_that_predict(tmp_path) -> None:
     together = Together(tmp_path, fgn.GradNorm(), clients=clients)
     shared = together.run()
-    alone = fgn.train(toys.network(), clients(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS)
+    alone = flat.train(
+        toys.network(), clients(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS
+    )
     assert torch.equal(shared, toys.parameters(alone.network))
     for name, result in together.results().items():
         for kind in ("class", "probability", "output"):
@@ -68,7 +71,7 @@ def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path, caps
     together.restart("pump")
     shared = together.run()
     given = {**OPTIONS, **how}
-    alone = fgn.train(toys.network(), several(), weighting=fgn.GradNorm(), engine="loop", **given)
+    alone = flat.train(toys.network(), several(), weighting=fgn.GradNorm(), engine="loop", **given)
     assert torch.equal(shared, toys.parameters(alone.network))
     assert sum(name == "pump" for name, _ in together.exchange.sent) == 8
     rounds = [
@@ -124,8 +127,8 @@ def test_heads_in_common_are_refused_with_several_tasks_on_both_sides(tmp_path) 
         'clients = ["pump"]\nhost = "here"\nport = 9092\nseveral = { pump = ["state", "hours"] }\n'
     )
     (tmp_path / "run.toml").write_text(
-        '[data]\nsource = "radcom"\n[network]\nname = "mlp"\nwidths = [4]\ninputs = 6\n'
-        '[training]\nrounds = 2\nheads = "task"\n'
+        'rounds = 2\n[data]\nsource = "radcom"\n[network]\nname = "mlp"\nwidths = [4]\n'
+        'inputs = 6\n[sharing]\nheads = "task"\n'
     )
     with pytest.raises(fgn.ConfigError, match=says):
         serve(load_config(tmp_path / "run.toml"), tmp_path, tmp_path / "out")
@@ -154,5 +157,5 @@ def test_rows_that_are_read_batch_by_batch(tmp_path) -> None:
     how = {"head_start": "targets"}  # "auto" reads no Dataset for it
     shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True), **how).run()
     how = {"engine": "loop", **how, **OPTIONS}
-    alone = fgn.train(toys.network(), given(False), weighting=fgn.GradNorm(), **how)
+    alone = flat.train(toys.network(), given(False), weighting=fgn.GradNorm(), **how)
     assert torch.equal(shared, toys.parameters(alone.network))

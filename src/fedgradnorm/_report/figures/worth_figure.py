@@ -17,6 +17,12 @@ _MARKERS = {"shared": "o", "tuned": "s", "chosen": "D"}
 _LINE, _PANEL = 0.26, 3.1
 
 
+def _short(word: str) -> str:
+    """A setting after a method's name, without the table it is in."""
+    key, equals, value = word.partition("=")
+    return f"{key.rpartition('.')[2]}{equals}{value}" if equals else word
+
+
 def worth_figure(found: Sequence[Gains], path: str | Path) -> Path:
     """Above, every arm's mean gain by data set; below, the best arm's clients by their rows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -38,7 +44,7 @@ def worth_figure(found: Sequence[Gains], path: str | Path) -> Path:
     for axes, name in zip(panels, data, strict=True):
         _forest(axes, [one for one in found if one.data == name], arms, colours)
         axes.set_title(name, fontsize=11, weight="bold")
-    names = [arm.replace("training.", "") for arm in arms]
+    names = [" ".join(_short(word) for word in arm.split()) for arm in arms]
     panels[0].set_yticks(range(len(arms)), names, fontsize=8)
     panels[0].invert_yaxis()
     handles = {

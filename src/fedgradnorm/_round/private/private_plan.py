@@ -14,23 +14,12 @@ from fedgradnorm._privacy.accountant import Steps
 from fedgradnorm._privacy.budget import Budget
 from fedgradnorm._privacy.terms import Privacy
 from fedgradnorm._round.local_update import LocalSpec
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import FIELDS, Settings, key_of, scope_of
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs, Weighting
 
 REAL_LOSS = 4.0  # of a row of standardised numbers: two standard deviations off
-REFUSED = {
-    "personalize": (None, "tunes on rows without noise"),
-    "final_head_steps": (0, "tunes heads on rows without noise"),
-    "ditto": (0.0, "trains a second network on the same rows without noise"),
-    "head_start": ("random", "starts a head at the mean of the targets"),
-    "shared": ("*", "leaves parts of the network to each client, which are trained without noise"),
-    "clip": (None, "clips a whole batch, and privacy clips every row"),
-    "head_clip": (None, "clips a whole batch, and privacy clips every row"),
-    "head_schedule": (None, "is not followed by private steps"),
-}
-"""Settings that would leak examples outside the budget, or are not supported, and why."""
 
 
 def planned(clients: Sequence[Client], settings: Settings) -> list[Client]:
@@ -115,10 +104,12 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
             f"{where}: gradients of single rows are taken of networks with one tensor of inputs "
             "and no first part of a client's own; give it such inputs"
         )
-    for name, (allowed, why) in REFUSED.items():
-        value = getattr(settings, name)
-        if value not in (allowed, "auto"):  # which leaves it to what is allowed
-            raise ConfigError(f"{where}, and {name} = {value!r} {why}; leave it at {allowed!r}")
+    for name in FIELDS:
+        scope, value = scope_of(name), getattr(settings, name)
+        if scope.leaks and value not in (scope.safe, "auto"):  # which leaves it to what is safe
+            raise ConfigError(
+                f"{where}, and {key_of(name)} = {value!r} {scope.leaks}; leave it at {scope.safe!r}"
+            )
     if client.task.class_weights():
         raise ConfigError(
             f"{where}, and class weights are learned on its rows without noise; give a loss of "

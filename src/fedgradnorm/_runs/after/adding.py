@@ -11,7 +11,7 @@ from fedgradnorm import weighting as weightings
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, FedGradNormError
-from fedgradnorm._round.settings import completed
+from fedgradnorm._round.settings import GROUPS, TOP, completed, grouped, ungrouped
 from fedgradnorm._runs.about import describe_weighting
 from fedgradnorm._runs.run import Run
 from fedgradnorm.weighting import Weighting
@@ -24,7 +24,7 @@ def added(
     weighting: Weighting | None,
     changes: Mapping[str, Any],
 ) -> Run:
-    """``fgn.train(..., start=run)`` with this client too, and what the run was trained by."""
+    """``fgn.train(run, clients)`` with this client too, and what the run was trained by."""
     if not isinstance(client, Client):
         raise DataError(f"client must be an fgn.Client, not {shown(client)}")
     if run.shared is None:
@@ -33,21 +33,28 @@ def added(
     if absent:
         raise ConfigError(
             f"a run holds no data, and client {absent[0]!r} of this one is not among those given; "
-            "give all of them, or go on without it: fgn.train(network, clients, start=run)"
+            "give all of them, or go on without it: fgn.train(run, clients)"
         )
     settings = completed(run.about["settings"])
-    if "rounds" in changes or "epochs" in changes:
+    changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *GROUPS)})
+    if "rounds" in changed or "epochs" in changed:
         settings = {**settings, "rounds": None, "epochs": None}
-    rule = _weighting(run) if weighting is None else weighting
+    if weighting is None and "method" not in changes:
+        weighting = stored_weighting(run.about, "run.add(client, others, weighting=...)")
+    others_given = {k: v for k, v in changes.items() if k not in (*TOP, *GROUPS)}
     # The public function, since training is a room above this one.
     return fedgradnorm.train(
-        run.shared, [*others, client], weighting=rule, start=run, **{**settings, **changes}
+        run,
+        [*others, client],
+        weighting=weighting,
+        **grouped({**settings, **changed}),
+        **others_given,
     )
 
 
-def _weighting(run: Run) -> Weighting:
-    """The weighting that the run was trained by, made anew; a ConfigError where it cannot be."""
-    stored = run.about["weighting"]
+def stored_weighting(about: Mapping[str, Any], again: str) -> Weighting:
+    """The weighting in a manifest, made anew; ``again`` shows how to give one that cannot be."""
+    stored = about["weighting"]
     kind = getattr(weightings, str(stored["name"]), None)
     try:
         taken = inspect.signature(kind).parameters if isinstance(kind, type) else {}
@@ -57,6 +64,6 @@ def _weighting(run: Run) -> Weighting:
     if not isinstance(made, Weighting) or describe_weighting(made) != stored:
         raise ConfigError(
             f"the run was trained by weighting {stored['name']!r}, which cannot be made again from "
-            "what it stores; give it: run.add(client, others, weighting=...)"
+            f"what it stores; give it: {again}"
         )
     return made

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.experiments._methods import METHODS
+from fedgradnorm._methods import METHODS
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

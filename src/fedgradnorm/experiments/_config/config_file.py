@@ -1,18 +1,17 @@
 """A run as a TOML file: read, changed from the command line, checked, written back.
 
-Top level: ``name``, ``method``, ``seed``; then ``[data]`` (a source and its options), ``[network]``
-(a name and its options), ``[training]`` (the fields of Settings), ``[weighting]`` (options of the
-method's weighting), ``[privacy]`` (what clients promise) and ``[output]``. ``[compare]`` and
-``[sweep]`` are for comparisons and no part of a run. Only this module, its tables and its errors
-know pydantic.
+Top level: ``name``, ``method``, ``seed``, ``rounds``, ``epochs``, ``lr``; then ``[data]`` (a source
+and its options), ``[network]`` (a name and its options), a table for each group of settings
+(``[local]``, ``[server]``, ...), ``[weighting]`` (options of the method's weighting), ``[privacy]``
+(what clients promise) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no
+part of a run. Only this module, its tables and its errors know pydantic.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -29,7 +28,16 @@ from torch import nn
 from fedgradnorm._checks import shortened
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._methods import DEFAULT, find_method
+from fedgradnorm._round.settings import (
+    FIELDS,
+    GROUP_OF,
+    GROUPS,
+    TOP,
+    Settings,
+    grouped,
+    ungrouped,
+)
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import blaming, explain
 from fedgradnorm.experiments._config.config_tables import (
@@ -44,7 +52,6 @@ from fedgradnorm.experiments._config.overrides import overridden, put
 from fedgradnorm.experiments._config.plain import check_plain
 from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
-from fedgradnorm.experiments._methods import Method, find_method
 from fedgradnorm.weighting import Weighting
 
 Parts = tuple[nn.Module, list[Client], Weighting, Settings]
@@ -52,11 +59,10 @@ Parts = tuple[nn.Module, list[Client], Weighting, Settings]
 LONGEST_NAME = 80
 """Characters, of up to four bytes, of 255 that the name of a run folder may have."""
 
-_HINTS = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings) if f.name != "seed"}
-_DEFAULTS = {f.name: f.default for f in fields(Settings)}
+_HINTS = get_type_hints(Settings)
 
 
-class _Training(Strict):
+class _Nullable(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
@@ -69,30 +75,51 @@ class _Training(Strict):
         }
 
 
+def _declared(names: Iterable[str]) -> dict[str, Any]:
+    """Settings as fields of a pydantic model."""
+    return {
+        name: (
+            _HINTS[name],
+            Field(default=FIELDS[name].default, description=FIELDS[name].metadata["text"]),
+        )
+        for name in names
+    }
+
+
+def _group(name: str) -> Any:
+    """The table of a group, as the field of a pydantic model."""
+    kind = GROUPS[name]
+    table: Any = create_model(
+        kind.__name__, __base__=_Nullable, **_declared(n for n in GROUP_OF if GROUP_OF[n] == name)
+    )
+    summary = str(kind.__doc__).partition("\n")[0]
+    return table, Field(default=table(), description=summary[:1].lower() + summary[1:-1])
+
+
 if TYPE_CHECKING:
-    Training = _Training
+    _Chosen = _Nullable
 else:
-    Training = create_model(
-        "Training",
-        __base__=_Training,
-        **{name: (hint, _DEFAULTS[name]) for name, hint in _HINTS.items()},
+    _Chosen = create_model(
+        "_Chosen",
+        __base__=_Nullable,
+        **_declared(TOP),
+        **{name: _group(name) for name in GROUPS},
     )
 
 
-class Config(Strict):
+class Config(_Chosen):
     """One run, checked as far as it can be without its data."""
 
     name: str = Field(
         pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME,
         description="first part of the run folder's name; the file's own unless it is given",
     )  # fmt: skip
-    method: str = Field(default="fedgradnorm", description="one that ``fedgradnorm methods`` lists")
+    method: str = Field(default=DEFAULT, description="one that ``fedgradnorm methods`` lists")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="decides data, network, heads, batches, participants"
     )
     data: DataTable = Field(description="where clients come from")
     network: NetworkTable = Field(description="the shared network")
-    training: Training = Field(default=Training(), description="every choice of the training")
     weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
     privacy: dict[str, Any] = Field(
         default={}, description="what every client promises its training rows: ``fgn.Privacy``"
@@ -120,23 +147,30 @@ class Config(Strict):
     @property
     def settings(self) -> Settings:
         """The training settings, with what the method fixes and the seed."""
-        given = {name: getattr(self.training, name) for name in _HINTS}
-        return Settings(**{**given, **find_method(self.method).settings, "seed": self.seed})
+        tables = {group: dict(getattr(self, group)) for group in GROUPS}
+        given = ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
+        return find_method(self.method).applied(Settings(**given))
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
         method = find_method(self.method)
         unsaid = {name for name in ("point", "own", "privacy") if not getattr(self, name)}
-        table = self.model_dump(exclude={"compare", "sweep", *unsaid})
-        table["training"] = {
-            name: "none" if value is None else value
-            for name, value in table["training"].items()
-            if name not in method.settings and (value is not None or _DEFAULTS[name] is not None)
-        }
+        dumped = self.model_dump(exclude={"compare", "sweep", *unsaid})
+        flat = ungrouped({name: dumped.pop(name) for name in (*TOP, *GROUPS)})
+        said = grouped(
+            {
+                name: "none" if value is None else value
+                for name, value in flat.items()
+                if name not in method.settings
+                and (value is not None or FIELDS[name].default is not None)
+            }
+        )
         options = method.options().items()
         defaults = {name: p.default for name, p in options if p.default is not p.empty}
-        table["weighting"] = {**defaults, **table["weighting"]}
-        return table
+        dumped["weighting"] = {**defaults, **dumped["weighting"]}
+        first = {name: dumped.pop(name) for name in ("name", "method")}
+        parts = {name: dumped.pop(name) for name in ("data", "network")}
+        return {**first, **parts, **said, **dumped}
 
     def text(self) -> str:
         """The resolved config as TOML."""
@@ -192,7 +226,6 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
     except ValidationError as error:
         raise ConfigError(explain(error, Config)) from None
     method = find_method(config.method)
-    _check_fixed(config, method)
     method.build(config.weighting)
     terms_of(config.privacy)
     _ = config.settings  # which checks them
@@ -205,19 +238,20 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
 
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``table`` with another method: what that one does not take, or fixes itself, is left out."""
-    for key in ("weighting", "training"):
+    for key in ("weighting", *GROUPS):
         if not isinstance(table.get(key, {}), Mapping):
             raise ConfigError(f"{key} = {table[key]!r} should be a table")
     before = find_method(table.get("method", Config.model_fields["method"].default))
     after = find_method(name)
-    weighting, training = dict(table.get("weighting", {})), dict(table.get("training", {}))
+    weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
-    return {
-        **table,
-        "method": name,
-        "weighting": {key: value for key, value in weighting.items() if key in after.options()},
-        "training": {key: value for key, value in training.items() if key not in after.settings},
+    kept = {
+        key: {k: v for k, v in value.items() if k not in after.settings} if key in GROUPS else value
+        for key, value in table.items()
+        if key not in after.settings
     }
+    taken = {key: value for key, value in weighting.items() if key in after.options()}
+    return {**kept, "method": name, "weighting": taken}
 
 
 def build(
@@ -263,16 +297,6 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         return anchored(source, data, folder)
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise ConfigError(f"data: a path of source {source!r} cannot be one ({error})") from None
-
-
-def _check_fixed(config: Config, method: Method) -> None:
-    for name, fixed in method.settings.items():
-        value = getattr(config.training, name)
-        if value not in (fixed, _DEFAULTS[name]):
-            raise ConfigError(
-                f"training.{name} = {value!r} does not go with method {method.name!r}, which is "
-                f"{name} = {fixed!r}; leave it out or choose another method"
-            )
 
 
 def _check_own(config: Config, name: str) -> None:

@@ -1,11 +1,12 @@
-"""The tables of a config beside ``[training]``: their keys, and what each means."""
+"""The tables of a config in addition to the settings: their keys, and what each means."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from fedgradnorm._round.settings import GROUPS, TOP
 from fedgradnorm._training.trackers import Tracking
 
 
@@ -34,16 +35,41 @@ class OutputTable(Strict):
     tracking: Tracking = Field(default="none", description="who else is told how the run goes")
 
 
-class OwnTable(Strict):
+class _Own(Strict):
     """``[compare.own.METHOD]``: where one method departs from the settings of all the others."""
 
-    training: dict[str, Any] = Field(default={}, description="settings of this method's runs alone")
     weighting: dict[str, Any] = Field(default={}, description="options of its weighting alone")
 
     def changes(self) -> dict[str, Any]:
         """Values by dotted key of the config."""
-        tables = {"training": self.training, "weighting": self.weighting}
-        return {f"{name}.{key}": v for name, table in tables.items() for key, v in table.items()}
+        found: dict[str, Any] = {}
+        for name, value in self.model_dump(exclude_unset=True).items():
+            if isinstance(value, dict):
+                found |= {f"{name}.{key}": one for key, one in value.items()}
+            else:
+                found[name] = value
+        return found
+
+
+if TYPE_CHECKING:
+    OwnTable = _Own
+else:
+    OwnTable = create_model(
+        "OwnTable",
+        __base__=_Own,
+        **{
+            name: (Any, Field(default=None, description=f"{name} of this method's runs alone"))
+            for name in TOP
+            if name != "seed"
+        },
+        **{
+            name: (
+                dict[str, Any],
+                Field(default={}, description=f"[{name}] of this method's runs alone"),
+            )
+            for name in GROUPS
+        },
+    )
 
 
 class CompareTable(Strict):

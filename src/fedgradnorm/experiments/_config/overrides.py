@@ -11,21 +11,21 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm.experiments._config.plain import DEEPEST
 from fedgradnorm.experiments._config.toml_text import parse_toml
 
-_EITHER = {"training.rounds": "epochs", "training.epochs": "rounds"}
+_EITHER = {"rounds": "epochs", "epochs": "rounds"}
 """Setting one of these leaves out the other, which the file may hold."""
 
 
 def overridden(table: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """A copy of ``table`` with each ``dotted.key=value`` set; values are TOML, or else text.
 
-    >>> overridden({"training": {"epochs": 9}}, ["training.rounds=3", "method=fedrep"])
-    {'training': {'rounds': 3}, 'method': 'fedrep'}
+    >>> overridden({"epochs": 9}, ["rounds=3", "local.head_steps=2"])
+    {'rounds': 3, 'local': {'head_steps': 2}}
     """
     result = copy.deepcopy(dict(table))
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.strip().split(".")):
-            raise ConfigError(f"{word!r} is not key=value, for example training.epochs=3")
+            raise ConfigError(f"{word!r} is not key=value, for example epochs=3")
         if key.count(".") > DEEPEST:
             raise ConfigError(f"{shortened(word, 100)!r}: nested too deeply")
         try:

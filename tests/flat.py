@@ -1,0 +1,45 @@
+"""``fgn.train`` and ``fgn.worth`` with every setting by its own name, in whatever group it is.
+
+Tests of what settings do share dicts of them, which is plainer without groups. Tests of the
+interface itself call ``fgn.train``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import fedgradnorm as fgn
+from fedgradnorm._round.settings import FIELDS, Settings, grouped
+from fedgradnorm._training.train import train_with
+
+
+def keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of ``train`` for settings by name; ``progress`` is a callback."""
+    rest = {name: value for name, value in given.items() if name not in FIELDS}
+    if (show := rest.pop("progress", False)) is not False:
+        shown = fgn.ShowProgress(None if show is True else show)
+        rest["callbacks"] = [*rest.get("callbacks", ()), shown]
+    return {**grouped({name: given[name] for name in given if name in FIELDS}), **rest}
+
+
+def train(
+    network: Any,
+    clients: Any,
+    *,
+    start: Any = None,
+    resume: bool = False,
+    **given: Any,
+) -> fgn.Run:
+    """``fgn.train`` with settings by name; ``resume`` and ``start`` as in a config."""
+    if start is None and not resume:
+        return fgn.train(network, clients, **keywords(given))
+    weighting = given.pop("weighting", None)
+    rest = {name: given.pop(name) for name in ("folder", "progress", "callbacks") if name in given}
+    settings = Settings(**given)
+    return train_with(network, clients, weighting, settings, start=start, resume=resume, **rest)
+
+
+def worth(network: Any, clients: Any, **given: Any) -> fgn.Benefit:
+    """``fgn.worth`` with settings by name."""
+    return fgn.worth(network, clients, **keywords(given))
