@@ -150,6 +150,6 @@ def _names(kind: type[Any]) -> list[str]:
 
 
 _WRONG_PLACE = {
-    Privacy: "ClientPrivacy is for all clients: give it to fgn.train(..., privacy=...)",
+    Privacy: "ClientPrivacy is for all clients: give it to fgn.Server(privacy=...)",
     ClientPrivacy: "Privacy is for one client: give it to fgn.Client(..., privacy=...)",
 }

@@ -170,14 +170,14 @@ def _documented(group: G) -> G:
     return group
 
 
+# fmt: off
 @_documented
 @dataclass(frozen=True)
 class Local(_Group):
     """What a client does in a round: steps, batches, optimizers, clipping and what it sends."""
 
     batch_size: int | None = _setting(
-        64,
-        _whole(1, none=True),
+        64, _whole(1, none=True),
         "examples per local step (a smaller client uses all its examples); None for all examples.",
     )
     head_steps: int = _setting(1, _whole(0), "local steps per round on the head.")
@@ -185,13 +185,11 @@ class Local(_Group):
         1, _whole(1), "local steps per round on the shared network, after those on the head."
     )
     schedule: Schedule = _setting(
-        "alternating",
-        _choice(Schedule),
+        "alternating", _choice(Schedule),
         "train the head, then the shared network (``alternating``), or both ``together``.",
     )
     head_optimizer: Optimizer = _setting(
-        "adam",
-        _OPTIMIZER,
+        "adam", _OPTIMIZER,
         'a class of torch.optim by name, or a table such as ``{"name": "sgd", "lr": 0.1, '
         '"momentum": 0.9}``, for the head; its state is kept across rounds. Weight decay is an '
         'option of the optimizer: ``{"name": "adamw", "weight_decay": 0.01}``.',
@@ -200,33 +198,28 @@ class Local(_Group):
         "sgd", _OPTIMIZER, "the same for a client's copy of the shared network."
     )
     head_schedule: LrSchedule = _setting(
-        None,
-        _LR_SCHEDULE,
-        "learning rate schedule of the heads over rounds: a class of torch.optim.lr_scheduler by "
+        None, _LR_SCHEDULE,
+        'learning rate schedule of the heads over rounds: a class of torch.optim.lr_scheduler by '
         'name ("cosine", "StepLR"), a table with its options, or a list of these, applied in turn.',
         leaks="is not followed by private steps",
     )
     clip: float | None = _setting(
-        None,
-        _CLIP,
+        None, _CLIP,
         "largest norm of a client's gradient on the shared network. At every local step, before "
         "weighting, a longer one is scaled to it; gradient norms are measured after clipping.",
         leaks="clips a whole batch, and privacy clips every row",
     )
     head_clip: float | None = _setting(
-        None,
-        _CLIP,
+        None, _CLIP,
         "the same for the gradient of a client's head and of everything private to the client.",
         leaks="clips a whole batch, and privacy clips every row",
     )
     proximal: float = _setting(
-        0.0,
-        _AT_LEAST_0,
+        0.0, _AT_LEAST_0,
         "FedProx's mu: pulls local steps back to the shared network they began with.",
     )
     update: Update = _setting(
-        "gradient",
-        _choice(Update),
+        "gradient", _choice(Update),
         "what a client sends: the mean raw ``gradient``, the ``delta`` of its copy over "
         "(steps x lr), or its ``model``; with server SGD at rate 1 the server then averages "
         "models. The gradient norm is always that of the mean raw gradient.",
@@ -235,8 +228,7 @@ class Local(_Group):
         "before", _choice(ReportLoss), "measure the loss ``before`` each local step, or ``after``."
     )
     first_loss: FirstLoss = _setting(
-        "dataset",
-        _choice(FirstLoss),
+        "dataset", _choice(FirstLoss),
         "F_0: the loss over the training ``dataset`` before any update, that of the "
         "``first_round``, or ``log_classes``.",
     )
@@ -248,36 +240,29 @@ class Server(_Group):
     """What the server does in a round: who participates, how updates are added and applied."""
 
     server_optimizer: Optimizer = _setting(
-        "adam",
-        _OPTIMIZER,
+        "adam", _OPTIMIZER,
         "optimizer of the shared network, given as ``local.head_optimizer`` is.",
     )
     server_schedule: LrSchedule = _setting(
-        None,
-        _LR_SCHEDULE,
+        None, _LR_SCHEDULE,
         "learning rate schedule of the server's optimizer, given as ``local.head_schedule`` is.",
     )
     participation: Participation = _setting(
-        1.0,
-        (_participation, "a share above 0 and at most 1, or names"),
+        1.0, (_participation, "a share above 0 and at most 1, or names"),
         "share of clients per round, drawn from the seed; or a list of names; or a list of such "
         "lists, taken in turn.",
     )
     aggregate: Aggregate = _setting(
-        "mean",
-        _choice(Aggregate),
-        "all clients count the same (``mean``), or ``by_size``.",
+        "mean", _choice(Aggregate), "all clients count the same (``mean``), or ``by_size``.",
         private=False,
     )
     order: Order = _setting(
-        "new",
-        _choice(Order),
+        "new", _choice(Order),
         "step with the ``new`` weights (FedGradNorm), or with the ``old`` ones (GradNorm).",
         private=False,
     )
     privacy: ClientPrivacy | dict[str, Any] | None = _setting(
-        None,
-        (_optional(_client_privacy), ""),
+        None, (_optional(_client_privacy), ""),
         "client-level differential privacy of the shared network, for hundreds of clients: see "
         ":class:`fedgradnorm.ClientPrivacy`. Privacy of single examples belongs to a client.",
     )
@@ -289,14 +274,12 @@ class Sharing(_Group):
     """What clients share: network, layers, heads and weights."""
 
     share: Share = _setting(
-        "all",
-        _choice(Share),
+        "all", _choice(Share),
         "``all`` clients train one network, or ``none``: each client trains alone.",
         deployed=False,
     )
     shared: str | list[str] = _setting(
-        "*",
-        (_one_or_names, ""),
+        "*", (_one_or_names, ""),
         "which parameters are shared: patterns of names of parameters or layers, or of classes of "
         "layers; all by default. A pattern that begins with ``!`` excludes what it matches: "
         '``["!*Norm*"]`` is FedBN. The rest is private: each client has its own copy, trained with '
@@ -307,8 +290,7 @@ class Sharing(_Group):
         None, _PATTERNS, "which parameters are not trained at all, by such patterns."
     )
     heads: Heads = _setting(
-        "own",
-        _choice(Heads),
+        "own", _choice(Heads),
         "each client keeps its ``own``; or clients of one ``task`` have one head, the average of "
         "their heads after every round; or ``all`` have (FedAvg). Tasks with the same name are one "
         "task. Tasks without names are one if kind, outputs and label names agree; without label "
@@ -326,27 +308,23 @@ class Sharing(_Group):
         private=False,
     )
     head_start: HeadStart = _setting(
-        "auto",
-        _choice(HeadStart),
+        "auto", _choice(HeadStart),
         "what a head that we make predicts first: the mean (for classes: the shares) of the "
         "client's training ``targets``, or something ``random``, as in the paper. At the targets, "
         "first losses are those of the baseline, and loss ratios mean the same for all tasks. "
         "``auto`` starts there, but at random with ``privacy`` of the client, shared heads (unless "
         "``head_own`` has the bias), a custom loss or kind, and targets that are read with their "
         "examples.",
-        leaks="starts a head at the mean of the targets",
-        safe="random",
+        leaks="starts a head at the mean of the targets", safe="random",
     )
     key: Key = _setting(
-        "client",
-        _choice(Key),
+        "client", _choice(Key),
         "one weight per ``client``, or per ``task``. Which clients share a task is decided as for "
         "``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.",
         deployed=False,
     )
     gauge: str | list[str] | None = _setting(
-        None,
-        _PATTERNS,
+        None, _PATTERNS,
         "layers or parameters whose gradient norm is measured; the last shared one by default.",
     )
 
@@ -357,23 +335,17 @@ class Personalization(_Group):
     """What each client has for itself in the end: a personal network, a tuned head."""
 
     ditto: float = _setting(
-        0.0,
-        _AT_LEAST_0,
+        0.0, _AT_LEAST_0,
         "Ditto's lambda: if > 0, each client also trains its own network, pulled toward the shared "
         "one; evaluations and predictions are then the personal networks'.",
-        deployed=False,
-        leaks="trains a second network on the same rows without noise",
+        deployed=False, leaks="trains a second network on the same rows without noise",
     )
     final_head_steps: int = _setting(
-        0,
-        _whole(0),
-        "steps on each head alone after the last round (FedBABU).",
-        deployed=False,
-        leaks="tunes heads on rows without noise",
+        0, _whole(0), "steps on each head alone after the last round (FedBABU).",
+        deployed=False, leaks="tunes heads on rows without noise",
     )
     personalize: dict[str, Any] | None = _setting(
-        None,
-        (_optional(_table), ""),
+        None, (_optional(_table), ""),
         "after everything else each client tunes its own copy on its training examples, such as "
         '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
         "``network``, or with a list of its layers. It keeps the step with the best validation "
@@ -391,27 +363,23 @@ class Compute(_Group):
     """Where and how the numbers are computed."""
 
     engine: EngineName = _setting(
-        "auto",
-        _choice(EngineName),
+        "auto", _choice(EngineName),
         "run clients one at a time (``loop``, the reference), all clients of one structure in one "
         "call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks the fastest that "
         "can run them, and under torchrun spreads clients over the processes.",
-        changes_result=False,
-        client_sets=True,
+        changes_result=False, client_sets=True,
     )
     device: str = _setting(
         "auto", (_device, ""), '"cpu", "cuda", or "auto".', changes_result=False, client_sets=True
     )
     precision: Precision = _setting(
-        "float32",
-        _choice(Precision),
+        "float32", _choice(Precision),
         "of matrix products: ``float32``, or on a GPU ``tf32``, or ``bf16`` for those of the "
         "shared network, evaluations included.",
         deployed=False,
     )
     compile: bool = _setting(
-        False,
-        (flag, ""),
+        False, (flag, ""),
         "on a GPU, let torch.compile fuse the small operations of weights and optimizers. "
         "Compiling takes some seconds, so use it for long runs; results change by rounding only.",
         changes_result=False,
@@ -424,51 +392,36 @@ class Recording(_Group):
     """What is measured and saved, which round is kept, and when a run stops early."""
 
     log_every: int = _setting(
-        1,
-        _whole(1),
-        "rounds between two rows of a client's own reports in the history.",
-        changes_result=False,
-        client_sets=True,
+        1, _whole(1), "rounds between two rows of a client's own reports in the history.",
+        changes_result=False, client_sets=True,
     )
     eval_every: int | None = _setting(
-        None,
-        _whole(0, none=True),
+        None, _whole(0, none=True),
         "rounds between two evaluations; once per epoch by default; 0 evaluates at the end only.",
-        changes_result=False,
-        client_sets=True,
+        changes_result=False, client_sets=True,
     )
     eval_clients: int | float | None = _setting(
-        None,
-        (_optional(_some_clients), "1 or more clients, or a share above 0 and at most 1"),
+        None, (_optional(_some_clients), "1 or more clients, or a share above 0 and at most 1"),
         "how many clients are evaluated (100), or which share of them (0.1), drawn for each "
         "evaluation from the seed; all by default. The last evaluation is of all clients where "
         "there are 1,000 at most.",
-        changes_result=False,
-        client_sets=True,
-        deployed=False,
+        changes_result=False, client_sets=True, deployed=False,
     )
     record_clients: int | list[str] | None = _setting(
-        None,
-        (_optional(_number_or_names), "0 or more clients, or names"),
+        None, (_optional(_number_or_names), "0 or more clients, or names"),
         "whose rows the history keeps: so many clients, drawn from the seed, or these names. By "
         "default everybody's; of more than 500 clients those of 48, and of everybody the first and "
         "the last evaluation. ``Run.spread`` has quantiles over all clients.",
-        changes_result=False,
-        client_sets=True,
-        deployed=False,
+        changes_result=False, client_sets=True, deployed=False,
     )
     record_conflict: int = _setting(
-        0,
-        _whole(0),
+        0, _whole(0),
         "rounds between two records of the cosine between every two clients' updates, see "
         "``Run.conflict``; 0 is never. It changes results by rounding only.",
-        changes_result=False,
-        client_sets=True,
-        private=False,
+        changes_result=False, client_sets=True, private=False,
     )
     keep: Keep = _setting(
-        "last",
-        _choice(Keep),
+        "last", _choice(Keep),
         "end with the ``last`` state, or the ``best`` one of all evaluations: that with the "
         "highest mean over clients of (first - loss) / max(first, loss), with losses on the "
         "validation examples. With ``own_best`` the shared network is that of ``best``, and each "
@@ -476,21 +429,19 @@ class Recording(_Group):
         "itself.",
     )
     patience: int | None = _setting(
-        None,
-        _whole(1, none=True),
+        None, _whole(1, none=True),
         "end a run that keeps its best after this many evaluations without a better one. With the "
         "default ``eval_every``, at least 50 rounds must have passed as well: an epoch of small "
         "clients is a single round. With ``own_best`` each client waits that long, and the run "
         "ends when no client waits any more.",
     )
     checkpoint_every: int | None = _setting(
-        None,
-        _whole(1, none=True),
+        None, _whole(1, none=True),
         "rounds between two checkpoints; by default an epoch, or as many as make checkpoints a "
         "twentieth of the time, but no more than the epoch that ends after 5 s.",
-        changes_result=False,
-        client_sets=True,
+        changes_result=False, client_sets=True,
     )
+# fmt: on
 
 
 GROUPS: dict[str, type[_Group]] = {

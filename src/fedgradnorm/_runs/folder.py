@@ -259,8 +259,8 @@ def _check_unbegun(path: Path, about: Mapping[str, Any], now: Mapping[str, Any])
     if "start" in about and "start" not in now:
         raise RunFolderError(
             f"{path} was stopped before its first checkpoint, so it needs the run that it started "
-            f"from ({about['start'].get('fingerprint')}) once more; give it as start, or start "
-            "again in another folder"
+            f"from ({about['start'].get('fingerprint')}) once more; give it as the network, or "
+            "start again in another folder"
         )
 
 
