@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "proximal": 0.1,
     "final_head_steps": 1,
     "heads": "task",
+    "head_own": "bias",
     "head_start": "targets",
     "personalize": {"steps": 3, "lr": 0.1, "what": "network"},
     "ditto": 0.1,
@@ -72,7 +73,10 @@ OTHER: dict[str, Any] = {
     "record_clients": ["corner"],
 }
 """For every setting a value that is not its default."""
-BESIDE_IT: dict[str, dict[str, Any]] = {"patience": {"keep": "best"}}
+BESIDE_IT: dict[str, dict[str, Any]] = {
+    "patience": {"keep": "best"},
+    "head_own": {"heads": "task"},
+}
 """What a setting cannot be without."""
 
 
