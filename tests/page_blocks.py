@@ -100,10 +100,9 @@ OF_FILES = f"""{NETWORK}
 [data]
 source = "files"
 """
-SMALL = f"""{NETWORK}
-rounds = 2
+SMALL = f"""rounds = 2
+{NETWORK}
 [data]
 source = "radcom"
 samples = 400
-
 """
