@@ -296,7 +296,7 @@ def test_worth_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
 
 
 def test_worth_refuses_before_it_trains() -> None:
-    with pytest.raises(fgn.ConfigError, match="leave sharing.share out"):
+    with pytest.raises(fgn.ConfigError, match=r"leave sharing\.share out"):
         flat.worth(toys.network(), clients(), share="all")
     with pytest.raises(fgn.ConfigError, match="did you mean 'rounds'"):
         fgn.worth(toys.network(), clients(), round=3)
