@@ -6,9 +6,8 @@ A name selects a preset of weighting and settings, in Python and in config files
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from fedgradnorm import weighting as w
@@ -22,9 +21,6 @@ from fedgradnorm.weighting import Needs, Weighting
 DEFAULT = "fedgradnorm"
 METHODS: dict[str, Method] = {}
 """Every method that ``method = "..."`` can name, in the order of tables."""
-
-methods: Mapping[str, Method] = MappingProxyType(METHODS)
-"""Every method by name; ``list(fgn.methods)`` are the names."""
 
 _BUILTIN: set[str] = set()
 
@@ -159,6 +155,25 @@ def find_method(name: str) -> Method:
         raise ConfigError(f"method must be a name such as {DEFAULT!r}, not {shown(name)}")
     return METHODS[choose(name, METHODS, "method")]
 
+
+class _Listed(Mapping[str, Method]):
+    """The registered methods by name, to be read and not changed."""
+
+    def __getitem__(self, name: str) -> Method:
+        return METHODS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METHODS)
+
+    def __len__(self) -> int:
+        return len(METHODS)
+
+    def __repr__(self) -> str:
+        return f"methods({', '.join(self)})"
+
+
+methods = _Listed()
+"""Every method by name; ``list(fgn.methods)`` are the names."""
 
 _FEDGRADNORM = "Mortaheb, Vahapoglu, Ulukus 2022"
 

@@ -117,7 +117,7 @@ def test_near_misses_of_files_and_of_keys_without_their_table(tmp_path: Path) ->
         load_config(tmp_path / "radcon.toml")
     with pytest.raises(ConfigError, match=r"no such file; did you mean '.*radcom\.toml'\?"):
         load_config(tmp_path / "radcom")
-    for word, key in (("epochs=3", "epochs"), ("gamma=0.5", "weighting.gamma")):
+    for word, key in (("head_steps=3", "local.head_steps"), ("gamma=0.5", "weighting.gamma")):
         with pytest.raises(ConfigError, match=f"did you mean '{key}'"):
             load_config(tmp_path / "radcom.toml", [word])
 
