@@ -184,14 +184,6 @@ Method(
     w.GradNorm,
 )
 Method(
-    "fedgradnorm-paper",
-    "Algorithm 2 to the letter: loss after the step, no floor",
-    _FEDGRADNORM,
-    w.GradNorm,
-    fixed={"rule": "absolute", "floor": None},
-    settings={"report_loss": "after", "head_start": "random"},
-)
-Method(
     "fedgradnorm-direct",
     "weights go straight to where fedgradnorm's go slowly",
     "this package",
@@ -339,6 +331,14 @@ Method(
     "Li et al. 2021",
     w.Equal,
     settings={"ditto": 0.1},
+)
+Method(
+    "fedgradnorm-paper",
+    "Algorithm 2 to the letter: loss after the step, no floor",
+    _FEDGRADNORM,
+    w.GradNorm,
+    fixed={"rule": "absolute", "floor": None},
+    settings={"report_loss": "after", "head_start": "random"},
 )
 
 _BUILTIN.update(METHODS)

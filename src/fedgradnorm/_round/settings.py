@@ -303,8 +303,8 @@ class Sharing(_Group):
         None,
         _PATTERNS,
         "which parameters of a shared head each client keeps for itself, trained on its own data "
-        'and never averaged: names or patterns of names, such as "bias" or "*.bias". With "bias", '
-        "clients share the weights and differ in level or prevalence.",
+        'and never averaged: names or patterns of names, such as ``"bias"`` or ``"*.bias"``. With '
+        '``"bias"``, clients share the weights and differ in level or prevalence.',
         private=False,
     )
     head_start: HeadStart = _setting(
