@@ -15,8 +15,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from experiments.resuming import stored
-from fedgradnorm._flower.agreement import ONLY
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._round.settings import Settings, scope_of
 from fedgradnorm._runs import about
 from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
 from fedgradnorm._runs.many.spread import MANY, SHARES, groups_of, quantiles
@@ -119,7 +118,8 @@ def test_a_client_to_record_must_be_there() -> None:
 
 
 def test_a_deployment_has_no_such_settings() -> None:
-    assert ONLY["eval_clients"] is ONLY["record_clients"] is None
+    assert not scope_of("eval_clients").deployed
+    assert not scope_of("record_clients").deployed
 
 
 @pytest.mark.parametrize("count", [MANY + 1, ALL_ROWS])

@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused() -> None:
         run.personalize("late")
     with pytest.raises(fgn.ConfigError, match=r"personalize\.steps must be a whole number >= 1"):
         run.personalize(late(), steps=0)
-    with pytest.raises(fgn.ConfigError, match=r"unknown personalize\.what 'hed'"):
+    with pytest.raises(fgn.ConfigError, match=r"unknown personalization\.personalize\.what 'hed'"):
         run.personalize(late(), what="hed")
     with pytest.raises(fgn.ModelError, match=r"personalize\.what '9' is no trainable layer"):
         run.personalize(late(), what=["9"])

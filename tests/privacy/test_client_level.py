@@ -168,7 +168,7 @@ def test_what_would_tell_of_a_client_beside_the_sum_is_refused(
 
 
 def test_client_level_terms_are_no_clients(tmp_path: Path) -> None:
-    with pytest.raises(fgn.ConfigError, match=r"fgn\.train"):
+    with pytest.raises(fgn.ConfigError, match=r"fgn\.Server\(privacy"):
         fgn.Client(
             "a", fgn.regression(1), train=(np.ones((2, 1)), np.ones(2)),
             privacy=fgn.ClientPrivacy(1.0, 1e-3),
