@@ -25,7 +25,7 @@ from torch import nn
 from work import Work, make_clients, make_network
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.sharing import make_federation
+from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import Settings, grouped
 
@@ -45,7 +45,7 @@ COLUMNS = {
 WAYS = {
     "fedrep": {"share": "all"},
     "at_once": {"share": "none"},
-    "in_turn": {"share": "none", "engine": "loop"},
+    "in_turn": {"share": "none", "executor": "loop"},
 }
 SCHOOLS, CONVOLUTION = "139 schools, 28-32-16", "10 clients, Network 1"
 WHOLE = 3  # runs of 1,000 rounds on a GPU

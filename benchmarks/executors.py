@@ -11,6 +11,7 @@ whole FedAvg run of 1,500 rounds is timed too, and pfl-research on the same work
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from timing import alternate, ratio
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.sharing import make_federation
+from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings, grouped
@@ -32,8 +33,8 @@ from fedgradnorm._round.settings import Settings, grouped
 SGD = {"name": "sgd", "lr": 0.1}
 FEDAVG = {
     "shared_steps": 5,
-    "schedule": "together",
-    "update": "model",
+    "phases": "joint",
+    "sends": "model",
     "heads": "all",
     "head_optimizer": SGD,
     "local_optimizer": SGD,
@@ -106,8 +107,8 @@ class Contestant:
 
     def __init__(self, work: Federated, clients: list[fgn.Client], engine: str, device: str):
         batch = 10 if work.images else 16
-        how = {"first_loss": "first_round", "head_start": "random", "batch_size": batch}
-        settings = Settings(rounds=10**6, lr=0.1, engine=engine, **how, **work.settings)
+        how = {"first_loss": "first_round", "head_init": "random", "batch_size": batch}
+        settings = Settings(rounds=10**6, lr=0.1, executor=engine, **how, **work.settings)
         self.federation = make_federation(
             work.network(), clients, fgn.Equal(), settings, torch.device(device)
         )
@@ -144,7 +145,30 @@ def measured(work: Federated, device: str, repeats: int, quick: bool) -> record.
         row["graph"] = 1e3 * statistics.median(seconds)
         row["loop_over_graph"] = row["loop"] / row["graph"]
         row["why_no_graph"] = graphs.federation.graphs.why_not()
+    if work.settings is FEDAVG and importlib.util.find_spec("pfl"):
+        row |= beside_pfl(work, clients, vmap, device, repeats, count)
     return row
+
+
+def beside_pfl(
+    work: Federated,
+    clients: list[fgn.Client],
+    ours: Contestant,
+    device: str,
+    repeats: int,
+    count: int,
+) -> record.Row:
+    """pfl-research and ours in turn, on the same network, clients and number of steps."""
+    from rival_pfl import PflAveraging
+
+    network = nn.Sequential(*work.network(), nn.Linear(128, 10))
+    cohort = round(work.share * len(clients))
+    pfl = PflAveraging(network, clients, device, cohort=cohort, batch=10, steps=5, lr=0.1)
+    times = alternate({"pfl": pfl.rounds, "vmap": ours.rounds}, count, repeats)
+    return {
+        "pfl": 1e3 * statistics.median(times["pfl"]),
+        "pfl_over_vmap": ratio(times["pfl"], times["vmap"]),
+    }
 
 
 def whole(work: Federated, rounds: int) -> float:
@@ -163,7 +187,7 @@ def whole(work: Federated, rounds: int) -> float:
                 "participation": work.share,
                 "first_loss": "first_round",
                 "eval_every": 0,
-                "head_start": "random",
+                "head_init": "random",
                 "device": "cuda",
                 "precision": "tf32",
                 **work.settings,

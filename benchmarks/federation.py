@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm._flower.joining import joined
+from fedgradnorm._flower.join import joined
 from fedgradnorm._flower.setup import fill_client, init_federation
 from fedgradnorm._flower.trying import free_port
 from fedgradnorm.experiments._config.config_file import load_config

@@ -59,7 +59,7 @@ def row(name: str, method: str, quick: bool) -> Row:
     path, changes, rounds = RUNS[name]
     if quick:
         changes, rounds = [*changes, "data.samples=400"], 2
-    config = load_config(CONFIGS / path, [*changes, f"method={method}", "compute.engine=loop"])
+    config = load_config(CONFIGS / path, [*changes, f"method={method}", "compute.executor=loop"])
     network, clients, weighting, settings = build(config, clients_of(config))
     federation = Federation(network, clients, weighting, settings, torch.device("cpu"))
     federation.server.bounds = watched = Watched()

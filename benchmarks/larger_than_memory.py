@@ -201,7 +201,7 @@ def child(given: argparse.Namespace) -> None:
             rounds=given.rounds,
             lr=1e-3,
             local=fgn.Local(batch_size=64),
-            compute=fgn.Compute(engine="loop"),
+            compute=fgn.Compute(executor="loop"),
             recording=fgn.Recording(
                 eval_every=given.rounds, checkpoint_every=max(1, given.rounds // 10)
             ),

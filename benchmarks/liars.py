@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines import Engine, Problem, make_engine
-from fedgradnorm._federation.making_heads import HeadsOnDemand
+from fedgradnorm._federation.heads import HeadsOnDemand
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator
@@ -33,7 +33,7 @@ from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._norm_layer import find_norm_layer
 from fedgradnorm.weighting import Needs, Weighting
 
 FEATURES, LIAR, ROUNDS = 10, "e", 150
@@ -62,22 +62,26 @@ def clients(seed: int, rows: int) -> list[fgn.Client]:
 
 def scaled(factor: float) -> Lie:
     """The true update times a factor."""
-    return lambda update, said, _shared, _gauge: (factor * update, said)
+    return lambda update, said, _shared, _norm_layer: (factor * update, said)
 
 
-def boasting(update: Tensor, said: Said, _shared: Tensor, _gauge: Tensor) -> tuple[Tensor, Said]:
+def boasting(
+    update: Tensor, said: Said, _shared: Tensor, _norm_layer: Tensor
+) -> tuple[Tensor, Said]:
     """The update turned round, and a loss that is said to be a million times the first."""
     return -update, {**said, "loss_ratio": 1e6}
 
 
-def hiding(update: Tensor, said: Said, _shared: Tensor, gauge: Tensor) -> tuple[Tensor, Said]:
-    """Turned round, and hardly anything of it on the gauge."""
+def hiding(update: Tensor, said: Said, _shared: Tensor, norm_layer: Tensor) -> tuple[Tensor, Said]:
+    """Turned round, and hardly anything of it on the norm layer."""
     update = -update
-    update[gauge] *= 1e-3
+    update[norm_layer] *= 1e-3
     return update, said
 
 
-def erasing(_update: Tensor, said: Said, shared: Tensor, _gauge: Tensor) -> tuple[Tensor, Said]:
+def erasing(
+    _update: Tensor, said: Said, shared: Tensor, _norm_layer: Tensor
+) -> tuple[Tensor, Said]:
     """Toward the network that is all zero."""
     return shared.clone(), said
 
@@ -88,7 +92,7 @@ LIES: Mapping[str, Lie] = {
     "sign flip x100": scaled(-100),
     "scale x100": scaled(100),
     "loss_ratio 1e6": boasting,
-    "tiny gauge norm": hiding,
+    "tiny gradient norm": hiding,
     "steer to zero": erasing,
 }
 
@@ -118,8 +122,8 @@ class Liars:
         said = {key: float(getattr(reports, key)[row]) for key in self.scalars}
         if name == LIAR:
             update, said = self.lie(update, said, order.shared, self.engine.norm_layer)
-            if "gauge_norm" in said:  # a false one would be refused: the server measures it
-                said["gauge_norm"] = float(update[self.engine.norm_layer].double().norm())
+            if "grad_norm" in said:  # a false one would be refused: the server measures it
+                said["grad_norm"] = float(update[self.engine.norm_layer].double().norm())
         return Answer(order.run, order.round, order.state_round + 1, update, said)
 
 
@@ -137,12 +141,12 @@ def federation(
     assert settings.rounds is not None
     agreement = Agreement(settings, settings.rounds, sent_scalars(weighting, settings), "agreed")
     heads = HeadsOnDemand(shared, everybody, settings)
-    heads.make_all(dict)
+    heads.make_all()
     problem = Problem(
         shared,
         everybody,
         heads,
-        find_gauge(shared, torch.zeros(2, FEATURES), None),
+        find_norm_layer(shared, torch.zeros(2, FEATURES), None),
         settings.local(),
         torch.device("cpu"),
         settings.batch_size,
@@ -158,7 +162,7 @@ def federation(
 
 def outcome(method: str, lie: str, bounds: Bounds | None, quick: bool) -> tuple[float, bool]:
     """The honest clients' mean test accuracy after the run, and whether anybody was bounded."""
-    settings = Settings(rounds=3 if quick else ROUNDS, lr=0.01, device="cpu", head_start="random")
+    settings = Settings(rounds=3 if quick else ROUNDS, lr=0.01, device="cpu", head_init="random")
     weighting = find_method(method).build({})
     coordinator = federation(weighting, LIES[lie], bounds, settings, 200 if quick else 2000)
     while not coordinator.done:

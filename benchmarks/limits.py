@@ -42,7 +42,7 @@ NUMBER = 4  # bytes of a float32
 COLUMNS = {
     "work": "work",
     "device": "device",
-    "engine": "engine",
+    "executor": "executor",
     "round_s": "round, s",
     "gflop": "GFLOP",
     "gb": "GB",
@@ -149,7 +149,7 @@ def measure(work: Work, device: str, given: argparse.Namespace) -> record.Row:
         "row": f"{work.name}, {device}",
         "work": work.name,
         "device": device,
-        "engine": ours.engine,
+        "executor": ours.engine,
         "round_s": each["round"],
         "gflop": need.flops / 1e9,
         "gb": need.bytes / 1e9,

@@ -48,16 +48,20 @@ def write_run(folder: Path, method: str, seed: int, epochs: int, rounds: int) ->
             here = {"round": number, "epoch": number / rounds, "client": task, "weight": 1.0}
             loss = float(left * noise[number, place])
             if number:
-                signals = {"loss": loss, "loss_ratio": loss, "gauge_norm": loss * (place + 1)}
-                rows.append({**here, "split": "batch", **signals, "active": 1, "held": 0})
+                signals = {"loss": loss, "loss_ratio": loss, "grad_norm": loss * (place + 1)}
+                rows.append({**here, "split": "batch", **signals, "active": 1, "weight_frozen": 0})
             if number % rounds == 0:
                 value = {"loss": loss, "accuracy": 1 - loss / 2}
                 rows += [{**here, "split": split, **value} for split in ("train", "test")]
     table.append(rows)
     (folder / "metrics.csv").write_text(table.text())
-    about = {"format": 1, "finished": True, "rounds": total, "weighting": METHODS[method]}
-    about |= {"settings": {"seed": seed}, "clients": {}, "started": f"2026-01-01T00:00:{seed:02d}"}
-    (folder / "run.json").write_text(json.dumps(about))
+    manifest = {"format": 1, "finished": True, "rounds": total, "weighting": METHODS[method]}
+    manifest |= {
+        "settings": {"seed": seed},
+        "clients": {},
+        "started": f"2026-01-01T00:00:{seed:02d}",
+    }
+    (folder / "run.json").write_text(json.dumps(manifest))
     (folder / "config.toml").write_text(f'name = "table2"\nmethod = "{method}"\nseed = {seed}\n')
 
 

@@ -98,9 +98,9 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int, rate: Rate) 
         weighting=fgn.Equal(),
         seed=seed,
         rounds=rounds,
-        local=fgn.Local(batch_size=None, schedule="together", head_optimizer=head),
+        local=fgn.Local(batch_size=None, phases="joint", head_optimizer=head),
         server=fgn.Server(server_optimizer=server),
-        sharing=fgn.Sharing(head_start="random", **ARMS[arm]),
+        sharing=fgn.Sharing(head_init="random", **ARMS[arm]),
         recording=fgn.Recording(eval_every=0),
     )  # fmt: skip
 

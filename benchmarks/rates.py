@@ -1,6 +1,6 @@
 """Which learning rate does best on validation rows, by method: from finished runs, as TOML.
 
-    fedgradnorm compare configs/worth-school.toml seed=100 --seeds 1 --out runs/rates \
+    fedgradnorm compare configs/benefit-school.toml seed=100 --seeds 1 --out runs/rates \
         --methods "fedrep lr=0.001,fedrep lr=0.003,fedrep lr=0.01"
     python benchmarks/rates.py runs/rates
 

@@ -38,7 +38,7 @@ COLUMNS = {
     "first_ratio": "to 100 registered", "round_ms": "later rounds, ms",
     "ratio": "to 100 registered", "ready": "ready, s", "beyond_gb": "memory, GB",
     "heads_gb": "heads in it, GB", "checkpoint_mb": "checkpoint, MB", "rows_mb": "its rows, MB",
-    "table_mb": "metrics.csv, MB", "about_mb": "run.json, MB",
+    "table_mb": "metrics.csv, MB", "manifest_mb": "run.json, MB",
 }  # fmt: skip
 
 RATIOS = {
@@ -97,7 +97,7 @@ class Seen:
             "checkpoint_mb": sizes["checkpoint.safetensors"],
             "rows_mb": self._rows / 1e6,
             "table_mb": sizes["metrics.csv"],
-            "about_mb": sizes["run.json"],
+            "manifest_mb": sizes["run.json"],
         }
 
 

@@ -1,4 +1,4 @@
-"""FedRep in Apple's pfl-research, from PyPI as ``pfl``: its simulation, averaging and local SGD.
+"""FedRep and FedAvg in Apple's pfl-research, from PyPI as ``pfl``: its simulation and local SGD.
 
 pfl has no FedRep. What its user has to write is here: a module with a loss, a data set that gives
 the batches in the order of ours, and an algorithm that trains the client's head before pfl's own
@@ -164,6 +164,70 @@ class PflRounds:
         """Each client's mean over its shared steps."""
         steps = self.work.shared_steps
         return {name: float(person.loss) / steps for name, person in self.people.items()}
+
+
+class Classifier(nn.Module):
+    """A whole network with the loss and metrics that pfl asks a module for."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.network(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
+        return {"loss": Weighted(float(self.loss(x, y)) * len(x), len(x))}
+
+
+class PflAveraging:
+    """FedAvg as pfl has it: local SGD from the server's network, and the mean of differences.
+
+    All of it is pfl's own code. Its data is on the device before the first round, and nothing is
+    evaluated or logged, so that a round is training alone.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        clients: list[fgn.Client],
+        device: str,
+        *,
+        cohort: int,
+        batch: int,
+        steps: int,
+        lr: float,
+    ) -> None:
+        module = Classifier(network).to(device)
+        central = torch.optim.SGD(module.parameters(), lr=1.0)
+        self.model = PyTorchModel(module, torch.optim.SGD, central)
+        data = {
+            client.name: Dataset(tuple(torch.as_tensor(part).to(device) for part in client.train))
+            for client in clients
+        }
+        sampler = itertools.cycle(data).__next__
+        federated = FederatedDataset(data.__getitem__, sampler)
+        self.backend = SimulatedBackend(federated, federated)
+        self.algorithm, self.cohort = FederatedAveraging(), cohort
+        self.params = NNTrainHyperParams(
+            local_batch_size=batch,
+            local_num_epochs=None,
+            local_num_steps=steps,
+            local_learning_rate=lr,
+        )
+
+    def rounds(self, first: int, count: int) -> None:
+        """pfl goes on from where it was until it has done ``first + count`` rounds."""
+        self.algorithm.run(
+            NNAlgorithmParams(first + count, 10**9, self.cohort, None),
+            self.backend,
+            self.model,
+            self.params,
+            send_metrics_to_platform=False,
+        )
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
 
 def _rows(client: fgn.Client) -> Rows:

@@ -37,7 +37,7 @@ COMPARED = 3  # rounds after which losses are compared
 TOLERANCE = 2e-3  # beyond this it is not the same training, and times mean nothing
 COLUMNS = {
     "work": "work",
-    "engine": "engine",
+    "executor": "executor",
     "ours_s": "ours, s",
     "plain_s": "plain loop, s",
     "pfl_s": "pfl, s",
@@ -63,7 +63,7 @@ def measure(work: Work, given: argparse.Namespace) -> record.Row:
     for one in contestants.values():
         one.rounds(0, COMPARED)
     ours = contestants["ours"]
-    row = {"work": work.name, "engine": ours.engine, "losses": dict(ours.loss)}
+    row = {"work": work.name, "executor": ours.engine, "losses": dict(ours.loss)}
     for name, one in contestants.items():
         row |= {} if one is ours else compare(name, ours.loss, one.loss)
     runs = {name: one.rounds for name, one in contestants.items()}

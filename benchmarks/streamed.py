@@ -25,7 +25,7 @@ from fedgradnorm._training.trainer import Trainer
 CLIENTS = [3, 30, 100]
 ROWS, WIDTH = 400, 256
 COLUMNS = {
-    "clients": "clients", "loop_ms": "loop, ms", "auto_ms": "auto, ms", "engine": "auto takes",
+    "clients": "clients", "loop_ms": "loop, ms", "auto_ms": "auto, ms", "executor": "auto takes",
     "ratio": "loop over auto", "quartiles": "quartiles", "held_ms": "in memory, joint, ms",
 }  # fmt: skip
 
@@ -41,7 +41,7 @@ def trainer(x: np.ndarray, engine: str) -> Trainer:
         y = np.array(own[:, :1])
         pair = own, y if k % 2 else (y[:, 0] > 0).astype(np.int64)
         clients.append(fgn.Client(f"c{k}", tasks[k % 2], train=pair))
-    settings = Settings(engine=engine, rounds=1 << 20, batch_size=16)
+    settings = Settings(executor=engine, rounds=1 << 20, batch_size=16)
     return Trainer(network, clients, fgn.GradNorm(rule="direct"), settings, torch.device("cpu"))
 
 
@@ -65,7 +65,7 @@ def point(count: int, folder: Path, repeats: int, rounds: int) -> record.Row:
     return {
         "clients": count,
         **{f"{name}_ms": 1e3 * statistics.median(each) for name, each in times.items()},
-        "engine": found["auto"].federation.engine.name,
+        "executor": found["auto"].federation.engine.name,
         "ratio": ratio(times["loop"], times["auto"]),
         "quartiles": f"{low:.2f} to {high:.2f}",
     }

@@ -42,7 +42,7 @@ WARM = 3
 CLASSES = (2, 5, 6, 8, 10)
 NAMES = [name for name in METHODS if name != "local"]  # which has no server
 HEADER = (
-    "| method | server sees | engine | round, ms | against fedrep | weights, ms | share "
+    "| method | server sees | executor | round, ms | against fedrep | weights, ms | share "
     "| held, MB | peak, MB |\n|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -95,7 +95,7 @@ def measure(name: str, rounds: int, device: str) -> dict[str, object]:
         held = tensor_bytes(reports, signals)
     return {
         "method": name,
-        "engine": one.engine.name,
+        "executor": one.engine.name,
         "round_ms": 1000 * statistics.median(whole[WARM:]),
         "weights_ms": 1000 * statistics.median(weights[WARM:]),
         "held_mb": held / 1e6,
@@ -148,7 +148,7 @@ def row(found: dict[str, float], equal: dict[str, float]) -> str:
     needs = METHODS[str(found["method"])].needs
     sees = ", ".join(str(need.name).lower() for need in needs) if needs else "nothing"
     return (
-        f"| {found['method']} | {sees} | {found['engine']} | {found['round_ms']:.1f} "
+        f"| {found['method']} | {sees} | {found['executor']} | {found['round_ms']:.1f} "
         f"| {found['round_ms'] / equal['round_ms']:.2f}x | {found['weights_ms']:.2f} "
         f"| {100 * found['weights_ms'] / found['round_ms']:.1f} % | {found['held_mb']:.1f} "
         f"| {found['peak_mb'] - equal['peak_mb']:+.0f} |"

@@ -9,9 +9,8 @@ import torch
 from plain import PlainLoop
 
 import fedgradnorm as fgn
-from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.making_heads import make_head
-from fedgradnorm._federation.sharing import make_federation
+from fedgradnorm._federation.federation import Federation, make_federation
+from fedgradnorm._federation.heads import make_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.settings import Precision, Settings
 
@@ -100,11 +99,11 @@ def make_ours(
         head_steps=work.head_steps,
         shared_steps=work.shared_steps,
         first_loss="first_round",
-        engine=engine,
+        executor=engine,
         compile=compile,
         precision=precision,
         lr=LR,
-        head_start="random",  # as every rival's, see make_heads
+        head_init="random",  # as every rival's, see make_heads
     )
     if weighting is None:
         weighting = fgn.GradNorm() if work.weigh else fgn.Equal()

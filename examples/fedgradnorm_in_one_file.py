@@ -6,7 +6,7 @@ Run it: two tasks on the same inputs, one of them far louder than the other.
     python examples/fedgradnorm_in_one_file.py
 
 Paper's symbols: omega = shared parameters, h = a client's head, p = weights (sum N), F = loss,
-omega-tilde = the gauge: the shared layer whose gradient is measured.
+omega-tilde = the norm layer: the shared layer whose gradient is measured.
 """
 
 import copy
@@ -24,7 +24,7 @@ def fedgradnorm(
     losses,  # {client: function (prediction, target) -> scalar loss}
     data,  # {client: (x, y)}: all training rows, for the first loss F_0
     batch,  # function (client, round, step) -> (x, y)
-    gauge,  # names of the parameters of omega whose gradient is measured
+    norm_layer,  # names of the parameters of omega whose gradient is measured
     rounds,
     active=None,  # function (round) -> names of the clients that take part; all by default
     head_steps=1,  # tau_h
@@ -51,7 +51,7 @@ def fedgradnorm(
 
     for k in range(rounds):
         present = list(heads) if active is None else active(k)
-        update, loss_ratio, gauge_norm = {}, {}, {}
+        update, loss_ratio, grad_norm = {}, {}, {}
 
         for i in present:  # ---------------------------------------------------------- client i
             local = copy.deepcopy(omega)
@@ -80,15 +80,15 @@ def fedgradnorm(
 
             update[i] = mean_gradient
             loss_ratio[i] = mean_loss / first_loss[i]
-            gauge_norm[i] = torch.cat([mean_gradient[name].flatten() for name in gauge]).norm()
+            grad_norm[i] = torch.cat([mean_gradient[name].flatten() for name in norm_layer]).norm()
 
         # ------------------------------------------------------------------------------ server
         n, share = len(present), sum(p[i].detach() for i in present)
         mean_ratio = sum(loss_ratio.values()) / n
-        mean_length = sum(p[i].detach() * gauge_norm[i] for i in present) / n
+        mean_length = sum(p[i].detach() * grad_norm[i] for i in present) / n
         for i in present:  # target is a constant: no gradient flows through it
             target = mean_length * (loss_ratio[i] / mean_ratio) ** gamma
-            f_grad = (p[i] * gauge_norm[i] - target).abs().sum()
+            f_grad = (p[i] * grad_norm[i] - target).abs().sum()
             weight_optimizer[i].zero_grad()
             f_grad.backward()
             weight_optimizer[i].step()
@@ -125,10 +125,18 @@ def main():
     network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     heads = {"quiet": nn.Linear(64, 2), "loud": nn.Linear(64, 1)}
     data = {client: (x, y) for client, y in targets.items()}
-    gauge = ("2.weight", "2.bias")
+    norm_layer = ("2.weight", "2.bias")
     for title, weight_lr in (("equal weights", 0.0), ("FedGradNorm", 0.004)):
         omega, trained, p = fedgradnorm(
-            network, heads, losses, data, batch, gauge, rounds=400, lr=1e-3, weight_lr=weight_lr
+            network,
+            heads,
+            losses,
+            data,
+            batch,
+            norm_layer,
+            rounds=400,
+            lr=1e-3,
+            weight_lr=weight_lr,
         )
         with torch.no_grad():
             last = {i: losses[i](trained[i](omega(x)), y).item() for i, (_, y) in data.items()}

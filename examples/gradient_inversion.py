@@ -47,7 +47,7 @@ def update(who: Sequence[fgn.Client]) -> dict[str, torch.Tensor]:
         rounds=1,
         local=fgn.Local(batch_size=1, head_steps=0),
         server=fgn.Server(server_optimizer=ONE_STEP),
-        sharing=fgn.Sharing(head_start="random"),
+        sharing=fgn.Sharing(head_init="random"),
         recording=fgn.Recording(eval_every=0),
     )  # fmt: skip
     assert run.network is not None

@@ -66,10 +66,10 @@ def train(
         trunk(seed), clients,
         weighting=weighting,
         rounds=steps,
-        local=fgn.Local(batch_size=batch, schedule="together"),
+        local=fgn.Local(batch_size=batch, phases="joint"),
         lr=1e-3,
-        server=fgn.Server(order="old"),
-        sharing=fgn.Sharing(head_start="random"),
+        server=fgn.Server(step_with="previous"),
+        sharing=fgn.Sharing(head_init="random"),
         recording=fgn.Recording(eval_every=0),
         seed=seed,
     )  # fmt: skip

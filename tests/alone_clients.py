@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.alone import Alone
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
 
@@ -58,12 +57,12 @@ def clients(validation: bool = True) -> list[fgn.Client]:
     ]
 
 
-def trainer(network: nn.Module, those: list[fgn.Client], engine: str, **more: Any) -> Trainer:
+def trainer(network: nn.Module, those: list[fgn.Client], executor: str, **more: Any) -> Trainer:
     weighting = more.pop("weighting", fgn.Equal)
-    settings = Settings(**{**BASE, "engine": engine, **more})
+    settings = Settings(**{**BASE, "executor": executor, **more})
     made = Trainer(network, those, weighting(), settings, toys.CPU)
     if settings.share == "none":
-        assert type(made.federation) is Alone
+        assert not made.federation.shares
     return made
 
 

@@ -1,4 +1,4 @@
-"""``fgn.train`` and ``fgn.worth`` with every setting by its own name, in whatever group it is.
+"""``fgn.train`` and ``fgn.benefit`` with every setting by its own name, in whatever group it is.
 
 Tests of what settings do share dicts of them, which is plainer without groups. Tests of the
 interface itself call ``fgn.train``.
@@ -40,6 +40,6 @@ def train(
     return train_with(network, clients, weighting, settings, start=start, resume=resume, **rest)
 
 
-def worth(network: Any, clients: Any, **given: Any) -> fgn.Benefit:
-    """``fgn.worth`` with settings by name."""
-    return fgn.worth(network, clients, **keywords(given))
+def benefit(network: Any, clients: Any, **given: Any) -> fgn.Benefit:
+    """``fgn.benefit`` with settings by name."""
+    return fgn.benefit(network, clients, **keywords(given))

@@ -13,10 +13,10 @@ import torch
 
 import fedgradnorm as fgn
 import flat
-from fedgradnorm._federation.making_heads import make_head
+from fedgradnorm._federation.heads import make_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.local_update import LocalSpec
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._norm_layer import find_norm_layer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fedgradnorm_in_one_file.py"
 
@@ -56,7 +56,7 @@ def compare_with_oracle(
 ) -> dict[str, dict[str, float]]:
     """Largest differences between ``fgn.train`` and the oracle, for every engine."""
     runs = {
-        engine: flat.train(
+        executor: flat.train(
             network,
             clients,
             weighting=fgn.GradNorm(gamma=0.9, optimizer=optimizer),
@@ -65,16 +65,16 @@ def compare_with_oracle(
             head_steps=head_steps,
             shared_steps=shared_steps,
             lr=lr,
-            head_start="random",
+            head_init="random",
             head_optimizer=optimizer,
             server_optimizer=optimizer,
             participation=participation,
-            engine=engine,
+            executor=executor,
             device="cpu",
             seed=3,
             eval_every=0,
         )
-        for engine in engines
+        for executor in engines
     }
     run = runs[engines[0]]
     dtype = next(network.parameters()).dtype
@@ -94,7 +94,7 @@ def compare_with_oracle(
         {c.name: c.task.loss for c in clients},
         data,
         batch,
-        find_gauge(network, data[clients[0].name][0]),
+        find_norm_layer(network, data[clients[0].name][0]),
         rounds,
         active=lambda k: run_active(run, k),
         head_steps=head_steps,

@@ -59,7 +59,7 @@ class Drawn:
     batch_size: int | None
     head_steps: int
     shared_steps: int
-    schedule: str
+    phases: str
     participation: float
     head_optimizer: str
     parts: str  # what of the network is shared
@@ -68,7 +68,7 @@ class Drawn:
     form: str  # what inputs are: one array, a dict, sequences, or token ids
     twins: bool  # whether every client is there twice, with other examples
     steady: bool  # whether the local optimizer's momentum is kept across rounds
-    update: str
+    sends: str
     seed: int
 
 
@@ -87,7 +87,7 @@ FEDERATION = {
     "batch_size": st.sampled_from([2, 5, None]),
     "head_steps": st.integers(1, 2),
     "shared_steps": st.sampled_from([1, 1, 2]),
-    "schedule": st.sampled_from(["alternating", "alternating", "together"]),
+    "phases": st.sampled_from(["alternating", "alternating", "joint"]),
     "participation": st.sampled_from([1.0, 1.0, 0.5]),
     "head_optimizer": st.sampled_from(["adam", "sgd"]),
     "parts": st.sampled_from(["all", "all", "frozen", "private"]),
@@ -96,7 +96,7 @@ FEDERATION = {
     "form": st.sampled_from(["plain", "plain", "named", "named", "steps", "tokens"]),
     "twins": st.booleans(),
     "steady": st.booleans(),
-    "update": st.sampled_from(["gradient", "gradient", "delta", "model"]),
+    "sends": st.sampled_from(["gradient", "gradient", "delta", "model"]),
     "seed": st.integers(0, 2**20),
 }
 DRAWN = st.builds(Drawn, **FEDERATION)
@@ -188,7 +188,7 @@ def weighting(drawn: Drawn) -> fgn.Weighting:
 
 def options(drawn: Drawn) -> dict[str, Any]:
     """Settings of ``fgn.train``."""
-    names = ("batch_size", "head_steps", "shared_steps", "schedule", "participation", "update")
+    names = ("batch_size", "head_steps", "shared_steps", "phases", "participation", "sends")
     return {
         "seed": drawn.seed,
         "local_optimizer": {"name": "sgd", "momentum": 0.5 * drawn.steady, "keep": drawn.steady},

@@ -28,7 +28,7 @@ def clients(tasks: dict[str, str] = TASKS) -> list[fgn.Client]:
 
 
 def train(heads: str = "task", given: list[fgn.Client] | None = None, **how: Any) -> fgn.Run:
-    how = {**HOW, "engine": "loop", **how}
+    how = {**HOW, "executor": "loop", **how}
     weighting = how.pop("weighting", fgn.GradNorm)()
     network = how.pop("network", toys.network())
     return flat.train(network, given or clients(), weighting=weighting, heads=heads, **how)

@@ -32,12 +32,12 @@ SETTINGS = {
     "sgd": {"server_optimizer": "sgd", "head_optimizer": "sgd"},
     "adamw": {"server_optimizer": {"name": "adamw", "weight_decay": 0.1}},
     "one vector at a time": {"server_optimizer": "adafactor"},
-    "together": {"schedule": "together"},
+    "together": {"phases": "joint"},
     "no head steps": {"head_steps": 0},
     "many head steps": {"head_steps": 5},
     "many shared steps": {"shared_steps": 3},
     "many of both": {"head_steps": 2, "shared_steps": 3},
-    "many together": {"schedule": "together", "shared_steps": 3},
+    "many together": {"phases": "joint", "shared_steps": 3},
     "first round": {"first_loss": "first_round"},
     "full batch": {"batch_size": None},
     "half of them": {"participation": 0.5},
@@ -47,8 +47,8 @@ SETTINGS = {
     "heads at the end": {"final_head_steps": 3},
     "proximal": {"proximal": 0.3},
     "conflict is nothing": {"record_conflict": 2},
-    "another gauge": {"gauge": "0"},
-    "by task": {"key": "task"},
+    "another norm layer": {"norm_layer": "0"},
+    "by task": {"weight_per": "task"},
     "by size": {"aggregate": "by_size"},
 }
 NETWORKS = {"dense": mlp, "open end": open_end, "any": toys.network, "frozen": half_frozen}
@@ -81,7 +81,7 @@ def test_whatever_the_network(network: Any) -> None:
 def test_a_client_alone_is_a_federation_of_one(network: Any, how: str) -> None:
     more = {
         "momentum": {"shared_steps": 2, "local_optimizer": {"name": "sgd", "momentum": 0.9}},
-        "models": {"update": "model", "shared_steps": 2, "proximal": 0.1},
+        "models": {"sends": "model", "shared_steps": 2, "proximal": 0.1},
     }
     settings = {**BASE, **SETTINGS.get(how, {}), **more.get(how, {})}
     made = trainer(network(), clients(), "auto", **settings)
@@ -90,10 +90,10 @@ def test_a_client_alone_is_a_federation_of_one(network: Any, how: str) -> None:
         one = toys.federation(network(), [client], **{**settings, "share": "all"})
         for k, (outcome,) in enumerate(rows):
             (single,) = one.rounds(k, [[client.name]])
-            for key in ("loss", "loss_ratio", "gauge_norm", "weight"):
+            for key in ("loss", "loss_ratio", "grad_norm", "weight"):
                 (number,) = single.columns[key]
                 assert outcome.columns[key][place] == pytest.approx(number, rel=1e-10), key
-        ours, theirs = made.federation.trained(client.name), one.trained(client.name)
+        ours, theirs = (f.all_trained()[client.name] for f in (made.federation, one))
         torch.testing.assert_close(ours.network, one.server.shared, rtol=0, atol=1e-10)
         assert_close(dict(ours.head.state_dict()), dict(theirs.head.state_dict()))
         for split in ("train", "test"):
@@ -101,10 +101,10 @@ def test_a_client_alone_is_a_federation_of_one(network: Any, how: str) -> None:
             assert_close(made.federation.evaluate(split, names), one.evaluate(split, names))
 
 
-@pytest.mark.parametrize("engine", ["joint"])
-def test_one_pass_for_everybody_needs_one_network(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["joint"])
+def test_one_pass_for_everybody_needs_one_network(executor: str) -> None:
     with pytest.raises(fgn.ConfigError, match="every client has a network of its own"):
-        trainer(mlp(), clients(), engine)
+        trainer(mlp(), clients(), executor)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def own_heads() -> list[fgn.Client]:
 
 
 def test_heads_and_losses_of_their_own() -> None:
-    both = (finished(trainer(mlp(), own_heads(), engine)) for engine in ("auto", "loop"))
+    both = (finished(trainer(mlp(), own_heads(), executor)) for executor in ("auto", "loop"))
     assert_same_training(*both)
 
 
@@ -163,16 +163,16 @@ def spoiled() -> list[fgn.Client]:
 
 
 @pytest.mark.parametrize("first_loss", ["first_round", "dataset"])
-@pytest.mark.parametrize("schedule", ["alternating", "together"])
+@pytest.mark.parametrize("phases", ["alternating", "joint"])
 def test_who_diverges_is_named_and_the_others_go_on(
-    schedule: str, first_loss: str, caplog: pytest.LogCaptureFixture
+    phases: str, first_loss: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     found, said = [], []
-    for engine in ("auto", "loop"):
+    for executor in ("auto", "loop"):
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="fedgradnorm"):
-            how = {"first_loss": first_loss, "schedule": schedule}
-            found.append(finished(trainer(mlp(), spoiled(), engine, **how)))
+            how = {"first_loss": first_loss, "phases": phases}
+            found.append(finished(trainer(mlp(), spoiled(), executor, **how)))
         said.append(caplog.messages)
     assert_same_training(*found)
     assert said[0] == said[1]
@@ -184,18 +184,18 @@ def test_who_diverges_is_named_and_the_others_go_on(
 
 def test_ditto_with_a_client_that_diverges() -> None:
     how = {"share": "all", "ditto": 0.3, "first_loss": "first_round"}
-    both = (finished(trainer(mlp(), spoiled(), engine, **how)) for engine in ("auto", "loop"))
+    both = (finished(trainer(mlp(), spoiled(), executor, **how)) for executor in ("auto", "loop"))
     assert_same_training(*both)
 
 
 ODD = {
-    "updates of another kind": {"update": "delta"},
+    "updates of another kind": {"sends": "delta"},
     "local steps with momentum": {
         "shared_steps": 2,
         "local_optimizer": {"name": "sgd", "momentum": 0.9},
     },
     "a pull of local steps": {"shared_steps": 2, "proximal": 0.1},
-    "averaged models": {"update": "model", "shared_steps": 2},
+    "averaged models": {"sends": "model", "shared_steps": 2},
     "clipped": {"clip": 0.1, "head_clip": 0.1, "shared_steps": 2},
 }
 
@@ -213,7 +213,7 @@ def test_dropout_and_running_statistics_repeat_themselves() -> None:
 
 def test_local_optimisers_of_one_step_do_not_matter() -> None:
     how = {"local_optimizer": {"name": "sgd", "momentum": 0.9}}
-    both = (finished(trainer(mlp(), clients(), engine, **how)) for engine in ("auto", "loop"))
+    both = (finished(trainer(mlp(), clients(), executor, **how)) for executor in ("auto", "loop"))
     assert_same_training(*both)
 
 
@@ -226,12 +226,14 @@ def test_the_executor_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -
 # ------------------------------------------------------------------------------ gradient norms
 
 
-@pytest.mark.parametrize("gauge", [["4", "0"], ["0", "4"], ["2", "0"], ["4.bias", "4.weight"]])
-def test_the_gauge_may_be_any_layers_in_any_order(gauge: list[str]) -> None:
+@pytest.mark.parametrize("norm_layer", [["4", "0"], ["0", "4"], ["2", "0"], ["4.bias", "4.weight"]])
+def test_the_norm_layer_may_be_any_layers_in_any_order(norm_layer: list[str]) -> None:
     def three() -> nn.Module:
         layers = (nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 5))
         return nn.Sequential(*layers)
 
     network = toys.seeded(three)
-    both = (finished(trainer(network, clients(), e, gauge=gauge)) for e in ("auto", "loop"))
+    both = (
+        finished(trainer(network, clients(), e, norm_layer=norm_layer)) for e in ("auto", "loop")
+    )
     assert_same_training(*both)

@@ -128,6 +128,6 @@ def test_a_network_that_cannot_be_mapped_is_left_to_the_loop(
 
 def test_where_nothing_is_shared_nothing_is_weighed(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", weighting=None)
-    assert alone.about["weighting"] == {"name": "Equal"}
+    assert alone.manifest["weighting"] == {"name": "Equal"}
     shared = train(tmp_path / "shared", share="all", weighting=None)
-    assert shared.about["weighting"]["name"] == "GradNorm"
+    assert shared.manifest["weighting"]["name"] == "GradNorm"

@@ -76,7 +76,7 @@ def test_ranks_and_rows_on_a_disk_are_measured(tmp_path):
     assert alone["share"] == 1
     assert 1 < eight["share"] < eight["worst"] < 2
     (few,) = run("streamed", tmp_path)["rows"]
-    assert few["engine"] == "joint"
+    assert few["executor"] == "joint"
     assert few["held_ms"] > 0
 
 
@@ -143,12 +143,12 @@ def test_data_larger_than_the_memory_trains_is_killed_and_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_starts_of_heads_are_compared_and_the_page_has_the_numbers(tmp_path, monkeypatch):
-    rows = run("head_start", tmp_path)["rows"]
+    rows = run("head_init", tmp_path)["rows"]
     assert [row["start"] for row in rows] == ["random", "auto"] * 2
     assert rows[1]["far"] < rows[0]["far"]
     monkeypatch.syspath_prepend(str(FOLDER))
-    module = importlib.import_module("head_start")
-    published = json.loads((FOLDER / "results" / "head_start.json").read_text())["rows"]
+    module = importlib.import_module("head_init")
+    published = json.loads((FOLDER / "results" / "head_init.json").read_text())["rows"]
     assert module.page_table(published) in (FOLDER.parent / "docs" / "networks.md").read_text()
 
 

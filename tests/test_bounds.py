@@ -14,7 +14,7 @@ from torch import Tensor
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._round.bounds import Bounds
-from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm.weighting import AFL, Equal, GradDrop, GradNorm, InverseFirstLoss, Needs, Weighting
 
@@ -60,7 +60,7 @@ def test_no_part_of_the_weights_is_over_the_bound(largest, weights):
 def test_no_loss_ratio_over_the_bound_is_read(bound, clients):
     active, ratio = torch.tensor([here for here, _ in clients]), rows([r for _, r in clients])
     ones = torch.ones_like(ratio)
-    reports = StackedReports(active, ones, ones, ratio, ones, (), torch.ones(len(clients), 2))
+    reports = Reports(active, ones, ones, ratio, ones, (), updates=torch.ones(len(clients), 2))
     seen, cuts = bound.clipped(reports.signals(Needs.LOSS))
     over = active & (ratio > bound.ratio)
     assert torch.equal(seen.loss_ratio[active], ratio[active].clamp_max(bound.ratio))
@@ -100,7 +100,7 @@ def test_whatever_a_liar_sends_its_share_of_the_step_is_bounded(make, length, sa
     for _ in range(3):
         before = state.shared.data.clone()
         server_step(
-            state, StackedReports(ones > 0, ones, ones, lie[1], lie[0], (), torch.diag(lie[2]))
+            state, Reports(ones > 0, ones, ones, lie[1], lie[0], (), updates=torch.diag(lie[2]))
         )
         step = (state.shared.data - before).abs()
         if int((step > 0).sum()) >= 3:
@@ -125,7 +125,7 @@ def test_without_bounds_a_liar_takes_the_step_and_with_them_it_does_not():
         weighting.bind(["liar", "b", "c"])
         state = ServerState(torch.zeros(3), weighting, {"name": "sgd", "lr": 1.0}, bounds=bound)
         ones, ratio = torch.ones(3, dtype=torch.float64), rows([1e6, 1.0, 1.0])
-        server_step(state, StackedReports(ones > 0, ones, ones, ratio, ones, (), torch.eye(3)))
+        server_step(state, Reports(ones > 0, ones, ones, ratio, ones, (), updates=torch.eye(3)))
         return float(state.shared.data[0] / state.shared.data.sum())
 
     assert share(OFF) > 0.99999
@@ -133,7 +133,7 @@ def test_without_bounds_a_liar_takes_the_step_and_with_them_it_does_not():
 
 
 def test_an_engine_that_holds_no_updates_says_that_it_cannot_bound_them():
-    federation = toys.federation(toys.network(), toys.clients(), engine="joint")
+    federation = toys.federation(toys.network(), toys.clients(), executor="joint")
     federation.server.bounds = Bounds()
     with pytest.raises(fgn.ConfigError, match="forms no single gradients"):
         federation.round(0, toys.NAMES)

@@ -18,7 +18,7 @@ from experiments.overfitting import clients as validated
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.manifest import read_manifest
 
 HOW: dict[str, Any] = {"rounds": 6, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 2}
 
@@ -75,17 +75,17 @@ class Lower(fgn.Callback):
             state.stop("all losses are low")
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
 @pytest.mark.parametrize("eval_every", [0, 1])
-def test_a_callback_reads_the_record_and_stops_the_run(engine: str, eval_every: int) -> None:
+def test_a_callback_reads_the_record_and_stops_the_run(executor: str, eval_every: int) -> None:
     lower = Lower(0.8)
-    how = {"engine": engine, "rounds": 300, "eval_every": eval_every}
+    how = {"executor": executor, "rounds": 300, "eval_every": eval_every}
     run = train(lower, **how)
     last = int(run.history["round"].max())
     assert 0 < last < 300
     assert run.finished
-    assert run.about["stopped_early"] is True
-    assert run.about["stopped"] == "all losses are low"
+    assert run.manifest["stopped_early"] is True
+    assert run.manifest["stopped"] == "all losses are low"
     evaluations = run.history[run.history.split != "batch"]
     assert not evaluations.duplicated(["round", "client", "split"]).any()
     short = train(**{**how, "rounds": last})
@@ -172,7 +172,7 @@ def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path: Path) -> None:
         train(Stop(), folder=tmp_path / "part", progress=fail)
     run = train(folder=tmp_path / "part", resume=True)
     assert run.finished
-    assert run.about["stopped"] == "enough"
+    assert run.manifest["stopped"] == "enough"
     assert run.history["round"].max() == 3
     assert_equal_to_the_bit(tmp_path / "part", tmp_path / "whole")
 
@@ -180,7 +180,7 @@ def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("watch", ["loss", "accuracy", "calibration_error"])
 def test_early_stopping_ends_a_run_that_no_longer_improves(watch: str) -> None:
     clients = [_with_metrics(client) for client in validated()[:2]]
-    how = {"clients": lambda: clients, "rounds": 60, "eval_every": 1, "head_start": "random"}
+    how = {"clients": lambda: clients, "rounds": 60, "eval_every": 1, "head_init": "random"}
     run = train(fgn.EarlyStopping(3, watch, min_rounds=5), **how)
     rounds = run.history[run.history.split == "validation"]
     mean = rounds.groupby("round")[watch].mean()
@@ -190,9 +190,9 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(watch: str) -> None:
         mean = -((first - each) / each.clip(lower=first, axis=1)).mean(axis=1)
     best = int((mean if watch != "accuracy" else -mean).idxmin())
     last = int(run.history["round"].max())
-    assert run.about["stopped_early"] is True
+    assert run.manifest["stopped_early"] is True
     assert last == best + 5
-    assert f"best at round {best}" in run.about["stopped"]
+    assert f"best at round {best}" in run.manifest["stopped"]
 
 
 def _with_metrics(client: fgn.Client) -> fgn.Client:
@@ -202,7 +202,7 @@ def _with_metrics(client: fgn.Client) -> fgn.Client:
 
 def test_early_stopping_beside_the_best_round_ends_with_the_best_one() -> None:
     run = overfitting.train(keep="best", callbacks=[fgn.EarlyStopping(2, min_rounds=2)])
-    kept = run.about["kept"]["round"]
+    kept = run.manifest["kept"]["round"]
     assert 0 < kept < overfitting.ROUNDS
     assert run.history["round"].max() == kept + 2 * overfitting.EVERY
     assert overfitting.losses(run) == overfitting.losses(overfitting.train(rounds=kept))
@@ -212,11 +212,11 @@ def test_patience_of_small_clients_waits_for_fifty_rounds() -> None:
     """Their epoch is one round, so by default they are evaluated after each one."""
     how = {"clients": validated, "batch_size": None, "keep": "best", "rounds": 200}
     run = train(**how, patience=2, eval_every=None)
-    kept = run.about["kept"]
-    assert run.about["stopped_early"] is True
+    kept = run.manifest["kept"]
+    assert run.manifest["stopped_early"] is True
     assert kept["last_round"] == kept["round"] + 50
     run = train(**how, patience=2, eval_every=1)
-    assert run.about["kept"]["last_round"] == run.about["kept"]["round"] + 2
+    assert run.manifest["kept"]["last_round"] == run.manifest["kept"]["round"] + 2
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_run_that_ends_in_divergence_says_so(
 ) -> None:
     run = exploding(folder=tmp_path / "run")
     assert run.finished
-    assert run.diverged == ["wild"] == read_about(tmp_path / "run")["diverged"]
+    assert run.diverged == ["wild"] == read_manifest(tmp_path / "run")["diverged"]
     assert fgn.load(tmp_path / "run").diverged == ["wild"]
     assert "client 'wild' has diverged" in caplog.records[-1].getMessage()
     assert "'wild' has diverged" in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]

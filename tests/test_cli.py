@@ -18,7 +18,7 @@ import fedgradnorm as fgn
 import flat
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments._config.config_file import build
 from fedgradnorm.experiments._execute import execute
@@ -47,7 +47,7 @@ def config(tmp_path):
 
 def test_help_and_version():
     for words in ([], ["run"], ["resume"], ["compare"], ["report"], ["methods"], ["demo"],
-                  ["worth"], ["reproduce"], ["export"], ["init"], ["data", "show"],
+                  ["benefit"], ["reproduce"], ["export"], ["init"], ["data", "show"],
                   ["data", "generate", "radcom"], ["data", "generate", "faces"],
                   ["data", "prepare", "mtfl"], ["data", "prepare", "radcom"]):  # fmt: skip
         result = cli(*words, "--help")
@@ -62,7 +62,7 @@ def test_run_then_resume_then_report(config, tmp_path):
     folder = tmp_path / "runs" / "small-fedgradnorm-seed3"
     assert str(folder) in result.stdout
     assert "MAE" in result.stdout
-    assert fgn.load(folder).about["rounds"] == 4
+    assert fgn.load(folder).manifest["rounds"] == 4
     again = cli("resume", folder)
     assert again.exit_code == 0
     assert "is finished" in again.stdout
@@ -113,54 +113,54 @@ def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config
     assert "Sweep over lr" in result.stdout
 
 
-WORTH = ["data.validation_share=0.25", "recording.keep=best", "rounds=8"]
+BENEFIT = ["data.validation_share=0.25", "recording.keep=best", "rounds=8"]
 
 
-def test_worth(config, tmp_path):
-    result = cli("worth", config, *WORTH, "--seeds", 2)
+def test_benefit(config, tmp_path):
+    result = cli("benefit", config, *BENEFIT, "--seeds", 2)
     assert result.exit_code == 0, result.output
-    assert "Joining pays for" in result.stdout
+    assert "Joining helps " in result.stdout
     assert "fedgradnorm against alone, mean over 2 seeds" in result.stdout
     assert "local seed 1 (4/4): round 8/8" in result.stderr
     assert "keep = 'last'" not in result.stderr
-    folder = tmp_path / "runs" / "small-worth"
+    folder = tmp_path / "runs" / "small-benefit"
     names = sorted(path.name for path in folder.iterdir())
     assert names == [
         "benefit.csv", "fedgradnorm-seed0", "fedgradnorm-seed1", "local-seed0", "local-seed1",
         "report.html",
     ]  # fmt: skip
-    assert "Does joining pay?" in (folder / "report.html").read_text()
+    assert "Benefit over training alone" in (folder / "report.html").read_text()
     table = pd.read_csv(folder / "benefit.csv")
     assert list(table.client) == ["class", "value"]
-    again = cli("worth", config, *WORTH, "--seeds", 2)
+    again = cli("benefit", config, *BENEFIT, "--seeds", 2)
     assert "round" not in again.stderr
     assert again.stdout == result.stdout
 
 
-def test_worth_says_what_python_says_and_by_loss(config, tmp_path):
-    config_ = load_config(config, WORTH)
+def test_benefit_says_what_python_says_and_by_loss(config, tmp_path):
+    config_ = load_config(config, BENEFIT)
     network, clients, weighting, settings = build(config_)
     given = {k: v for k, v in asdict(settings).items() if k != "share"}
-    found = flat.worth(network, clients, weighting=weighting, by="loss", **given)
-    assert cli("worth", config, *WORTH, "--by", "loss").exit_code == 0
-    table = pd.read_csv(tmp_path / "runs" / "small-worth" / "benefit.csv")
+    found = flat.benefit(network, clients, weighting=weighting, by="loss", **given)
+    assert cli("benefit", config, *BENEFIT, "--by", "loss").exit_code == 0
+    table = pd.read_csv(tmp_path / "runs" / "small-benefit" / "benefit.csv")
     assert list(table.metric) == ["cross-entropy", "squared error"]
     for column in ("alone", "joined", "gain", "low", "high"):
         assert list(table[column]) == pytest.approx(list(found.table[column]))
 
 
-def test_worth_alone_has_what_the_method_fixes_but_not_what_takes_a_server(config, tmp_path):
+def test_benefit_alone_has_what_the_method_fixes_but_not_what_takes_a_server(config, tmp_path):
     """FedBABU's heads stay as they are until the end, alone too; nobody alone tunes afterwards."""
-    words = ["method=fedbabu", "personalization.personalize.steps=3", *WORTH]
-    assert cli("worth", config, *words).exit_code == 0
-    stored = fgn.load(tmp_path / "runs" / "small-worth" / "local-seed0").about["settings"]
+    words = ["method=fedbabu", "personalization.personalize.steps=3", *BENEFIT]
+    assert cli("benefit", config, *words).exit_code == 0
+    stored = fgn.load(tmp_path / "runs" / "small-benefit" / "local-seed0").manifest["settings"]
     assert (stored["head_steps"], stored["final_head_steps"]) == (0, 200)
     assert stored["personalize"] is None
 
 
 @pytest.mark.slow
-def test_worth_in_two_processes_warns_once_where_both_overfit(config, tmp_path):
-    result = cli("worth", config, "--jobs", 2)
+def test_benefit_in_two_processes_warns_once_where_both_overfit(config, tmp_path):
+    result = cli("benefit", config, "--jobs", 2)
     assert result.exit_code == 0, result.output
     assert "fedgradnorm seed 0: done" in result.stderr
     words = " ".join(result.stderr.split())
@@ -168,7 +168,7 @@ def test_worth_in_two_processes_warns_once_where_both_overfit(config, tmp_path):
     assert "set validation rows (validation_share), keep = 'best'" in words
 
 
-def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
+def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):
     @contextmanager
     def stopping(trial, number, count):
         def show(event):
@@ -177,13 +177,13 @@ def test_worth_stopped_goes_on(config, tmp_path, monkeypatch):
 
         yield show
 
-    whole = cli("worth", config, *WORTH, "--out", tmp_path / "whole")
+    whole = cli("benefit", config, *BENEFIT, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedgradnorm._cli.worth_command.in_turn", lambda: stopping)
-        stopped = cli("worth", config, *WORTH, "--out", tmp_path / "part")
+        patch.setattr("fedgradnorm._cli.benefit_command.in_turn", lambda: stopping)
+        stopped = cli("benefit", config, *BENEFIT, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "go on with: the same command" in stopped.stderr
-    assert cli("worth", config, *WORTH, "--out", tmp_path / "part").exit_code == 0
+    assert cli("benefit", config, *BENEFIT, "--out", tmp_path / "part").exit_code == 0
     left, right = (tmp_path / name / "benefit.csv" for name in ("whole", "part"))
     assert left.read_bytes() == right.read_bytes()
     assert whole.exit_code == 0
@@ -198,14 +198,14 @@ def test_a_warning_that_all_runs_have_in_common_is_shown_once(config, tmp_path):
     assert " ".join(result.stderr.split()).count("far from the size of 1") == 1
 
 
-def test_worth_refuses(config, tmp_path):
-    assert "shares nothing" in refused(tmp_path, "worth", config, "method=local")
-    assert "at least 1, not 0" in refused(tmp_path, "worth", config, "--seeds", 0)
-    assert "leave [sweep] out" in refused(tmp_path, "worth", config, "sweep.lr=[0.1]")
-    assert "--by" in refused(tmp_path, "worth", config, "--by", "auc")
+def test_benefit_refuses(config, tmp_path):
+    assert "shares nothing" in refused(tmp_path, "benefit", config, "method=local")
+    assert "at least 1, not 0" in refused(tmp_path, "benefit", config, "--seeds", 0)
+    assert "leave [sweep] out" in refused(tmp_path, "benefit", config, "sweep.lr=[0.1]")
+    assert "--by" in refused(tmp_path, "benefit", config, "--by", "auc")
     text = config.read_text().replace("test_share = 0.25\n", "")
     config.write_text(text)
-    assert "no test rows" in refused(tmp_path, "worth", config)
+    assert "no test rows" in refused(tmp_path, "benefit", config)
 
 
 def test_reproduce_in_small(tmp_path):
@@ -291,7 +291,7 @@ def test_data_show_radcom(tmp_path):
         (["epoch=3"], "did you mean 'epochs'"),
         (["method=fedrap"], "did you mean 'fedrep'"),
         (["weighting.gamma=-1"], "gamma must be >= 0"),
-        (["sharing.gauge=nowhere"], "gauge 'nowhere'"),
+        (["sharing.norm_layer=nowhere"], "norm layer 'nowhere'"),
         (["compute.device=cuda:77"], "device 'cuda:77' cannot be used"),
         (["local.first_loss=log_classes"], "log_classes"),
         (["server.participation=[\"nobody\"]"], "client in participation 'nobody'"),
@@ -420,7 +420,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"go on with: fedgradnorm resume {folder}" in errors.splitlines()[-1]
-    assert not read_about(folder)["finished"]
+    assert not read_manifest(folder)["finished"]
     assert cli("resume", folder).exit_code == 0
     assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 

@@ -43,16 +43,15 @@ class Counted:
     def first_rows(self, part: Part, clients: Sequence[fgn.Client]) -> dict[str, Tensor]:
         self.asked += [one.name for one in clients]
         numbers = [float(one.name[-1]) for one in clients]
-        width = part.rows.fresh[OWN].shape[0]
+        width = part.fresh[OWN].shape[0]
         return {OWN: torch.tensor(numbers)[:, None].expand(-1, width)}
 
     def move(self, names: Sequence[str], value: float) -> None:
         """Let clients take part: their numbers are ``value`` now."""
         for group in self.table.group(names):
-            rows = group.part.rows
-            own = torch.full_like(rows[OWN][group.index], value)
+            own = torch.full_like(group.part.rows[OWN][group.index], value)
             first = torch.ones(len(own), dtype=torch.float64)
-            rows.put(group.index, {OWN: own, FIRST_LOSS: first}, group.rows.tolist())
+            group.part.put(group.index, {OWN: own, FIRST_LOSS: first}, group.rows.tolist())
 
     def numbers(self) -> dict[str, list[float]]:
         return {name: self.table.state(name)[OWN].tolist() for name in self.table.clients}
@@ -65,7 +64,7 @@ def test_a_client_has_a_row_when_it_is_first_asked_for() -> None:
     made.table.group(["narrow-2", "wide-1"])
     made.table.group(["wide-1", "wide-3"])
     assert made.asked == ["narrow-2", "wide-1", "wide-3"]
-    assert [len(part.rows) for part in made.table.parts] == [1, 2]
+    assert [len(part.names) for part in made.table.parts] == [1, 2]
 
 
 def test_there_is_a_part_for_every_structure_and_groups_keep_the_order_asked_for() -> None:
@@ -85,7 +84,7 @@ def test_rows_stay_where_they_are_as_the_table_grows() -> None:
     made = Counted(names)
     for name in names:
         made.table.one(name)
-        made.move([name], len(made.table.parts[0].rows))
+        made.move([name], len(made.table.parts[0].names))
     assert [made.table.state(name)[OWN][0] for name in names] == list(range(1, 301))
     assert made.table.state("wide-7")["extra"] == 1
 
@@ -181,18 +180,20 @@ class TestOfAFederation:
             one.round(1, list(toys.NAMES))
         assert toys.same(ours.state_dict(), fresh.state_dict())
 
-    @pytest.mark.parametrize("engine", ["loop", "vmap"])
-    def test_a_failing_clients_row_is_untouched(self, engine: str) -> None:
+    @pytest.mark.parametrize("executor", ["loop", "vmap"])
+    def test_a_failing_clients_row_is_untouched(self, executor: str) -> None:
         """Also where it shares a part with others, and everything in it moves but for that row."""
         clients = [toys.client(name, 16, kind="place") for name in ("a", "b", "c")]
         clients[1].train[1][:] = torch.inf
         more = {
             "local_optimizer": {"name": "sgd", "momentum": 0.9, "keep": True},
             "shared_steps": 2,
-            "update": "model",
-            "head_start": "random",
+            "sends": "model",
+            "head_init": "random",
         }
-        ours = toys.federation(toys.noisy_network(torch.float64), clients, engine=engine, **more)
+        ours = toys.federation(
+            toys.noisy_network(torch.float64), clients, executor=executor, **more
+        )
         assert len(ours.engine.table.group(ours.names)) == 1
         before = {name: toys.row(ours, name) for name in ours.names}
         said, _ = ours.round(0, ours.names)

@@ -24,7 +24,7 @@ IN_ORDER = [
     f"docs/{name}.md"
     for name in (
         "start", "data-files", "data-faces", "data-radcom", "experiments", "methods", "networks",
-        "results/README", "tasks", "worth", "your-data",
+        "results/README", "tasks", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
@@ -61,11 +61,11 @@ SHORTER = {
         "school.toml --seeds 2 rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
     },
     "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
-    "docs/worth.md": {"worth-school seed=100": f"worth-school seed=100 {FEW_SCHOOLS}"},
+    "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
 FILES = ("school.mat", "LandmineData.mat", "PRSA_Data_20130301-20170228.zip", "MTFL.zip")
-OF_REAL_DATA = ("configs/school.toml", "worth-school", "runs/rates")
+OF_REAL_DATA = ("configs/school.toml", "benefit-school", "runs/rates")
 """Commands on other pages that need such files."""
 FINISHED = {"docs/experiments.md": "table2"}
 """Runs that a page speaks of as the reader's own: the published ones."""
@@ -120,6 +120,19 @@ def test_the_readmes_commands_run(tmp_path):
 @pytest.mark.parametrize("page", IN_ORDER)
 def test_blocks_run_from_the_first_to_the_last(page, tmp_path):
     run_page(page, tmp_path, () if not missing() else OF_REAL_DATA)
+
+
+def test_the_benefit_on_its_page_is_that_of_trainings_that_were_not_cut_short():
+    """An epoch of its small clients is one round: patience once ended both after 42 of 200."""
+    page = "docs/benefit.md"
+    names = {}
+    exec(blocks(page, "python")[0], names)  # our own page
+    found = names["found"]
+    for run in (found.joined, found.alone):
+        assert not run.manifest["stopped_early"]
+    (mean,) = found.means
+    assert set(found.table.verdict) == {"gains"}
+    assert f"falls by {mean.gain:.0f} % on average" in (ROOT / page).read_text()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedgradnorm import RunFolderError
-from fedgradnorm._runs import claim, locking
+from fedgradnorm._runs import folder_lock, locking
 
 WITHOUT = """
 import os, signal, sys
@@ -43,7 +43,7 @@ for folder in [None, *sys.argv[1:]]:
 
 def python(code: str, *arguments: str) -> str:
     """What a Python prints that can import the tests' toys."""
-    places = [str(Path(__file__).parent), str(Path(claim.__file__).parents[2])]
+    places = [str(Path(__file__).parent), str(Path(folder_lock.__file__).parents[2])]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
@@ -90,9 +90,9 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def test_a_folder_is_held_by_one_at_a_time(system: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with claim.Claim(folder):
+    with folder_lock.FolderLock(folder):
         with pytest.raises(RunFolderError, match="in use by another process"):
-            claim.Claim(folder)
+            folder_lock.FolderLock(folder)
         assert folder.is_dir()
     assert not folder.exists()
 

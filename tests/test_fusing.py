@@ -54,7 +54,7 @@ def test_what_the_function_itself_raises_is_not_taken_for_the_compilers(
 
 def federation(dtype: torch.dtype) -> Federation:
     dense = toys.seeded(lambda: nn.Sequential(nn.Linear(toys.FEATURES, 8), nn.ReLU()), dtype)
-    return toys.federation(dense, toys.clients(), GradNorm(), engine="joint")
+    return toys.federation(dense, toys.clients(), GradNorm(), executor="joint")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -16,8 +16,7 @@ import flat
 import shared_heads
 import toys
 from experiments.small_config import small_config
-from fedgradnorm._federation.head_averaging import SharedHeads
-from fedgradnorm._federation.head_start import trivial_answer
+from fedgradnorm._federation.heads import SharedHeads, trivial_answer
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
@@ -77,10 +76,10 @@ def test_only_the_shared_part_is_averaged(aggregate: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "how"), [("loop", {}), ("joint", {}), ("vmap", {"shared_steps": 2})]
+    ("executor", "how"), [("loop", {}), ("joint", {}), ("vmap", {"shared_steps": 2})]
 )
-def test_weights_are_equal_and_biases_differ_after_every_round(engine: str, how: Any) -> None:
-    one = federation(head_own="bias", engine=engine, **how)
+def test_weights_are_equal_and_biases_differ_after_every_round(executor: str, how: Any) -> None:
+    one = federation(head_own="bias", executor=executor, **how)
     assert_shared(toys.heads(one.engine))
     for number, active in enumerate([list(TASKS), ["a", "b", "e"], ["c", "e"], ["e", "f", "d"]]):
         before = toys.heads(one.engine)
@@ -100,7 +99,7 @@ def test_all_composes_too() -> None:
 def test_clients_with_equal_data_have_equal_biases() -> None:
     """Then nothing is personal, and it is the run with one whole head."""
     given = [client(name, "one", 30) for name in "abc"]
-    how = {"batch_size": None, "head_start": "targets", "given": given}
+    how = {"batch_size": None, "head_init": "targets", "given": given}
     ours, whole = train(**how), shared_heads.train(**how)
     for name, head in shared_heads.vectors(ours.heads).items():
         twin = shared_heads.vectors(whole.heads)[name]
@@ -122,8 +121,8 @@ def test_whoever_failed_keeps_its_bias_and_gets_the_mean() -> None:
 
 def test_weights_begin_equal_and_biases_at_each_clients_targets() -> None:
     for start in ("auto", "targets"):
-        heads = toys.heads(federation(head_own="bias", head_start=start).engine)
-        drawn = toys.heads(federation("own", head_start="random").engine)
+        heads = toys.heads(federation(head_own="bias", head_init=start).engine)
+        drawn = toys.heads(federation("own", head_init="random").engine)
         assert_shared(heads)
         for names in GROUPS:
             assert torch.equal(heads[names[-1]].weight, drawn[names[0]].weight)
@@ -132,8 +131,8 @@ def test_weights_begin_equal_and_biases_at_each_clients_targets() -> None:
 
 
 def test_at_random_each_bias_is_that_of_the_clients_own_head() -> None:
-    heads = toys.heads(federation(head_own="bias", head_start="random").engine)
-    drawn = toys.heads(federation("own", head_start="random").engine)
+    heads = toys.heads(federation(head_own="bias", head_init="random").engine)
+    drawn = toys.heads(federation("own", head_init="random").engine)
     assert toys.same(parts(heads, "bias"), parts(drawn, "bias"))
     assert_shared(heads)
 
@@ -144,7 +143,7 @@ def test_a_private_clients_bias_begins_at_random() -> None:
     given = [client("a", "one", 40, privacy=promise), client("b", "one", 30)]
     how = {"heads": "task", "head_own": "bias"}
     one = toys.federation(toys.network(), given, **how)
-    drawn = toys.federation(toys.network(), given, head_start="random")
+    drawn = toys.federation(toys.network(), given, head_init="random")
     biases = parts(toys.heads(one.engine), "bias")
     assert torch.equal(biases["a"], toys.heads(drawn.engine)["a"].bias)
     assert torch.equal(biases["b"], trivial_answer(given[1]))
@@ -156,10 +155,10 @@ def deep() -> nn.Module:
     return toys.seeded(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_patterns_name_parameters_of_custom_heads(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_patterns_name_parameters_of_custom_heads(executor: str) -> None:
     given = [client(n, "one", size, head=deep()) for n, size in (("a", 48), ("b", 24))]
-    run = train("task", given, head_own=["2.*", "0.bias"], engine=engine)
+    run = train("task", given, head_own=["2.*", "0.bias"], executor=executor)
     a, b = (dict(run.heads[name].named_parameters()) for name in "ab")
     assert [name for name in a if torch.equal(a[name], b[name])] == ["0.weight"]
 
@@ -169,16 +168,16 @@ def test_patterns_name_parameters_of_custom_heads(engine: str) -> None:
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "some": {"participation": 0.5},
-    "together, by size": {"schedule": "together", "aggregate": "by_size"},
-    "many head steps": {"head_steps": 3, "order": "old", "key": "task"},
+    "together, by size": {"phases": "joint", "aggregate": "by_size"},
+    "many head steps": {"head_steps": 3, "step_with": "previous", "weight_per": "task"},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("engine", "steps"), [("joint", 1), ("vmap", 3)])
-def test_executors_give_the_loops_run(engine: str, steps: int, case: str) -> None:
+@pytest.mark.parametrize(("executor", "steps"), [("joint", 1), ("vmap", 3)])
+def test_executors_give_the_loops_run(executor: str, steps: int, case: str) -> None:
     how = {"shared_steps": steps, **CASES[case]}
-    loop, ours = train(**how), train(engine=engine, **how)
+    loop, ours = train(**how), train(executor=executor, **how)
     for name, head in shared_heads.vectors(loop.heads).items():
         twin = shared_heads.vectors(ours.heads)[name]
         torch.testing.assert_close(twin, head, rtol=0, atol=1e-10)
@@ -190,7 +189,7 @@ def test_executors_give_the_loops_run(engine: str, steps: int, case: str) -> Non
 # ------------------------------------------------------------- saved, resumed, continued, counted
 
 
-@pytest.mark.parametrize("more", [{}, {"participation": 0.5, "engine": "joint"}, {"ditto": 0.3}])
+@pytest.mark.parametrize("more", [{}, {"participation": 0.5, "executor": "joint"}, {"ditto": 0.3}])
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path, more: Any) -> None:
     whole = train(folder=tmp_path / "whole", **more)
 
@@ -203,7 +202,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path, more: Any) -> No
     assert_same(whole, train(folder=tmp_path / "part", resume=True, **more))
     loaded = fgn.load(tmp_path / "part")
     assert shared_heads.same_heads(loaded, whole)
-    assert loaded.about["settings"]["head_own"] == "bias"
+    assert loaded.manifest["settings"]["head_own"] == "bias"
 
 
 def test_a_new_run_starts_with_shared_weights_and_everybodys_bias() -> None:
@@ -249,7 +248,7 @@ def test_a_config_has_it_too(tmp_path: Path) -> None:
     path.write_text(f'{text}\n[sharing]\nheads = "all"\nhead_own = "bias"\n')
     run = execute(load_config(path), tmp_path / "run")
     assert_shared(fgn.load(tmp_path / "run").heads, [["class", "value"]])
-    assert run.about["settings"]["head_own"] == "bias"
+    assert run.manifest["settings"]["head_own"] == "bias"
     listed = load_config(path, ['sharing.head_own=["bias"]']).settings
     assert listed.head_own == ["bias"]
 
@@ -285,12 +284,12 @@ def test_a_client_alone_has_no_shared_head() -> None:
 def test_masks_belong_to_their_group() -> None:
     """Heads of two shapes, one for each task."""
     given = [client(n, "three", 20) for n in "ab"] + [client(n, "two", 20, "side") for n in "cd"]
-    shared = SharedHeads(given, "task", toys.CPU, "bias")
+    shared = SharedHeads({c.name: c.shared_task for c in given}, "task", toys.CPU, "bias")
     heads = {c.name: nn.Linear(5, c.task.outputs) for c in given}
     started = shared.begin(copy.deepcopy(heads))
     assert torch.equal(started["d"].weight, heads["c"].weight)
     assert torch.equal(started["d"].bias, heads["d"].bias)
-    assert shared.sizes(heads) == {"a": 15, "b": 15, "c": 10, "d": 10}
+    assert shared.sizes == {"a": 15, "b": 15, "c": 10, "d": 10}
 
 
 # ---------------------------------------------------------------- what it is for: levels differ

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import fedgradnorm
@@ -29,3 +31,16 @@ def test_engines_are_asked_not_looked_at() -> None:
     for path in SOURCE.rglob("*.py"):
         if not path.is_relative_to(SOURCE / "_engines"):
             assert not odd.search(path.read_text(encoding="utf-8")), path
+
+
+def test_the_benefit_has_one_name() -> None:
+    """What a client gains over training alone once had four."""
+    old = re.compile("worth|joining|over_alone", re.IGNORECASE)
+    for place in ("src", "docs", "configs", "tests", "benchmarks"):
+        for path in (PLAN.parents[1] / place).rglob("*"):
+            assert not old.search(path.name), path
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME:
+                assert not old.search(token.string), f"{path}:{token.start[0]}"

@@ -51,7 +51,7 @@ def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
     ("process", "modules"),
     [
         ("any command", "fedgradnorm, fedgradnorm._cli"),
-        ("what restarts a client", "fedgradnorm._flower.joining"),
+        ("what restarts a client", "fedgradnorm._flower.join"),
         ("SuperLink", "fedgradnorm._flower.wire.link, fedgradnorm._flower.wire.door"),
     ],
 )

@@ -33,7 +33,7 @@ def test_what_it_says_to_run_next_runs(said, monkeypatch):
     place, text = said
     monkeypatch.chdir(place)
     commands = [shlex.split(line) for line in re.findall(r"fedgradnorm (.*)", text)]
-    assert [words[0] for words in commands] == ["run", "compare", "worth"]
+    assert [words[0] for words in commands] == ["run", "compare", "benefit"]
     for name, *words in commands:
         short = [word if word != "3" else "1" for word in words]
         done = cli(name, *short, "epochs=2")

@@ -63,11 +63,11 @@ def texts(name: str, sizes: list[int], **options: Any) -> fgn.Client:
     return fgn.Client(name, fgn.classification(2), (fgn.sequences(rows), y), **options)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_named_inputs_train_as_the_columns_of_one_tensor(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_named_inputs_train_as_the_columns_of_one_tensor(executor: str) -> None:
     network, rows = toys.seeded(Columns), toys.rows("side", 9)[0]
-    whole = flat.train(network, toys.clients(), engine="loop", **HOW)
-    parts = flat.train(network, list(map(named, toys.clients())), engine=engine, **HOW)
+    whole = flat.train(network, toys.clients(), executor="loop", **HOW)
+    parts = flat.train(network, list(map(named, toys.clients())), executor=executor, **HOW)
     numbers = [run.history.select_dtypes("number").to_numpy(float) for run in (whole, parts)]
     np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-10)
     given = {"left": rows[:, :2], "right": rows[:, 2:]}
@@ -85,7 +85,7 @@ def test_sequences_of_one_length_train_as_a_tensor_of_token_numbers() -> None:
     padded = torch.nn.functional.pad(torch.stack(x.rows), (0, 3), value=7)
     cut = fgn.Client("same", fgn.classification(2), (fgn.sequences(padded, [5] * 24), y))
     assert cut.fingerprint() == client.fingerprint() != plain.fingerprint()
-    runs = [flat.train(network, [one], engine="loop", **HOW) for one in (client, plain, cut)]
+    runs = [flat.train(network, [one], executor="loop", **HOW) for one in (client, plain, cut)]
     for other in runs[1:]:
         assert torch.equal(toys.parameters(runs[0].network), toys.parameters(other.network))
 
@@ -202,7 +202,7 @@ def test_what_does_not_fit_the_network_is_our_error() -> None:
         run.predict("words", [[1], []])
     assert isinstance(client.train[0], Sequences)
     with pytest.raises(fgn.ConfigError, match="cannot run this: sequences are padded"):
-        flat.train(toys.seeded(Bag), [client], engine="joint", **HOW)
+        flat.train(toys.seeded(Bag), [client], executor="joint", **HOW)
 
 
 def test_other_inputs_are_held_out_partitioned_and_targets_scaled() -> None:

@@ -39,26 +39,26 @@ OTHER: dict[str, Any] = {
     "clip": 1.5,
     "head_clip": 0.5,
     "first_loss": "first_round",
-    "update": "delta",
+    "sends": "delta",
     "report_loss": "after",
-    "schedule": "together",
+    "phases": "joint",
     "proximal": 0.1,
     "final_head_steps": 1,
     "heads": "task",
     "head_own": "bias",
-    "head_start": "targets",
+    "head_init": "targets",
     "personalize": {"steps": 3, "lr": 0.1, "what": "network"},
     "ditto": 0.1,
     "aggregate": "by_size",
-    "order": "old",
-    "key": "task",
+    "step_with": "previous",
+    "weight_per": "task",
     "share": "none",
     "participation": 0.5,
     "privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "total": 0.0},
     "shared": ["0", "!0.bias"],
     "frozen": "0.bias",
-    "gauge": "0",
-    "engine": "loop",
+    "norm_layer": "0",
+    "executor": "loop",
     "device": "cpu",
     "precision": "bf16",
     "compile": True,
@@ -145,7 +145,7 @@ def test_every_setting_reaches_the_run_from_a_config(name: str, tmp_path: Path) 
 
 def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
     assert {
-        "seed", "engine", "device", "compile", "log_every", "eval_every", "checkpoint_every",
+        "seed", "executor", "device", "compile", "log_every", "eval_every", "checkpoint_every",
         "folder", "cache", "record_conflict", "eval_clients", "record_clients",
     } == BESIDE  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_a_method_is_its_weighting_and_settings(seen: list[Any]) -> None:
     fgn.train(toys.network(), [], weighting={"gamma": 0.5})
     (prox, how), (direct, _), (own, _), (default, plain) = seen
     assert isinstance(prox, fgn.Equal)
-    assert (how.proximal, how.update) == (0.01, "model")
+    assert (how.proximal, how.sends) == (0.01, "model")
     assert (direct.rule, direct.gamma) == ("direct", 0.5)
     assert own.gamma == default.gamma == 0.5
     assert plain == Settings()
@@ -217,8 +217,8 @@ def same_in_both(name: str, folder: Path) -> None:
     run = fgn.train(network, clients, method=name, weighting=config.weighting, **given)
     assert torch.equal(parameters(run), parameters(written))
     assert run.history.equals(written.history)
-    assert run.about["settings"] == written.about["settings"]
-    assert run.about["weighting"] == written.about["weighting"]
+    assert run.manifest["settings"] == written.manifest["settings"]
+    assert run.manifest["weighting"] == written.manifest["weighting"]
 
 
 def test_a_method_in_python_is_the_one_of_a_config(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "import fedgradnorm as fgn\n"
         "fgn.Method('halfway', 'FedProx with mu = 0.5', 'a test', fgn.GradNorm,\n"
         "           fixed={'rule': 'direct'},\n"
-        "           settings={'local.proximal': 0.5, 'local.update': 'model'})\n"
+        "           settings={'local.proximal': 0.5, 'local.sends': 'model'})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("own_methods")
@@ -240,7 +240,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_registered_method_works_in_python_and_in_a_config(mine: str, tmp_path: Path) -> None:
-    assert fgn.methods[mine].settings == {"proximal": 0.5, "update": "model"}
+    assert fgn.methods[mine].settings == {"proximal": 0.5, "sends": "model"}
     same_in_both(mine, tmp_path)
 
 

@@ -14,7 +14,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._engines.parts import CLASSES
-from fedgradnorm._federation.head_start import trivial_answer
+from fedgradnorm._federation.heads import trivial_answer
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
 RARE = (X[:, 0] > 0.8).astype(np.int64)
@@ -55,12 +55,12 @@ def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
 
 @pytest.fixture(scope="module")
 def looped() -> fgn.Run:
-    return train(engine="loop")
+    return train(executor="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
-    run = train(engine=engine)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_every_engine_gives_the_loops_run(executor: str, looped: fgn.Run) -> None:
+    run = train(executor=executor)
     for name, head in run.heads.items():
         pair = toys.parameters(head), toys.parameters(looped.heads[name])
         torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
@@ -77,16 +77,16 @@ def test_clients_with_other_weights_are_run_in_one_call() -> None:
     assert len({str(row) for row in group.part.rows[CLASSES].tolist()}) == 3
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_clients_with_weights_may_stay_away(engine: str) -> None:
-    fast, slow = (train(engine=name, participation=0.5) for name in (engine, "loop"))
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_clients_with_weights_may_stay_away(executor: str) -> None:
+    fast, slow = (train(executor=name, participation=0.5) for name in (executor, "loop"))
     torch.testing.assert_close(
         *(toys.parameters(run.network) for run in (fast, slow)), rtol=0, atol=1e-11
     )
 
 
 def test_clients_alone_give_the_loops_run() -> None:
-    fast, slow = (train(share="none", engine=engine) for engine in ("auto", "loop"))
+    fast, slow = (train(share="none", executor=executor) for executor in ("auto", "loop"))
     for name, net in fast.networks.items():
         pair = toys.parameters(net), toys.parameters(slow.networks[name])
         torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
@@ -96,11 +96,11 @@ def test_a_saved_run_predicts_the_same_and_keeps_its_weights(looped: fgn.Run, tm
     loaded = fgn.load(looped.save(tmp_path / "run"))
     for name in TASKS:
         assert (loaded.predict(name, X) == looped.predict(name, X)).all()
-    stored = loaded.about["clients"]["balanced classes"]["class_weights"]
+    stored = loaded.manifest["clients"]["balanced classes"]["class_weights"]
     counts = np.bincount(THREE[:30])
     assert stored["given"] == "balanced"
     np.testing.assert_allclose(stored["used"], [30 / (3 * counts)])
-    assert "class_weights" not in loaded.about["clients"]["binary"]
+    assert "class_weights" not in loaded.manifest["clients"]["binary"]
 
 
 def test_a_run_is_resumed_bit_for_bit_with_the_same_weights_alone(tmp_path) -> None:
@@ -238,7 +238,7 @@ def test_training_rows_that_all_weigh_nothing_are_refused() -> None:
 
 def test_a_benefit_counts_labels_that_are_right() -> None:
     given = [c for c in clients() if c.name in ("binary", "multilabel")]
-    found = flat.worth(toys.network(), given, rounds=2, device="cpu")
+    found = flat.benefit(toys.network(), given, rounds=2, device="cpu")
     assert set(found.table["metric"]) == {"accuracy"}
 
 

@@ -82,39 +82,36 @@ def test_a_round_is_head_steps_then_shared_gradients(head_steps: int, shared_ste
     torch.testing.assert_close(toys.parameters(head), toys.parameters(hand.head))
 
 
-def test_the_gauge_norm_is_the_norm_of_the_mean_gradient_on_the_gauge() -> None:
+def test_the_grad_norm_is_the_norm_of_the_mean_gradient_on_the_norm_layer() -> None:
     federation = one_client(shared_steps=4)
-    assert federation.gauge == ("2.weight", "2.bias")
+    assert federation.norm_layer == ("2.weight", "2.bias")
     said = report(federation)
-    gauge = said.gradients()[0][-(8 * 5 + 5) :]
-    assert float(said.gauge_norm) == pytest.approx(float(gauge.norm()), rel=1e-12)
+    norm_layer = said.gradients()[0][-(8 * 5 + 5) :]
+    assert float(said.grad_norm) == pytest.approx(float(norm_layer.norm()), rel=1e-12)
 
 
-def test_a_named_gauge_is_measured_instead() -> None:
-    federation = one_client(gauge="0.weight")
+def test_a_named_norm_layer_is_measured_instead() -> None:
+    federation = one_client(norm_layer="0.weight")
     said = report(federation)
-    assert float(said.gauge_norm) == pytest.approx(
-        float(said.gradients()[0][:48].norm()), rel=1e-12
-    )
+    assert float(said.grad_norm) == pytest.approx(float(said.gradients()[0][:48].norm()), rel=1e-12)
 
 
 @pytest.mark.parametrize("shared_steps", [1, 4])
 def test_delta_equals_gradient_for_local_sgd(shared_steps: int) -> None:
     one, other = (
-        report(one_client(shared_steps=shared_steps, update=update))
-        for update in ("gradient", "delta")
+        report(one_client(shared_steps=shared_steps, sends=sends))
+        for sends in ("gradient", "delta")
     )
     torch.testing.assert_close(one.gradients(), other.gradients(), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(one.gauge_norm, other.gauge_norm)
+    torch.testing.assert_close(one.grad_norm, other.grad_norm)
 
 
-def test_a_preconditioned_delta_never_reaches_the_gauge_norm() -> None:
+def test_a_preconditioned_delta_never_reaches_the_grad_norm() -> None:
     gradient, delta = (
-        report(one_client(update=update, local_optimizer="adam"))
-        for update in ("gradient", "delta")
+        report(one_client(sends=sends, local_optimizer="adam")) for sends in ("gradient", "delta")
     )
     assert not torch.allclose(gradient.gradients(), delta.gradients())
-    torch.testing.assert_close(gradient.gauge_norm, delta.gauge_norm, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient.grad_norm, delta.grad_norm, rtol=1e-12, atol=0)
 
 
 def test_the_loss_is_reported_before_or_after_the_local_step() -> None:
@@ -133,7 +130,7 @@ def test_reporting_after_the_step_changes_no_update() -> None:
 
 
 def test_together_is_one_backward_pass_for_head_and_network() -> None:
-    federation = one_client(schedule="together", shared_steps=3, head_steps=7, **SGD)
+    federation = one_client(phases="joint", shared_steps=3, head_steps=7, **SGD)
     hand = ByHand(federation)
     said = report(federation)
     total = torch.zeros_like(said.gradients()[0])

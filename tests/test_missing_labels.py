@@ -51,12 +51,12 @@ def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
 
 @pytest.fixture(scope="module")
 def looped() -> fgn.Run:
-    return train(engine="loop")
+    return train(executor="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
-    run = train(engine=engine)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_every_engine_gives_the_loops_run(executor: str, looped: fgn.Run) -> None:
+    run = train(executor=executor)
     numbers = run.history.select_dtypes("number").columns
     left, right = (one.history[numbers].to_numpy(float) for one in (run, looped))
     np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-9)

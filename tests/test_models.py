@@ -1,4 +1,4 @@
-"""The paper's networks, the gauge, the flat vector, and what does not fit together."""
+"""The paper's networks, the norm layer, the flat vector, and what does not fit together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm.models._flat import FlatNetwork, working_copy
-from fedgradnorm.models._gauge import find_gauge
 from fedgradnorm.models._networks import network1, network2
+from fedgradnorm.models._norm_layer import find_norm_layer
 
 X = torch.ones(2, toys.FEATURES)
 
@@ -55,55 +55,60 @@ def test_an_activation_follows_every_layer(make: Any, layers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "x", "gauge"),
+    ("make", "x", "norm_layer"),
     [
         (network1, torch.zeros(1, 1, 40, 40), ("9.weight", "9.bias")),
         (network2, torch.zeros(1, 256), ("8.weight", "8.bias")),
     ],
 )
-def test_the_gauge_is_the_last_layer_weight_and_bias(make: Any, x: Tensor, gauge: Any) -> None:
-    assert find_gauge(make(), x) == gauge
+def test_the_norm_layer_is_the_last_layer_weight_and_bias(
+    make: Any, x: Tensor, norm_layer: Any
+) -> None:
+    assert find_norm_layer(make(), x) == norm_layer
 
 
-def test_the_gauge_is_the_layer_used_last_not_the_one_registered_last() -> None:
-    assert find_gauge(Backwards(), X) == ("last.weight", "last.bias")
+def test_the_norm_layer_is_the_layer_used_last_not_the_one_registered_last() -> None:
+    assert find_norm_layer(Backwards(), X) == ("last.weight", "last.bias")
 
 
-def test_the_gauge_passes_over_norm_layers_and_frozen_ones() -> None:
+def test_the_norm_layer_passes_over_normalization_layers_and_frozen_ones() -> None:
     network = nn.Sequential(
         nn.Linear(toys.FEATURES, 8), nn.Linear(8, 5), nn.BatchNorm1d(5), nn.LayerNorm(5)
     )
-    assert find_gauge(network, X) == ("1.weight", "1.bias")
+    assert find_norm_layer(network, X) == ("1.weight", "1.bias")
     network[1].requires_grad_(requires_grad=False)
-    assert find_gauge(network, X) == ("0.weight", "0.bias")
+    assert find_norm_layer(network, X) == ("0.weight", "0.bias")
 
 
-def test_a_network_of_norm_layers_alone_still_has_a_gauge() -> None:
-    assert find_gauge(nn.Sequential(nn.LayerNorm(6), nn.LayerNorm(6)), X) == ("1.weight", "1.bias")
+def test_a_network_of_normalization_layers_alone_still_has_a_norm_layer() -> None:
+    assert find_norm_layer(nn.Sequential(nn.LayerNorm(6), nn.LayerNorm(6)), X) == (
+        "1.weight",
+        "1.bias",
+    )
 
 
 def test_a_user_names_layers_or_parameters() -> None:
     network = Backwards()
-    assert find_gauge(network, X, "first") == ("first.weight", "first.bias")
-    assert find_gauge(network, X, "first.weight") == ("first.weight",)
-    assert find_gauge(network, X, ["last", "first.bias", "last"]) == (
+    assert find_norm_layer(network, X, "first") == ("first.weight", "first.bias")
+    assert find_norm_layer(network, X, "first.weight") == ("first.weight",)
+    assert find_norm_layer(network, X, ["last", "first.bias", "last"]) == (
         "last.weight",
         "last.bias",
         "first.bias",
     )
 
 
-def test_a_gauge_that_does_not_exist_is_answered_with_the_nearest() -> None:
+def test_a_norm_layer_that_does_not_exist_is_answered_with_the_nearest() -> None:
     with pytest.raises(fgn.ModelError) as error:
-        find_gauge(Backwards(), X, "frist")
-    assert "gauge 'frist'" in str(error.value)
+        find_norm_layer(Backwards(), X, "frist")
+    assert "norm layer 'frist'" in str(error.value)
     assert "did you mean 'first'?" in str(error.value)
 
 
-def test_finding_the_gauge_leaves_no_trace() -> None:
+def test_finding_the_norm_layer_leaves_no_trace() -> None:
     network = toys.noisy_network()
     before = copy.deepcopy(network.state_dict())
-    find_gauge(network, X)
+    find_norm_layer(network, X)
     assert network.training
     assert toys.same(before, network.state_dict())
     assert not any(m._forward_hooks for m in network.modules())

@@ -181,11 +181,11 @@ def test_a_run_records_saves_and_resumes_them(tmp_path) -> None:
         how = {"rounds": 4, "batch_size": 8, "device": "cpu", **options}
         return flat.train(toys.network(), clients(), **how)
 
-    whole = train(engine="loop")
-    toys.interrupted(train, at=2, folder=tmp_path / "run", engine="loop")
-    resumed = train(folder=tmp_path / "run", resume=True, engine="loop")
+    whole = train(executor="loop")
+    toys.interrupted(train, at=2, folder=tmp_path / "run", executor="loop")
+    resumed = train(folder=tmp_path / "run", resume=True, executor="loop")
     columns = ["f1", "auroc", "calibration_error", "rmse"]
-    for other in (resumed, fgn.load(tmp_path / "run"), train(engine="joint")):
+    for other in (resumed, fgn.load(tmp_path / "run"), train(executor="joint")):
         left, right = (one.history[columns].to_numpy(float) for one in (whole, other))
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-9)
     assert whole.summary().loc["corner", "f1"] > 0

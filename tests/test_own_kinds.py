@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._federation.head_start import trivial_answer
+from fedgradnorm._federation.heads import trivial_answer
 
 X = np.random.default_rng(4).normal(size=(60, toys.FEATURES))
 STARS = np.clip(np.round(1.5 * X[:, 0] + 2), 0, 4).astype(int)
@@ -50,12 +50,12 @@ def clients() -> list[fgn.Client]:
 
 @pytest.fixture(scope="module")
 def looped() -> fgn.Run:
-    return flat.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine="loop")
+    return flat.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, executor="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
-    run = flat.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, engine=engine)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_every_engine_gives_the_loops_run(executor: str, looped: fgn.Run) -> None:
+    run = flat.train(toys.network(), clients(), rounds=5, batch_size=16, lr=0.01, executor=executor)
     pair = toys.parameters(run.network), toys.parameters(looped.network)
     torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
 
@@ -82,7 +82,7 @@ def test_ordered_classes_start_at_their_shares_and_are_learned() -> None:
     client = fgn.Client("a", fgn.ordinal(5), (X, STARS))
     p = client.task.form.probability(trivial_answer(client)[None])[0]
     np.testing.assert_allclose(p, np.bincount(STARS, minlength=5) / 60, atol=0.03)
-    run = flat.train(toys.network(), [client], rounds=100, lr=0.05, head_start="targets")
+    run = flat.train(toys.network(), [client], rounds=100, lr=0.05, head_init="targets")
     assert run.summary().loc["a", "mae"] < 0.25
     assert set(run.predict("a", X)) <= set(range(5))
 
@@ -119,6 +119,6 @@ def test_kinds_that_cannot_be_used_are_named() -> None:
         fgn.tasks.of_kind(Regression(), 1)
     client = fgn.Client("a", fgn.tasks.of_kind(Counts(), 1), (X, VISITS))
     with pytest.raises(fgn.ConfigError, match="nothing is known of the trivial answer"):
-        flat.train(toys.network(), [client], rounds=1, head_start="targets")
+        flat.train(toys.network(), [client], rounds=1, head_init="targets")
     with pytest.raises(fgn.ConfigError, match="at least 2 classes"):
         fgn.ordinal(1)

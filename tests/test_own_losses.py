@@ -37,14 +37,14 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "vmap", "auto"])
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap", "auto"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_that_is_neither_one_number_nor_one_a_row_is_named(
-    name: str, engine: str, tmp_path
+    name: str, executor: str, tmp_path
 ) -> None:
     loss, said = LOSSES[name]
     with pytest.raises(fgn.ConfigError, match=said) as caught:
-        trained(regression(loss=loss), engine=engine, folder=tmp_path / "run")
+        trained(regression(loss=loss), executor=executor, folder=tmp_path / "run")
     assert "client 'place', task 'pose'" in str(caught.value)
     assert "\n" not in str(caught.value)
     if "fails" not in said:
@@ -55,7 +55,7 @@ def test_a_loss_that_is_neither_one_number_nor_one_a_row_is_named(
 WEIGHTS = torch.tensor([1.0, 5.0, 0.5])
 
 
-def joining() -> list[fgn.Client]:
+def joined_rows() -> list[fgn.Client]:
     """Two losses that are one number for all rows, one of them a module, and a usual one."""
     weighted = fgn.classification(3, loss=nn.CrossEntropyLoss(weight=WEIGHTS))
     return [
@@ -70,12 +70,15 @@ def same_run(one: fgn.Run, other: fgn.Run) -> bool:
     return all(torch.allclose(*map(toys.parameters, p), rtol=0, atol=1e-12) for p in pairs)
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap", "auto"])
+@pytest.mark.parametrize("executor", ["joint", "vmap", "auto"])
 @pytest.mark.parametrize("steps", [{}, {"head_steps": 3, "final_head_steps": 2}])
-def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[str, int]) -> None:
+def test_a_loss_that_is_one_number_gives_the_loops_run(
+    executor: str, steps: dict[str, int]
+) -> None:
     how = {"rounds": 6, "batch_size": 8, "device": "cpu", **steps}
     loop, fast = (
-        flat.train(toys.network(), joining(), engine=name, **how) for name in ("loop", engine)
+        flat.train(toys.network(), joined_rows(), executor=name, **how)
+        for name in ("loop", executor)
     )
     assert same_run(loop, fast)
     numbers = loop.history.select_dtypes("number").columns
@@ -86,9 +89,9 @@ def test_a_loss_that_is_one_number_gives_the_loops_run(engine: str, steps: dict[
 @pytest.mark.parametrize("by", ["side by side", "in turn"])
 def test_clients_alone_with_such_a_loss_give_the_same_run(by: str) -> None:
     how = {"rounds": 4, "batch_size": 8, "device": "cpu", "share": "none"}
-    engine = "auto" if by == "side by side" else "loop"
-    one = flat.train(toys.network(), joining(), engine=engine, **how)
-    each = [flat.train(toys.network(), [c], engine="loop", **how) for c in joining()]
+    executor = "auto" if by == "side by side" else "loop"
+    one = flat.train(toys.network(), joined_rows(), executor=executor, **how)
+    each = [flat.train(toys.network(), [c], executor="loop", **how) for c in joined_rows()]
     for run, name in zip(each, ("corner", "place", "side"), strict=True):
         nets = (toys.parameters(r.networks[name]) for r in (one, run))
         assert torch.allclose(*nets, rtol=0, atol=1e-12)
@@ -109,7 +112,7 @@ def test_the_loss_of_a_split_is_that_of_all_its_rows_at_once() -> None:
 
 def test_a_run_with_such_a_loss_is_resumed_bit_for_bit(tmp_path) -> None:
     def train(**options: Any) -> fgn.Run:
-        return flat.train(toys.network(), joining(), rounds=6, device="cpu", **options)
+        return flat.train(toys.network(), joined_rows(), rounds=6, device="cpu", **options)
 
     toys.interrupted(train, at=3, folder=tmp_path / "run")
     resumed = train(folder=tmp_path / "run", resume=True)
@@ -119,7 +122,7 @@ def test_a_run_with_such_a_loss_is_resumed_bit_for_bit(tmp_path) -> None:
 def test_a_benefit_by_a_loss_that_joins_rows_is_refused_before_training() -> None:
     client = fgn.Client("place", fgn.regression(2, loss=F.huber_loss), (X, PLACES), (X, PLACES))
     with pytest.raises(fgn.ConfigError, match="client 'place': its loss is one number"):
-        fgn.worth(toys.network(), [client], rounds=1)
+        fgn.benefit(toys.network(), [client], rounds=1)
 
 
 @pytest.mark.parametrize("task", [fgn.classification, fgn.regression])

@@ -13,7 +13,7 @@ import flat
 import toys
 
 SGD = {"name": "sgd", "lr": 0.05}
-AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
+AVERAGED = {"sends": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
 
 
 def played(federation, rounds: int = 3):
@@ -31,18 +31,18 @@ def reports(twins: bool = False, **settings):
 # ------------------------------------------------------------------------------------- FedProx
 
 
-def test_the_pull_is_in_gradient_and_delta_alike_and_not_in_the_gauge() -> None:
+def test_the_pull_is_in_gradient_and_delta_alike_and_not_in_the_norm_layer() -> None:
     common = {"shared_steps": 4, "head_steps": 0, "proximal": 0.7}
-    gradient, delta = reports(update="gradient", **common), reports(update="delta", **common)
+    gradient, delta = reports(sends="gradient", **common), reports(sends="delta", **common)
     torch.testing.assert_close(gradient.gradients(), delta.gradients())
     plain = reports(shared_steps=4, head_steps=0)
     assert not torch.allclose(plain.gradients(), gradient.gradients())
     raw = gradient.gradients()[:, -45:].norm(dim=1)  # the last layer: 8 x 5 weights, 5 biases
-    assert not torch.allclose(raw, gradient.gauge_norm)
+    assert not torch.allclose(raw, gradient.grad_norm)
 
 
 def test_a_local_step_with_the_pull_by_hand() -> None:
-    found = reports(shared_steps=2, head_steps=0, proximal=0.7, update="model")
+    found = reports(shared_steps=2, head_steps=0, proximal=0.7, sends="model")
     federation = toys.federation(toys.network(), toys.clients(), head_steps=0)
     engine, shared = federation.engine, federation.server.shared.data
     network, head = toys.network(), engine.exported("side").head
@@ -65,15 +65,15 @@ def test_a_joint_pass_has_no_local_steps_to_pull() -> None:
     def chosen(**settings) -> str:
         return toys.federation(toys.network(), toys.clients(), **settings).engine.name
 
-    assert chosen(engine="auto", proximal=0.1) == "joint"
+    assert chosen(executor="auto", proximal=0.1) == "joint"
     with pytest.raises(fgn.ConfigError, match="shared_steps = 3"):
-        chosen(engine="joint", proximal=0.1, shared_steps=3)
+        chosen(executor="joint", proximal=0.1, shared_steps=3)
 
 
 def test_every_executor_has_the_loops_pull() -> None:
     how = {"shared_steps": 3, "proximal": 0.7}
     loop, vmap = (
-        reports(engine=engine, **how, twins=True).gradients() for engine in ("loop", "vmap")
+        reports(executor=executor, **how, twins=True).gradients() for executor in ("loop", "vmap")
     )
     torch.testing.assert_close(loop, vmap, rtol=0, atol=1e-10)
 
@@ -92,7 +92,7 @@ def test_averaging_models_is_the_delta_form_at_the_matching_rate() -> None:
     rate = {"name": "sgd", "lr": 3 * 0.05}
     models = toys.federation(toys.network(), toys.clients(), shared_steps=3, **AVERAGED)
     deltas = toys.federation(
-        toys.network(), toys.clients(), shared_steps=3, update="delta", server_optimizer=rate
+        toys.network(), toys.clients(), shared_steps=3, sends="delta", server_optimizer=rate
     )
     torch.testing.assert_close(played(models), played(deltas))
 
@@ -102,7 +102,7 @@ def alike() -> list[fgn.Client]:
 
 
 FEDAVG = {
-    **AVERAGED, "schedule": "together", "head_optimizer": SGD, "aggregate": "by_size",
+    **AVERAGED, "phases": "joint", "head_optimizer": SGD, "aggregate": "by_size",
     "heads": "all", "shared_steps": 2,
 }  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_averaged_heads_are_counted_as_traffic() -> None:
 
 
 def train(folder=None, **settings) -> fgn.Run:
-    settings = {"rounds": 4, "batch_size": 8, "lr": 0.05, "engine": "loop", **settings}
+    settings = {"rounds": 4, "batch_size": 8, "lr": 0.05, "executor": "loop", **settings}
     return flat.train(
         toys.network(), toys.clients(), weighting=fgn.Equal(), folder=folder, **settings
     )
@@ -165,10 +165,10 @@ def test_fedbabus_heads_move_at_the_end_only() -> None:
     assert (after < before).all()
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_tuning_leaves_running_statistics_and_chance_alone(engine: str) -> None:
-    network = toys.noisy_network() if engine == "loop" else toys.network()
-    federation = toys.federation(network, toys.clients(), engine=engine, final_head_steps=3)
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_tuning_leaves_running_statistics_and_chance_alone(executor: str) -> None:
+    network = toys.noisy_network() if executor == "loop" else toys.network()
+    federation = toys.federation(network, toys.clients(), executor=executor, final_head_steps=3)
 
     def statistics() -> dict[str, dict[str, torch.Tensor]]:
         states = {name: federation.engine.client_state(name) for name in federation.names}

@@ -17,9 +17,9 @@ SURFACE = {
     "fedgradnorm": """Benefit BySize Callback Client ClientPrivacy Compute ConfigError DataError
         EarlyStopping Equal FedGradNormError GradNorm Interrupted Local Method ModelError Needs
         Personalization Privacy Recording Run RunFolderError Server Sharing ShowProgress Signals
-        Static Task TrainingError Weighting __version__ binary classification data experiments
-        load methods models multilabel ordinal regression resume sequences tasks train weighting
-        worth""",
+        Static Task TrainingError Weighting __version__ benefit binary classification data
+        experiments load methods models multilabel ordinal regression resume sequences tasks train
+        weighting""",
     "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size beijing
         client_from_arrays client_from_files faces landmine mtfl partition_client radcom school
         stream""",
@@ -30,7 +30,7 @@ SURFACE = {
     "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
         prepare read""",
     "fedgradnorm.data.school": "FILE clients",
-    "fedgradnorm.experiments": "Config Sink load_config open_sink run",
+    "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "linear_head network1 network2",
     "fedgradnorm.tasks": """Kind Task accuracy binary binary_cross_entropy classification
         cross_entropy mean_absolute_error multilabel of_kind ordinal r_squared regression

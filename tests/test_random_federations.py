@@ -29,9 +29,9 @@ def train(drawn: drawing.Drawn, **options: Any) -> fgn.Run:
 def check_engines(drawn: drawing.Drawn, looped: fgn.Run) -> None:
     if drawn.body == "dropping":  # executors draw in different orders
         return
-    for engine in ("joint", "vmap"):
+    for executor in ("joint", "vmap"):
         try:
-            run = train(drawn, engine=engine)
+            run = train(drawn, executor=executor)
         except fgn.ConfigError as error:
             if "cannot run this" not in str(error):
                 raise
@@ -49,7 +49,7 @@ def check_way_back(drawn: drawing.Drawn, looped: fgn.Run) -> None:
         folder = Path(place) / "run"
 
         def start(**options: Any) -> fgn.Run:
-            return train(drawn, engine="loop", **options)
+            return train(drawn, executor="loop", **options)
 
         toys.interrupted(start, at=2, folder=folder)
         resumed = start(folder=folder, resume=True)
@@ -71,6 +71,6 @@ def check_way_back(drawn: drawing.Drawn, looped: fgn.Run) -> None:
 def test_any_federation_is_trained_alike_by_every_engine_and_comes_back(
     drawn: drawing.Drawn,
 ) -> None:
-    looped = train(drawn, engine="loop")
+    looped = train(drawn, executor="loop")
     check_engines(drawn, looped)
     check_way_back(drawn, looped)

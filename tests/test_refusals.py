@@ -60,7 +60,7 @@ def test_a_network_that_cannot_learn_is_refused(refused, kind, words) -> None:
     [
         ({"rounds": 0}, "rounds must be a whole number >= 1, not 0"),
         ({"epochs": 0}, "epochs must be > 0"),
-        ({"rounds": 1, "gauge": "9"}, "gauge '9' is no trainable layer"),
+        ({"rounds": 1, "norm_layer": "9"}, "norm layer '9' is no trainable layer"),
     ],
 )
 def test_settings_that_train_nothing_are_refused(settings, words) -> None:
@@ -90,10 +90,10 @@ def test_targets_far_from_one_are_pointed_out_once_with_the_remedy(
     (said,) = [r.getMessage() for r in caplog.records if "far from the size of 1" in r.getMessage()]
     assert "targets of 1 client are far from the size of 1 (price " in said
     assert "standardize" in said
-    assert "head_start" not in said  # it begins there already
+    assert "head_init" not in said  # it begins there already
     caplog.clear()
-    flat.train(toys.network(), clients, rounds=1, head_start="random")
-    assert "head_start='targets' begins at the mean" in caplog.text
+    flat.train(toys.network(), clients, rounds=1, head_init="random")
+    assert "head_init='targets' begins at the mean" in caplog.text
     scaled = fgn.data.client_from_arrays(
         "price", clients[0].task, clients[0].train, standardize=True
     )

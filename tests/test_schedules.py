@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "head_schedule": "cosine",
     },
     "clipped": {"clip": 0.5, "head_clip": 0.1, "head_steps": 2},
-    "clipped together": {"clip": 0.5, "head_clip": 0.1, "schedule": "together"},
+    "clipped together": {"clip": 0.5, "head_clip": 0.1, "phases": "joint"},
     "weight decay": {
         "server_optimizer": {"name": "adamw", "weight_decay": 0.5},
         "head_optimizer": {"name": "sgd", "weight_decay": 0.2},
@@ -59,14 +59,14 @@ def assert_same(one: fgn.Run, other: fgn.Run) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_every_engine_gives_the_loops_run(settings: dict[str, Any]) -> None:
-    loop = go(engine="loop", **settings)
-    plain = {k: v for k, v in settings.items() if k in ("participation", "head_steps", "schedule")}
-    assert not np.allclose(loop.history.loss, go(engine="loop", **plain).history.loss, rtol=1e-6)
-    for engine in ("vmap",) if "clip" in settings else ("joint", "vmap"):
-        assert_same(loop, go(engine=engine, **settings))
-    if settings.get("schedule") != "together":
-        alone = go(share="none", engine="loop", **settings)
-        assert_same(alone, go(share="none", engine="auto", **settings))
+    loop = go(executor="loop", **settings)
+    plain = {k: v for k, v in settings.items() if k in ("participation", "head_steps", "phases")}
+    assert not np.allclose(loop.history.loss, go(executor="loop", **plain).history.loss, rtol=1e-6)
+    for executor in ("vmap",) if "clip" in settings else ("joint", "vmap"):
+        assert_same(loop, go(executor=executor, **settings))
+    if settings.get("phases") != "joint":
+        alone = go(share="none", executor="loop", **settings)
+        assert_same(alone, go(share="none", executor="auto", **settings))
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_rate_of_its_round(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_rate_of_its_round(tmp_path: Pat
     again = go(folder=tmp_path / "cut", resume=True, **how)
     assert torch.equal(toys.parameters(whole.network), toys.parameters(again.network))
     assert (whole.history.dropna(axis=1) == again.history.dropna(axis=1)).all(axis=None)
-    assert whole.about["settings"]["server_schedule"][1] == {"name": "cosine", "T_max": 6}
+    assert whole.manifest["settings"]["server_schedule"][1] == {"name": "cosine", "T_max": 6}
 
 
 def test_the_servers_step_is_torchs_own_with_the_schedule_stepped_once_a_round() -> None:
@@ -102,7 +102,7 @@ def test_names_are_those_of_torch_in_any_case(name: str) -> None:
 
 def test_a_client_is_clipped_before_it_is_weighed() -> None:
     """Each client's update has the length of the clip, and a long clip changes nothing."""
-    how = {"rounds": 1, "engine": "loop", "server_optimizer": {"name": "sgd", "lr": 1.0}}
+    how = {"rounds": 1, "executor": "loop", "server_optimizer": {"name": "sgd", "lr": 1.0}}
     free, short = (
         toys.federation(toys.network(), toys.clients(), clip=clip) for clip in (1e9, 1e-3)
     )
@@ -110,7 +110,7 @@ def test_a_client_is_clipped_before_it_is_weighed() -> None:
         reports = federation.engine.run_clients(federation.server.shared.data, 0, toys.NAMES)
         lengths = reports.gradients().norm(dim=1)
         assert (lengths <= most).all()
-        assert (reports.gauge_norm <= lengths + 1e-12).all()
+        assert (reports.grad_norm <= lengths + 1e-12).all()
     np.testing.assert_allclose(lengths, 1e-3, rtol=1e-2)
     assert_same(go(**how), go(**how, clip=1e9, head_clip=1e9))
 
@@ -125,7 +125,7 @@ def test_schedules_and_clips_are_written_in_a_config(tmp_path: Path) -> None:
     )
     path.write_text(text)
     trained = run(load_config(path), tmp_path / "run")
-    stored = trained.about["settings"]
+    stored = trained.manifest["settings"]
     assert stored["server_schedule"][1] == {"name": "step", "step_size": 3}
     assert (stored["clip"], stored["shared"], stored["frozen"]) == (1.0, ["!1.bias"], "3.bias")
 
@@ -149,7 +149,7 @@ def test_schedules_and_clips_are_written_in_a_config(tmp_path: Path) -> None:
         ),
         ({"clip": 0}, "clip must be > 0"),
         ({"head_clip": -1.0}, "head_clip must be > 0"),
-        ({"clip": 1.0, "engine": "joint"}, "clip needs the length of every client's gradient"),
+        ({"clip": 1.0, "executor": "joint"}, "clip needs the length of every client's gradient"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
@@ -160,6 +160,6 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], words: str) ->
 def test_an_epochs_run_has_a_schedule_as_long_as_itself() -> None:
     how = {"rounds": None, "epochs": 2, "server_schedule": "cosine", "eval_every": 0}
     trained = go(**how)
-    (schedule,) = trained.about["settings"]["server_schedule"]
-    assert schedule["T_max"] == trained.about["rounds"] == 12
+    (schedule,) = trained.manifest["settings"]["server_schedule"]
+    assert schedule["T_max"] == trained.manifest["rounds"] == 12
     assert isinstance(trained.network, nn.Module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 import toys
 from alone_clients import clients, conv, half_frozen, mlp, open_end, trainer
-from fedgradnorm._engines import evaluator, scores
-from fedgradnorm._engines.scores import HostTargets, Scores, on_host
+from fedgradnorm._engines import evaluator
+from fedgradnorm._engines.evaluator import Answered, on_host
 from fedgradnorm._training.trainer import Trainer
 
 Measured = dict[str, dict[str, float]]
@@ -28,18 +28,20 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         found.append([tensor.numel() for tensor in tensors])
         return on_host(tensors)
 
-    monkeypatch.setattr(scores, "is_far", lambda _: True)
-    monkeypatch.setattr(scores, "on_host", counted)
+    monkeypatch.setattr(evaluator, "is_far", lambda _: True)
+    monkeypatch.setattr(evaluator, "on_host", counted)
     return found
 
 
 def measured(those: list[fgn.Client], split: str = "test") -> Measured:
-    made = Scores(split, HostTargets())
+    return evaluator.measured(answered(those, split), split)
+
+
+def answered(those: list[fgn.Client], split: str) -> Iterator[Answered]:
     for k, client in enumerate(those):
         torch.manual_seed(k)
         y = torch.as_tensor(getattr(client, split)[1])
-        made.add(client, torch.randn(len(y), client.task.outputs), y)
-    return made.in_order([client.name for client in those])
+        yield client, torch.randn(len(y), client.task.outputs), y
 
 
 def test_answers_that_wait_are_measured_as_the_others(
@@ -47,17 +49,17 @@ def test_answers_that_wait_are_measured_as_the_others(
 ) -> None:
     together = measured(clients())
     assert len(fetched) == 1
-    assert len(fetched[0]) == 6
-    monkeypatch.setattr(scores, "is_far", lambda _: False)
+    assert len(fetched[0]) == 2 * 6  # answers and targets
+    monkeypatch.setattr(evaluator, "is_far", lambda _: False)
     assert measured(clients()) == together
 
 
 def test_only_so_many_wait(fetched: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(clients())
     fetched.clear()
-    monkeypatch.setattr(scores, "NUMBERS_HELD", 50)
+    monkeypatch.setattr(evaluator, "NUMBERS_HELD", 50)
     assert measured(clients()) == whole
-    assert max(map(sum, fetched)) < 50 + 60
+    assert max(map(sum, fetched)) < 50 + 60 + 40  # and one client's answers and targets
     assert len(fetched) > 2
 
 
@@ -67,7 +69,7 @@ def test_metrics_of_ones_own_stay_where_the_answers_are(fetched: list[list[int]]
     mine = fgn.Client("mine", own, train=rows, test=rows)
     named = fgn.Client("named", fgn.classification(2, metrics=["f1"]), train=rows, test=rows)
     measured([mine, named])
-    assert fetched == [[24]]
+    assert fetched == [[24, 12]]
     assert not own.measures_anywhere
     assert named.task.measures_anywhere
 
@@ -85,9 +87,8 @@ def test_what_is_wrong_names_client_and_split() -> None:
     task = fgn.regression(1, metrics={"bad": fails})
     rows = torch.zeros(4, 6), torch.zeros(4, 1)
     client = fgn.Client("broken", task, train=rows, validation=rows)
-    made = Scores("validation", HostTargets())
     with pytest.raises(fgn.ConfigError, match=r"client 'broken', validation data: .*fails: no"):
-        made.add(client, torch.zeros(4, 1), rows[1])
+        evaluator.measured([(client, torch.zeros(4, 1), rows[1])], "validation")
 
 
 def test_tensors_of_several_types_come_back_in_their_order() -> None:
@@ -95,21 +96,6 @@ def test_tensors_of_several_types_come_back_in_their_order() -> None:
     for found, expected in zip(on_host(given), given, strict=True):
         assert torch.equal(found, expected)
         assert found.dtype == expected.dtype
-
-
-def test_targets_that_clients_share_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "cpu", Tensor.clone)  # as from a GPU, where it is a copy
-    y, kept = torch.arange(3), HostTargets()
-    assert kept.of(y) is not y
-    assert kept.of(y) is kept.of(y)
-
-
-def test_targets_of_the_host_stay_there(fetched: list[list[int]]) -> None:
-    client = clients()[0]
-    y, made = torch.as_tensor(client.test[1]), Scores("test", HostTargets())
-    made.add(client, torch.randn(len(y), client.task.outputs), y)
-    assert set(made.in_order([client.name])[client.name]) == {"loss", *client.task.metrics}
-    assert len(fetched) == 1
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

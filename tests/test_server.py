@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgradnorm._round.reports import Reports, StackedReports
+import toys
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, coefficients, server_step
 from fedgradnorm.weighting import Equal, GradNorm, Needs, Signals, Weighting
 
@@ -26,7 +27,7 @@ class Given(Weighting):
 def reports(active: tuple[bool, ...] = (True, True, True)) -> Reports:
     ones = torch.ones(3, dtype=torch.float64)
     norm = UPDATES.norm(dim=1)
-    return StackedReports(torch.tensor(active), SIZE, ones, ones, norm, (), UPDATES)
+    return Reports(torch.tensor(active), SIZE, ones, ones, norm, (), updates=UPDATES)
 
 
 def server(weighting: Weighting, **options) -> ServerState:
@@ -73,7 +74,7 @@ def test_the_network_steps_on_the_mean_of_weighted_updates() -> None:
 
 
 def test_the_network_steps_with_the_new_weights_and_on_demand_with_the_old() -> None:
-    new, old, equal = server(Given()), server(Given(), order="old"), server(Equal())
+    new, old, equal = server(Given()), server(Given(), step_with="previous"), server(Equal())
     returned = [server_step(state, reports()) for state in (new, old, equal)]
     assert torch.equal(returned[0], returned[1])
     torch.testing.assert_close(old.shared.data, equal.shared.data)
@@ -106,4 +107,4 @@ def test_a_saved_and_loaded_server_goes_on_identically() -> None:
     other.load_state_dict(state)
     server_step(other, reports((True, False, True)))
     assert torch.equal(one.shared.data, other.shared.data)
-    assert one.weighting.state_dict() == other.weighting.state_dict()
+    assert toys.same(one.weighting.state_dict(), other.weighting.state_dict())

@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert (settings.lr, settings.server_optimizer) == (2e-4, "adam")
     assert local.head_optimizer == {"name": "adam", "lr": 2e-4}
     assert local.local_optimizer == {"name": "sgd", "lr": 2e-4}
-    assert (settings.head_steps, settings.shared_steps, settings.order) == (1, 1, "new")
+    assert (settings.head_steps, settings.shared_steps, settings.step_with) == (1, 1, "new")
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"epochs": 1, "rounds": 1}, "rounds or epochs, not both"),
         ({"participation": 0}, "participation must be in (0, 1], not 0"),
         ({"participation": 1.1}, "participation must be in (0, 1]"),
-        ({"schedule": "alternate"}, "did you mean 'alternating'?"),
+        ({"phases": "alternate"}, "did you mean 'alternating'?"),
         ({"first_loss": "data"}, "unknown local.first_loss 'data'; did you mean 'dataset'?"),
-        ({"update": "grad"}, "did you mean 'gradient'?"),
+        ({"sends": "grad"}, "did you mean 'gradient'?"),
         ({"report_loss": "befor"}, "did you mean 'before'?"),
         ({"aggregate": "size"}, "did you mean 'by_size'?"),
-        ({"order": "newest"}, "did you mean 'new'?"),
-        ({"key": "tasks"}, "did you mean 'task'?"),
+        ({"step_with": "newest"}, "did you mean 'new'?"),
+        ({"weight_per": "tasks"}, "did you mean 'task'?"),
         ({"share": "some"}, "unknown sharing.share 'some'"),
-        ({"engine": "lop"}, "did you mean 'loop'?"),
+        ({"executor": "lop"}, "did you mean 'loop'?"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_value(options: dict[str, Any], message: str) -> None:

@@ -57,12 +57,12 @@ ROWS = ["pump/state", "pump/hours", "pump/tags"]
 
 @pytest.fixture(scope="module")
 def looped() -> fgn.Run:
-    return train(engine="loop", participation=0.7)
+    return train(executor="loop", participation=0.7)
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
-    run = train(engine=engine, participation=0.7)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_every_engine_gives_the_loops_run(executor: str, looped: fgn.Run) -> None:
+    run = train(executor=executor, participation=0.7)
     numbers = run.history.select_dtypes("number").columns
     left, right = (one.history[numbers].to_numpy(float) for one in (run, looped))
     np.testing.assert_allclose(left, right, rtol=1e-8, atol=1e-9)
@@ -87,11 +87,11 @@ class Counted(torch.nn.Module):
 def test_the_network_is_passed_once_for_all_tasks() -> None:
     client = fgn.Client("pump", tasks=TASKS, train=(X, targets(gaps=0)))
     Counted.seen.clear()
-    run = train(given=[client], network=toys.seeded(Counted), engine="joint")
+    run = train(given=[client], network=toys.seeded(Counted), executor="joint")
     learned = [rows for learns, rows in Counted.seen if learns]
     assert learned[-6:] == [4] * 6  # one pass a round, of one batch
     Counted.seen.clear()
-    looped = train(given=[client], network=toys.seeded(Counted), engine="loop")
+    looped = train(given=[client], network=toys.seeded(Counted), executor="loop")
     assert [rows for learns, rows in Counted.seen if learns][-18:] == [4] * 18
     pair = toys.parameters(run.network), toys.parameters(looped.network)
     torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
@@ -103,7 +103,7 @@ def test_one_pass_gives_every_tasks_gradient(layer: type, weighting: type) -> No
     """By closed forms, by autograd, and by inner products of gradients that are never formed."""
     net = toys.seeded(lambda: torch.nn.Sequential(torch.nn.Linear(toys.FEATURES, 5), layer()))
     how = {"network": net, "weighting": weighting(), "head_steps": 2, "participation": 0.7}
-    fast, slow = (train(engine=engine, **how) for engine in ("joint", "loop"))
+    fast, slow = (train(executor=executor, **how) for executor in ("joint", "loop"))
     pair = toys.parameters(fast.network), toys.parameters(slow.network)
     torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
 
@@ -133,7 +133,7 @@ def test_a_task_without_a_label_in_a_batch_sits_the_round_out(caplog) -> None:
     assert rounds["pump/state"] == 30
     assert 0 < rounds["pump/hours"] < 20
     assert "pump/hours: 4 of 44 training rows are labelled" in caplog.text
-    both = [train(given=[client], rounds=8, engine=e, head_steps=2) for e in ("loop", "joint")]
+    both = [train(given=[client], rounds=8, executor=e, head_steps=2) for e in ("loop", "joint")]
     torch.testing.assert_close(*(toys.parameters(one.network) for one in both), rtol=0, atol=1e-11)
 
 
@@ -168,14 +168,14 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path) -> None:
 
 def test_tuning_draws_labelled_rows_and_a_later_client_may_have_several_tasks() -> None:
     tuned = train(personalize={"steps": 5, "what": "network"}, keep="best", final_head_steps=2)
-    assert set(ROWS) <= set(tuned.about["personal"])
+    assert set(ROWS) <= set(tuned.manifest["personal"])
     later = train(given=toys.clients()).personalize(pump(), steps=3)
     assert set(ROWS) <= set(later.clients)
     assert set(later.predict("pump", X[:3])) == set(TASKS)
 
 
-def test_tasks_alone_and_their_worth() -> None:
-    found = flat.worth(toys.network(), [pump(gaps=0)], rounds=2, device="cpu")
+def test_tasks_alone_and_their_benefit() -> None:
+    found = flat.benefit(toys.network(), [pump(gaps=0)], rounds=2, device="cpu")
     assert list(found.table.index) == ROWS or list(found.table["client"]) == ROWS
 
 
@@ -297,7 +297,7 @@ def test_a_config_names_several_tasks_and_its_run_says_how_they_are_judged(tmp_p
     done = run(config, folder=tmp_path / "run")
     loaded = fgn.load(tmp_path / "run")
     assert (loaded.predict("north", frame)["hours"] == done.predict("north", frame)["hours"]).all()
-    info = loaded.about["clients"]["north/hours"]
+    info = loaded.manifest["clients"]["north/hours"]
     assert info["metric"] == "rmse"
     y = loaded.predict("north/hours", frame)  # in the file's own units
     assert 300 < y.mean() < 700

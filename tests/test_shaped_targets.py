@@ -66,12 +66,12 @@ def train(given: list[fgn.Client] | None = None, **options: Any) -> fgn.Run:
 
 @pytest.fixture(scope="module")
 def looped() -> fgn.Run:
-    return train(engine="loop")
+    return train(executor="loop")
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
-    run = train(engine=engine)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_every_engine_gives_the_loops_run(executor: str, looped: fgn.Run) -> None:
+    run = train(executor=executor)
     pair = toys.parameters(run.network), toys.parameters(looped.network)
     torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
     numbers = run.history.select_dtypes("number").columns
@@ -80,7 +80,7 @@ def test_every_engine_gives_the_loops_run(engine: str, looped: fgn.Run) -> None:
 
 
 def test_clients_alone_give_the_loops_run() -> None:
-    fast, slow = (train(share="none", engine=engine) for engine in ("auto", "loop"))
+    fast, slow = (train(share="none", executor=executor) for executor in ("auto", "loop"))
     for name, net in fast.networks.items():
         pair = toys.parameters(net), toys.parameters(slow.networks[name])
         torch.testing.assert_close(*pair, rtol=0, atol=1e-11)
@@ -134,14 +134,14 @@ WORDS = GENERATOR.normal(size=(16, 7, 3))
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["features last", "features first"])
-@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
-def test_tags_of_a_sequence(engine: str, first: bool) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
+def test_tags_of_a_sequence(executor: str, first: bool) -> None:
     x = WORDS.swapaxes(1, 2) if first else WORDS
     tags = (WORDS[:, :, 0] > 0).astype(int)
     net = nn.Conv1d(3, 4, 3, padding=1) if first else nn.Linear(3, 4)
     client = fgn.Client("a", fgn.classification(2, shape=7), (x, tags), labels=("no", "yes"))
     run = flat.train(
-        net.double(), [client], rounds=60, lr=0.05, engine=engine, head_start="targets"
+        net.double(), [client], rounds=60, lr=0.05, executor=executor, head_init="targets"
     )
     assert type(run.heads["a"]) is (nn.Conv1d if first else nn.Linear)
     assert (run.predict("a", x) == tags).mean() > 0.95

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._federation.head_averaging import SharedHeads, average_heads
+from fedgradnorm._federation.heads import SharedHeads, average_heads
 from fedgradnorm._round.server import coefficients
 from fedgradnorm.weighting import Krum, Needs
 from shared_heads import TASKS, assert_same, client, clients, same_heads, train, vectors
@@ -42,15 +42,15 @@ def averaged_one_by_one(heads: Tensor, shares: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("engine", "how"),
+    ("executor", "how"),
     [
         ("loop", {"aggregate": "by_size", "participation": 0.5}),
         ("joint", {}),
         ("vmap", {"shared_steps": 2, "participation": 0.7}),
     ],
 )
-def test_all_is_the_mean_taken_head_by_head(engine, how, dtype, monkeypatch) -> None:
-    how = {"engine": engine, "network": toys.network(dtype), **how}
+def test_all_is_the_mean_taken_head_by_head(executor, how, dtype, monkeypatch) -> None:
+    how = {"executor": executor, "network": toys.network(dtype), **how}
     ours = train("all", **how)
 
     def by_hand(self: SharedHeads, heads: Any, reports: Any, weights: Tensor, by: Any) -> Any:
@@ -69,28 +69,28 @@ def test_all_is_the_mean_taken_head_by_head(engine, how, dtype, monkeypatch) -> 
     torch.testing.assert_close(*pair, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_one_task_for_everybody_is_all(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_one_task_for_everybody_is_all(executor: str) -> None:
     given = clients(dict.fromkeys(TASKS, "one"))
-    how = {"engine": engine, "participation": 0.5}
+    how = {"executor": executor, "participation": 0.5}
     assert_same(train("task", given, **how), train("all", given, **how))
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_tasks_of_one_client_each_have_no_heads_to_share(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_tasks_of_one_client_each_have_no_heads_to_share(executor: str) -> None:
     given = clients({name: f"task {name}" for name in TASKS})
     with pytest.raises(fgn.ConfigError, match="no two of the 6 clients share a task"):
-        train("task", given, engine=engine)
+        train("task", given, executor=executor)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_tasks_without_names_that_are_alike_are_one(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_tasks_without_names_that_are_alike_are_one(executor: str) -> None:
     given = clients(dict.fromkeys(TASKS))
-    assert_same(train("task", given, engine=engine), train("all", given, engine=engine))
+    assert_same(train("task", given, executor=executor), train("all", given, executor=executor))
 
 
 def test_a_task_of_one_client_keeps_the_head_it_would_have_had() -> None:
-    own, task = (federation(how, head_start="random") for how in ("own", "task"))
+    own, task = (federation(how, head_init="random") for how in ("own", "task"))
     start = vectors(toys.heads(task.engine))
     assert_one_head_a_task(start)
     assert torch.equal(start["e"], vectors(toys.heads(own.engine))["e"])
@@ -98,21 +98,21 @@ def test_a_task_of_one_client_keeps_the_head_it_would_have_had() -> None:
     assert task.shared_heads.groups == [["a", "c", "f"], ["b", "d"]]
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_the_order_of_the_clients_says_nothing(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_the_order_of_the_clients_says_nothing(executor: str) -> None:
     shuffled = clients()
     random.Random(1).shuffle(shuffled)
     assert [one.name for one in shuffled] != list(TASKS)
-    ours, theirs = (train("task", given, engine=engine) for given in (clients(), shuffled))
+    ours, theirs = (train("task", given, executor=executor) for given in (clients(), shuffled))
     for name, head in vectors(ours.heads).items():
         torch.testing.assert_close(head, vectors(theirs.heads)[name], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("engine", "how"), [("loop", {}), ("joint", {}), ("vmap", {"shared_steps": 2})]
+    ("executor", "how"), [("loop", {}), ("joint", {}), ("vmap", {"shared_steps": 2})]
 )
-def test_the_heads_of_a_task_are_equal_after_every_round(engine: str, how) -> None:
-    one = federation(engine=engine, **how)
+def test_the_heads_of_a_task_are_equal_after_every_round(executor: str, how) -> None:
+    one = federation(executor=executor, **how)
     for number, active in enumerate([list(TASKS), ["a", "b", "e"], ["c", "e"], ["e", "f", "d"]]):
         before = vectors(copy.deepcopy(toys.heads(one.engine)))
         one.round(number, active)
@@ -170,13 +170,13 @@ def test_whom_the_server_gives_nothing_counts_like_the_others_of_its_task() -> N
 )
 def test_shares_within_a_task(share: list[float], wanted: list[float]) -> None:
     even = torch.tensor([0.2, 0.2, 0.0])
-    found = SharedHeads(clients(), "task", toys.CPU)._parts(torch.tensor(share), even)
+    found = SharedHeads({}, "task", toys.CPU)._parts(torch.tensor(share), even)
     assert found.tolist() == pytest.approx(wanted)
 
 
 def test_nobody_there_is_no_mean() -> None:
     zero = torch.zeros(2)
-    parts = SharedHeads(clients(), "task", toys.CPU)._parts(zero, zero).tolist()
+    parts = SharedHeads({}, "task", toys.CPU)._parts(zero, zero).tolist()
     assert parts == [0.0, 0.0]
     heads = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert torch.equal(average_heads(heads, parts), heads)
@@ -197,16 +197,16 @@ def test_who_failed_does_not_count_and_gets_the_mean() -> None:
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "some": {"participation": 0.5},
-    "together, by size": {"schedule": "together", "aggregate": "by_size"},
-    "many head steps": {"head_steps": 3, "order": "old", "key": "task"},
+    "together, by size": {"phases": "joint", "aggregate": "by_size"},
+    "many head steps": {"head_steps": 3, "step_with": "previous", "weight_per": "task"},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("engine", "steps"), [("joint", 1), ("vmap", 3)])
-def test_engines_give_the_loops_run(engine: str, steps: int, case: str) -> None:
+@pytest.mark.parametrize(("executor", "steps"), [("joint", 1), ("vmap", 3)])
+def test_engines_give_the_loops_run(executor: str, steps: int, case: str) -> None:
     how = {"shared_steps": steps, **CASES[case]}
-    loop, ours = train(**how), train(engine=engine, **how)
+    loop, ours = train(**how), train(executor=executor, **how)
     for name, head in vectors(loop.heads).items():
         torch.testing.assert_close(vectors(ours.heads)[name], head, rtol=0, atol=1e-10)
     numbers = loop.history.select_dtypes("number").columns
@@ -228,7 +228,7 @@ def test_a_head_of_ones_own_with_running_statistics_keeps_them() -> None:
 # ---------------------------------------------------------------------------------- kept and told
 
 
-@pytest.mark.parametrize("more", [{}, {"participation": 0.5, "engine": "joint"}, {"ditto": 0.3}])
+@pytest.mark.parametrize("more", [{}, {"participation": 0.5, "executor": "joint"}, {"ditto": 0.3}])
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path: Path, more) -> None:
     whole = train(folder=tmp_path / "whole", **more)
 
@@ -242,7 +242,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path: Path, more) -> None:
     assert_same(whole, again)
     loaded = fgn.load(tmp_path / "part")
     assert same_heads(loaded, whole)
-    assert loaded.about["settings"]["heads"] == "task"
+    assert loaded.manifest["settings"]["heads"] == "task"
 
 
 def test_dittos_shared_network_is_that_of_shared_heads_and_personal_heads_are_personal() -> None:

@@ -69,12 +69,12 @@ def test_a_private_layer_is_trained_as_a_part_of_the_head() -> None:
             fgn.Client(c.name, c.task, c.train, c.test, head=heads[c.name]) for c in toys.clients()
         ]
 
-    private = go(toys.network(), clients=clients(heads), shared="0", engine="loop", head_steps=2)
+    private = go(toys.network(), clients=clients(heads), shared="0", executor="loop", head_steps=2)
     longer = {n: nn.Sequential(*copy.deepcopy(last), head) for n, head in heads.items()}
     inside = go(
-        nn.Sequential(*first), clients=clients(longer), shared="*", engine="loop", head_steps=2
+        nn.Sequential(*first), clients=clients(longer), shared="*", executor="loop", head_steps=2
     )
-    assert private.about["gauge"] == inside.about["gauge"] == ["0.weight", "0.bias"]
+    assert private.manifest["norm_layer"] == inside.manifest["norm_layer"] == ["0.weight", "0.bias"]
     torch.testing.assert_close(private.network[0].weight, inside.network[0].weight, rtol=0, atol=0)
     for name in toys.NAMES:
         own = private.networks[name][2].weight
@@ -86,15 +86,15 @@ def test_a_private_layer_is_trained_as_a_part_of_the_head() -> None:
     np.testing.assert_array_equal(*(n.to_numpy(float) for n in numbers))
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
 @pytest.mark.parametrize("share", ["all", "none"])
-def test_frozen_by_a_pattern_is_frozen_by_hand_in_every_engine(engine: str, share: str) -> None:
+def test_frozen_by_a_pattern_is_frozen_by_hand_in_every_engine(executor: str, share: str) -> None:
     by_hand = toys.network()
     for parameter in by_hand[0].parameters():
         parameter.requires_grad_(False)
-    how = {"shared": "*", "engine": "auto" if share == "none" else engine, "share": share}
+    how = {"shared": "*", "executor": "auto" if share == "none" else executor, "share": share}
     pattern, hand = go(toys.network(), frozen="0", **how), go(by_hand, **how)
-    reference = go(toys.network(), frozen="0", **{**how, "engine": "loop"})
+    reference = go(toys.network(), frozen="0", **{**how, "executor": "loop"})
     for name in toys.NAMES:
         one, other, third = (run.networks[name] for run in (pattern, hand, reference))
         assert torch.equal(one[0].weight, toys.network()[0].weight)
@@ -145,7 +145,7 @@ def test_what_comes_after_a_run_knows_private_parts(tmp_path: Path) -> None:
 
 def test_clients_alone_and_ditto_keep_private_parts_too() -> None:
     x = toys.rows("side", 4)[0].astype(np.float32)
-    alone, loop = go(share="none"), go(share="none", engine="loop")
+    alone, loop = go(share="none"), go(share="none", executor="loop")
     for name in toys.NAMES:
         a, b = (run.predict(name, x, kind="output") for run in (alone, loop))
         np.testing.assert_allclose(a, b, atol=1e-6)
@@ -171,7 +171,7 @@ def test_the_log_says_whose_what_is(caplog: pytest.LogCaptureFixture) -> None:
         ({"shared": "none"}, "matches no parameter"),
         ({"shared": []}, "empty list"),
         ({"shared": 3}, "list of names"),
-        ({"engine": "joint"}, "cannot run this: 2 parameters of the network are private"),
+        ({"executor": "joint"}, "cannot run this: 2 parameters of the network are private"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(options, words) -> None:
@@ -179,7 +179,9 @@ def test_what_cannot_be_meant_is_refused_before_training(options, words) -> None
         go(**options)
 
 
-def test_a_gauge_is_within_what_is_shared() -> None:
-    with pytest.raises(fgn.ModelError, match="frozen or private: a gauge is measured on what is"):
-        go(gauge="1")
-    assert go(shared=["0", "1"]).about["gauge"] == ["0.weight", "0.bias"]
+def test_a_norm_layer_is_within_what_is_shared() -> None:
+    with pytest.raises(
+        fgn.ModelError, match="frozen or private: a norm layer is measured on what is"
+    ):
+        go(norm_layer="1")
+    assert go(shared=["0", "1"]).manifest["norm_layer"] == ["0.weight", "0.bias"]

@@ -79,14 +79,14 @@ def in_memory() -> list[fgn.Client]:
 
 def trained(given: list[fgn.Client], **options: Any) -> fgn.Run:
     chosen: dict[str, Any] = {"rounds": 12, "batch_size": 8, "seed": 3, "eval_every": 4}
-    start = {"head_start": "targets"}  # "auto" reads no Dataset for it
-    how = {**chosen, **start, "head_steps": 2, "engine": "loop", **options}
+    start = {"head_init": "targets"}  # "auto" reads no Dataset for it
+    how = {**chosen, **start, "head_steps": 2, "executor": "loop", **options}
     return flat.train(network(), given, **how)
 
 
 @pytest.fixture(scope="module")
 def reference() -> fgn.Run:
-    return trained(in_memory(), engine="loop")
+    return trained(in_memory(), executor="loop")
 
 
 def assert_same(run: fgn.Run, other: fgn.Run, bits: bool = True) -> None:
@@ -150,7 +150,7 @@ def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
             fgn.Client("c", tasks=tasks, train=(inputs, table), test=(inputs, table)),
         ]
 
-    assert_same(trained(federation(x)), trained(federation(X), engine="loop"))
+    assert_same(trained(federation(x)), trained(federation(X), executor="loop"))
 
     class Named(nn.Module):
         def __init__(self) -> None:
@@ -163,7 +163,7 @@ def test_missing_labels_several_tasks_and_named_inputs(npy: Path) -> None:
 
     def named(left: Any) -> fgn.Run:
         client = fgn.Client("a", fgn.classification(2), train=({"left": left, "right": X}, LABELS))
-        return flat.train(Named().double(), [client], rounds=5, batch_size=8, engine="loop")
+        return flat.train(Named().double(), [client], rounds=5, batch_size=8, executor="loop")
 
     assert_same(named(x), named(X))
 
@@ -176,7 +176,7 @@ def test_nothing_is_read_before_it_is_needed() -> None:
     assert pairs.read <= 300
     before = pairs.read
     few = {"rounds": 3, "head_steps": 1, "first_loss": "first_round", "eval_every": 0}
-    run = trained([client], head_start="auto", **few)
+    run = trained([client], head_init="auto", **few)
     evaluations = len({row["round"] for row in run.table.rows if row["split"] == "train"})
     # All rows in an evaluation, and beside it batches, a few probes and the fingerprint.
     assert pairs.read - before < 1000 + evaluations * 10_000
@@ -236,7 +236,7 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "engine"),
+    ("options", "executor"),
     [
         ({}, "executor joint"),
         ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "executor joint"),
@@ -247,15 +247,15 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
     ids=str,
 )
 def test_auto_takes_the_rows_of_all_in_one_pass_where_it_can(
-    options: dict[str, Any], engine: str, npy: Path, caplog: Any
+    options: dict[str, Any], executor: str, npy: Path, caplog: Any
 ) -> None:
     x = np.load(npy, mmap_mode="r")
     given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: (x[at], VALUES[at]))
     given.append(replace(in_memory()[1], name="c", validation=(X[:9], VALUES[:9])))
     held = [*in_memory(), given[2]]
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        run = trained(given, engine="auto", **options)
-    assert engine in caplog.text
+        run = trained(given, executor="auto", **options)
+    assert executor in caplog.text
     assert_same(run, trained(held, **options), bits=False)
     for one, two in zip(run.heads.values(), trained(held, **options).heads.values(), strict=True):
         assert torch.allclose(one.weight, two.weight, rtol=0, atol=1e-10)
@@ -265,11 +265,11 @@ def test_a_pass_of_more_than_fits_is_left_to_the_loop(caplog: Any, monkeypatch: 
     monkeypatch.setattr("fedgradnorm._engines.choice.NUMBERS_READ", 2 * 2 * 8 * 6 - 1)
     given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: Pairs(X[at], VALUES[at]))
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        trained(given, rounds=1, engine="auto")
+        trained(given, rounds=1, executor="auto")
     assert "executor loop (not joint: a round reads 192 numbers from where they are" in caplog.text
-    for engine in ("joint", "vmap"):
+    for executor in ("joint", "vmap"):
         with pytest.raises(fgn.ConfigError, match="a round reads 192 numbers"):
-            trained(given, engine=engine)
+            trained(given, executor=executor)
 
 
 def test_many_registered_clients_may_lie_on_a_disk(npy: Path) -> None:
@@ -283,13 +283,15 @@ def test_many_registered_clients_may_lie_on_a_disk(npy: Path) -> None:
         ]
 
     options: dict[str, Any] = {"participation": 0.05, "rounds": 4}
-    assert_same(trained(many(x), engine="auto", **options), trained(many(X), **options), bits=False)
+    assert_same(
+        trained(many(x), executor="auto", **options), trained(many(X), **options), bits=False
+    )
 
 
 def test_a_run_in_one_pass_is_resumed_and_loaded(tmp_path: Path) -> None:
     def go(folder: str, **more: Any) -> fgn.Run:
         given = clients(lambda at: Pairs(X[at], LABELS[at]), lambda at: (X[at], VALUES[at]))
-        return trained(given, engine="auto", folder=tmp_path / folder, **more)
+        return trained(given, executor="auto", folder=tmp_path / folder, **more)
 
     def stop(event: Any) -> None:
         if event.round == 5:
@@ -311,7 +313,7 @@ def test_a_bad_row_is_named_in_a_pass_of_all() -> None:
     with pytest.raises(
         fgn.DataError, match=r"client 'a', train data, Pairs, item 7: x\[2\] is nan"
     ):
-        trained(given, engine="auto", eval_every=0, first_loss="first_round", rounds=40)
+        trained(given, executor="auto", eval_every=0, first_loss="first_round", rounds=40)
 
 
 def test_a_resumed_run_wants_the_same_rows(npy: Path, tmp_path: Path, reference: fgn.Run) -> None:

@@ -66,7 +66,7 @@ def test_a_weight_per_unnamed_task_is_one_weight() -> None:
     cats = fgn.classification(labels=["cat", "dog"])
     clients = [fgn.Client(name, cats, (X, SIDE)) for name in "ab"]
     clients.append(fgn.Client("c", fgn.regression(1), (X, 5 * SUM)))
-    run = train(clients, key="task", batch_size=None)
+    run = train(clients, weight_per="task", batch_size=None)
     assert run.weights["a"] == run.weights["b"] != run.weights["c"]
 
 
@@ -82,7 +82,7 @@ def test_labels_tell_unnamed_tasks_apart() -> None:
     assert not same_head(run, "a", "c")
 
 
-@pytest.mark.parametrize("how", [{"heads": "task"}, {"key": "task"}])
+@pytest.mark.parametrize("how", [{"heads": "task"}, {"weight_per": "task"}])
 def test_by_task_where_nobody_shares_one_is_refused(how: dict[str, Any]) -> None:
     clients = [*sides("a"), fgn.Client("b", fgn.regression(1), (X, SUM))]
     with pytest.raises(fgn.ConfigError, match="no two of the 2 clients share a task") as caught:
@@ -92,7 +92,7 @@ def test_by_task_where_nobody_shares_one_is_refused(how: dict[str, Any]) -> None
     train(sides("a"), **how)
 
 
-@pytest.mark.parametrize("how", [{"heads": "task"}, {"key": "task"}])
+@pytest.mark.parametrize("how", [{"heads": "task"}, {"weight_per": "task"}])
 def test_a_guess_among_several_unnamed_tasks_is_refused(how: dict[str, Any]) -> None:
     clients = [*sides("ab"), fgn.Client("pose", fgn.classification(3), (X, SIDE))]
     with pytest.raises(fgn.ConfigError, match="clients 'a' and 'b' have classification tasks of 2"):
@@ -141,8 +141,8 @@ def test_heads_whose_outputs_mean_different_classes_are_not_averaged(heads: str)
     train(clients)
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "joint"])
-def test_listed_labels_are_the_way_out(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "vmap", "joint"])
+def test_listed_labels_are_the_way_out(executor: str) -> None:
     labels = ["cat", "dog", "horse"]
     rows = {"cat": X[:, 0] < -0.5, "dog": np.abs(X[:, 0]) <= 0.5, "horse": X[:, 0] > 0.5}
     truth = np.select(list(rows.values()), list(rows), "")
@@ -151,7 +151,7 @@ def test_listed_labels_are_the_way_out(engine: str) -> None:
         here = np.isin(truth, own)
         task = fgn.classification(labels=labels, name="animal")
         clients.append(fgn.Client(name, task, (X[here], truth[here]), test=(X[here], truth[here])))
-    run = train(clients, heads="task", rounds=150, engine=engine)
+    run = train(clients, heads="task", rounds=150, executor=executor)
     assert same_head(run, "a", "b")
     assert (run.summary().accuracy > 0.95).all()
     assert set(run.predict("a", X, kind="label")) == set(labels)
@@ -171,9 +171,9 @@ def framed(name: str, columns: list[str], **options: Any) -> fgn.Client:
 
 
 @pytest.mark.parametrize("standardize", [False, True])
-@pytest.mark.parametrize("engine", ["loop", "joint"])
-def test_columns_are_aligned_by_name(standardize: bool, engine: str) -> None:
-    how = {"network": network(3), "rounds": 6, "engine": engine}
+@pytest.mark.parametrize("executor", ["loop", "joint"])
+def test_columns_are_aligned_by_name(standardize: bool, executor: str) -> None:
+    how = {"network": network(3), "rounds": 6, "executor": executor}
     first, second = (framed(n, list(FRAME), standardize=standardize) for n in "ab")
     swapped = framed("b", OTHER, standardize=standardize)
     plain, aligned = (train([first, other], **how) for other in (second, swapped))
@@ -205,7 +205,7 @@ def test_aligned_clients_are_the_same_data_in_every_run(tmp_path: Path) -> None:
     joined = train(clients, network=network(3))
     alone = train(clients, network=network(3), share="none", weighting=fgn.Equal())
     assert {gain.client for gain in joined.benefit(alone, clients).gains} == {"a", "b"}
-    prints = [r.about["clients"]["b"]["fingerprint"] for r in (joined, alone)]
+    prints = [r.manifest["clients"]["b"]["fingerprint"] for r in (joined, alone)]
     assert prints == [clients[1].fingerprint()] * 2
     again = train(list(reversed(clients)), network=network(3), start=joined, lr=1e-30)
     assert np.allclose(again.predict("b", FRAME), joined.predict("b", FRAME), atol=1e-4)
@@ -413,11 +413,11 @@ def test_a_run_says_in_one_line_what_it_is(tmp_path: Path) -> None:
     ("y", "how", "options", "warns"),
     [
         (1e5 + SUM, {}, {}, False),  # the head begins at the mean
-        (1e5 + SUM, {"head_start": "random"}, {}, True),
+        (1e5 + SUM, {"head_init": "random"}, {}, True),
         (1e4 * SUM, {}, {}, True),
         (1e4 * SUM, {}, {"loss_scale": 1e-8}, False),
         (1e4 * SUM, {"weighting": fgn.GradNorm(rule="direct")}, {}, False),
-        (1e5 + SUM, {"weighting": fgn.GradNorm(rule="direct"), "head_start": "random"}, {}, True),
+        (1e5 + SUM, {"weighting": fgn.GradNorm(rule="direct"), "head_init": "random"}, {}, True),
         (SUM, {}, {}, False),
     ],
 )

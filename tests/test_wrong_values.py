@@ -93,10 +93,10 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
         ({"batch_size": True}, "batch_size must be a whole number >= 1, not True"),
         ({"seed": -1}, "seed must be a whole number >= 0, not -1"),
         ({"seed": 1.5}, "seed must be a whole number >= 0, not 1.5"),
-        ({"gauge": []}, "gauge is an empty list"),
-        ({"gauge": [3]}, "gauge must be a list of names"),
+        ({"norm_layer": []}, "norm_layer is an empty list"),
+        ({"norm_layer": [3]}, "norm_layer must be a list of names"),
         ({"device": 3}, "device must be a text such as 'cpu' or 'cuda:0', not 3"),
-        ({"engine": None}, "engine must be a text, not None (one of: auto, loop"),
+        ({"executor": None}, "executor must be a text, not None (one of: auto, loop"),
         ({"compile": 1}, "compile must be True or False, not 1"),
         ({"participation": []}, "no client in server.participation"),
         ({"participation": "all"}, "participation must be a number, not 'all'"),
@@ -200,4 +200,4 @@ def test_numbers_of_numpy_are_numbers_and_train_the_same(tmp_path: Path) -> None
         for k, how in enumerate((ours, theirs))
     ]
     assert runs[0].table.text() == runs[1].table.text()
-    assert runs[0].about["settings"] == runs[1].about["settings"]
+    assert runs[0].manifest["settings"] == runs[1].manifest["settings"]

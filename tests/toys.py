@@ -90,7 +90,7 @@ def federation(
     weighting: Weighting | None = None,
     **settings: Any,
 ) -> Federation:
-    settings = {"batch_size": 8, "lr": 0.05, "engine": "loop", **settings}
+    settings = {"batch_size": 8, "lr": 0.05, "executor": "loop", **settings}
     return Federation(network, clients, weighting or Equal(), Settings(**settings), CPU)
 
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     )
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
+    from fedgradnorm._training.benefit import benefit
     from fedgradnorm._training.callbacks import Callback, EarlyStopping, ShowProgress
     from fedgradnorm._training.train import resume, train
-    from fedgradnorm._training.worth import worth
     from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
@@ -75,6 +75,7 @@ __all__ = [
     "TrainingError",
     "Weighting",
     "__version__",
+    "benefit",
     "binary",
     "classification",
     "data",
@@ -90,7 +91,6 @@ __all__ = [
     "tasks",
     "train",
     "weighting",
-    "worth",
 ]
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
@@ -110,6 +110,7 @@ __getattr__ = on_demand(
         "EarlyStopping": f"{__name__}._training.callbacks.EarlyStopping",
         "Method": f"{__name__}._methods.Method",
         "ShowProgress": f"{__name__}._training.callbacks.ShowProgress",
+        "benefit": f"{__name__}._training.benefit.benefit",
         "methods": f"{__name__}._methods.methods",
         "resume": f"{__name__}._training.train.resume",
         "sequences": f"{__name__}.models._input_rows.sequences",
@@ -118,7 +119,6 @@ __getattr__ = on_demand(
         "load": f"{__name__}._runs.loading.load",
         "Run": f"{__name__}._runs.run.Run",
         "train": f"{__name__}._training.train.train",
-        "worth": f"{__name__}._training.worth.worth",
     },
 )
 

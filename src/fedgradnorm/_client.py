@@ -288,7 +288,7 @@ class Client:
 
     @property
     def shared_task(self) -> str:
-        """The task it shares with others under ``heads="task"`` and ``key="task"``.
+        """The task it shares with others under ``heads="task"`` and ``weight_per="task"``.
 
         That is the task's name. Without one it is a description of kind, outputs and label names,
         so clients that agree in these share a task.

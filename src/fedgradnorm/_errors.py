@@ -3,7 +3,7 @@
 FedGradNormError
 ├── ConfigError       a setting: unknown, out of range, or in conflict with another
 ├── DataError         data: missing, damaged, or not what the task needs
-├── ModelError        a network, head or gauge that does not fit
+├── ModelError        a network, head or norm layer that does not fit
 ├── RunFolderError    a run folder or saved run: missing, damaged, or already in use
 └── TrainingError     training cannot go on (for example, every client failed)
 
@@ -38,7 +38,7 @@ class DataError(FedGradNormError):
 
 
 class ModelError(FedGradNormError):
-    """A network, head or gauge does not fit."""
+    """A network, head or norm layer does not fit."""
 
 
 class RunFolderError(FedGradNormError):

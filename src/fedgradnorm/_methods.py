@@ -19,6 +19,8 @@ from fedgradnorm._runs.averaged import static_from_run
 from fedgradnorm.weighting import Needs, Weighting
 
 DEFAULT = "fedgradnorm"
+LOCAL = "local"
+"""The method that shares nothing: every client trains alone."""
 METHODS: dict[str, Method] = {}
 """Every method that ``method = "..."`` can name, in the order of tables."""
 
@@ -32,7 +34,7 @@ class Method:
     A method registers itself when it is made, so a module that makes one needs only be imported:
 
     >>> mine = Method("doctest-prox", "FedProx with mu = 1", "this page", w.Equal,
-    ...               settings={"local.proximal": 1.0, "local.update": "model"})
+    ...               settings={"local.proximal": 1.0, "local.sends": "model"})
     >>> find_method("doctest-prox") is mine
     True
     >>> del METHODS["doctest-prox"]
@@ -207,10 +209,10 @@ Method(
     "equal weights; head and network together",
     "Arivazhagan et al. 2019",
     w.Equal,
-    settings={"schedule": "together"},
+    settings={"phases": "joint"},
 )
 Method(
-    "local",
+    LOCAL,
     "nothing shared: each client trains alone",
     "baseline",
     w.Equal,
@@ -221,10 +223,10 @@ Method(
     "GradNorm in one process, everybody in each step",
     "Chen et al. 2018",
     w.GradNorm,
-    settings={"schedule": "together", "order": "old", "participation": 1.0},
+    settings={"phases": "joint", "step_with": "previous", "participation": 1.0},
 )
 
-_AVERAGED = {"update": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
+_AVERAGED = {"sends": "model", "server_optimizer": {"name": "sgd", "lr": 1.0}}
 """Clients send models and the server averages them."""
 
 _GRAM = "N^2 D"
@@ -233,7 +235,7 @@ _PROGRAM = "N^2 D + a convex program"
 Method("static", "weights chosen by hand", "baseline", w.Static)
 Method(
     "fedgradnorm-static",
-    "a finished run's mean weights, held still",
+    "a finished run's mean weights, kept constant",
     "Chen et al. 2018",
     static_from_run,
 )
@@ -262,7 +264,7 @@ Method(
     "MGDA on the tasks' mean updates",
     "Yang et al. 2023",
     w.MGDA,
-    settings={"key": "task"},
+    settings={"weight_per": "task"},
     cost=_GRAM,
 )
 Method("fedmgda", "MGDA on unit updates, in a box", "Hu et al. 2022", w.FedMGDA, cost=_GRAM)
@@ -312,7 +314,7 @@ Method(
     w.Equal,
     settings={
         **_AVERAGED,
-        "schedule": "together",
+        "phases": "joint",
         "head_optimizer": "sgd",
         "aggregate": "by_size",
         "heads": "all",
@@ -338,7 +340,7 @@ Method(
     _FEDGRADNORM,
     w.GradNorm,
     fixed={"rule": "absolute", "floor": None},
-    settings={"report_loss": "after", "head_start": "random"},
+    settings={"report_loss": "after", "head_init": "random"},
 )
 
 _BUILTIN.update(METHODS)

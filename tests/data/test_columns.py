@@ -199,10 +199,10 @@ def test_clients_that_share_a_network_have_the_same_categories() -> None:
 def test_a_damaged_encoding_is_named(trained, tmp_path) -> None:
     run, _, _ = trained
     folder = run.save(tmp_path / "run")
-    about = json.loads((folder / "run.json").read_text())
+    manifest = json.loads((folder / "run.json").read_text())
     for wrong in ({"kind": "number"}, {"kind": "odd", "name": "x"}, {"kind": "date", "name": 3}):
-        about["clients"]["a"]["encoding"][0] = wrong
-        (folder / "run.json").write_text(json.dumps(about))
+        manifest["clients"]["a"]["encoding"][0] = wrong
+        (folder / "run.json").write_text(json.dumps(manifest))
         with pytest.raises(fgn.RunFolderError, match="encoding of client 'a' does not fit"):
             fgn.load(folder)
 
@@ -250,7 +250,7 @@ def test_a_config_says_the_same_and_resumes(tmp_path) -> None:
     done = execute(config, tmp_path / "run")
     assert done.predict("b", frame, kind="label").shape == (60,)
     half = execute(load_config(tmp_path / "rows.toml", ["rounds=2"]), tmp_path / "half")
-    assert half.about["clients"] == done.about["clients"]
+    assert half.manifest["clients"] == done.manifest["clients"]
     resumed = execute(config, tmp_path / "run", resume=True)
     assert np.array_equal(resumed.predict("a", frame), done.predict("a", frame))
 

@@ -127,7 +127,7 @@ def test_a_config_says_it_all(folder: Path) -> None:
         assert loaded.predict(name, x).shape == shape
         assert (loaded.predict(name, x) == done.predict(name, x)).all()
     assert loaded.history[["auroc", "f1"]].notna().any().all()
-    kept = loaded.about["clients"]
+    kept = loaded.manifest["clients"]
     assert {name: kept[name]["kind"] for name in kept} == {
         "state": "binary",
         "tags": "multilabel",

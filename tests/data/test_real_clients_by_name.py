@@ -55,7 +55,7 @@ def test_the_config_runs_on_small_files_and_predicts_raw_values(name, tmp_path):
     done = cli("run", CONFIGS / f"{name}.toml", "rounds=2", *SMALL[name])
     assert done.exit_code == 0, done.output
     run = fgn.load(tmp_path / "runs" / f"{name}-fedgradnorm-seed0")
-    client, about = next(iter(run.about["clients"].items()))
+    client, about = next(iter(run.manifest["clients"].items()))
     assert about["task"] in ("score", "mine", "pm25")
     width = {"school": 28, "landmine": 9, "beijing": 8}[name]
     assert len(run.predict(client, [[1.0] * width] * 3)) == 3

@@ -28,7 +28,7 @@ def test_raw_files_train_by_the_config_alone(tmp_path: Path) -> None:
     (tmp_path / "some.toml").write_text(_with_clients(CONFIG.read_text(), SOME))
     config = load_config(tmp_path / "some.toml", ["data.rows=800", "rounds=3"])
     run = execute(config, tmp_path / "run")
-    about = run.about["clients"]
+    about = run.manifest["clients"]
     assert {name: about[name]["kind"] for name in about} == dict(
         zip(SOME, ("regression", "binary", "classification"), strict=True)
     )

@@ -62,8 +62,8 @@ CASES: dict[str, dict[str, Any]] = {
     "idle bias": {**LOCAL, "network": partial(with_statistics, bias=True)},
     "by size, old order": {
         "aggregate": "by_size",
-        "order": "old",
-        "key": "task",
+        "step_with": "previous",
+        "weight_per": "task",
         "tasks": ("corner", "side", "place", "side"),
     },
     "gram": {"weighting": MGDA},
@@ -111,15 +111,15 @@ CASES: dict[str, dict[str, Any]] = {
         "personalize": {"steps": 9, "lr": 0.02, "what": "network"},
         "keep": "own_best",
         "eval_every": 2,
-        "head_start": "targets",
+        "head_init": "targets",
     },
 }
 
 
-def train(engine: str, **case: Any) -> fgn.Run:
+def train(executor: str, **case: Any) -> fgn.Run:
     """One case; every rank has a generator of its own, and none of that may matter."""
     if "start" in case:
-        case["start"] = train(engine, **case["start"])
+        case["start"] = train(executor, **case["start"])
     case = {"rounds": 8, "batch_size": 8, "lr": 0.02, "eval_every": 4, "seed": 3, **case}
     kinds = case.pop("kinds", (*toys.NAMES, "side"))
     sizes = (48, 30, 24, 20)
@@ -150,7 +150,9 @@ def train(engine: str, **case: Any) -> fgn.Run:
         case["callbacks"] = [callback()]
     network = case.pop("network", toys.network)(case.pop("dtype", torch.float64))
     weighting = case.pop("weighting", fgn.GradNorm)()
-    return flat.train(network, clients, weighting=weighting, engine=engine, device="cpu", **case)
+    return flat.train(
+        network, clients, weighting=weighting, executor=executor, device="cpu", **case
+    )
 
 
 def result(run: fgn.Run) -> dict[str, Any]:
@@ -160,14 +162,14 @@ def result(run: fgn.Run) -> dict[str, Any]:
         "heads": {n: toys.parameters(m).tolist() for n, m in run.heads.items()},
         "history": run.table.rows,
         "end": {
-            key: run.about.get(key) for key in ("kept", "stopped_early", "stopped", "personal")
+            key: run.manifest.get(key) for key in ("kept", "stopped_early", "stopped", "personal")
         },
-        "clients": run.about["clients"],
+        "clients": run.manifest["clients"],
     }
 
 
-def results(engine: str, names: list[str]) -> dict[str, Any]:
-    return {name: result(train(engine, **CASES[name])) for name in names}
+def results(executor: str, names: list[str]) -> dict[str, Any]:
+    return {name: result(train(executor, **CASES[name])) for name in names}
 
 
 def write_threads(folder: Path) -> None:

@@ -24,7 +24,7 @@ from toys import seeded
 BASE = {"rounds": 12, "batch_size": 8, "lr": 1e-2, "device": "cpu", "seed": 5, "eval_every": 6}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "together": {"schedule": "together"},
+    "together": {"phases": "joint"},
     "first round": {"first_loss": "first_round"},
     "by size": {"aggregate": "by_size"},
     "two of three": {"participation": 0.67},
@@ -33,9 +33,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smaller batches of some of them": {"batch_size": 35, "participation": 0.34},
     "many head steps": {"head_steps": 9},
     "no head steps": {"head_steps": 0},
-    "old weights": {"order": "old"},
-    "keyed by task": {"key": "task"},
-    "another gauge": {"gauge": ["0", "2.weight"]},
+    "old weights": {"step_with": "previous"},
+    "keyed by task": {"weight_per": "task"},
+    "another norm layer": {"norm_layer": ["0", "2.weight"]},
     "clipped heads": {"head_clip": 0.1},
     "sgd heads": {"head_optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
     "adamw heads": {"head_optimizer": {"name": "adamw", "weight_decay": 0.1}},
@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "final heads": {"final_head_steps": 3},
     "one head for each task": {"heads": "task"},
     "own bias in shared heads": {"heads": "task", "head_own": "bias"},
-    "heads at targets": {"head_start": "targets"},
+    "heads at targets": {"head_init": "targets"},
     "ditto": {"ditto": 0.5},
     "tuned": {"personalize": {"steps": 4, "lr": 0.02, "what": "network"}},
 }
@@ -52,27 +52,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
 KEPT = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "keep": True}
 LOCAL: dict[str, dict[str, Any]] = {
     "three steps": {"shared_steps": 3},
-    "three steps together": {"shared_steps": 3, "schedule": "together"},
+    "three steps together": {"shared_steps": 3, "phases": "joint"},
     "model averaging": {
         "shared_steps": 3,
-        "update": "model",
-        "schedule": "together",
+        "sends": "model",
+        "phases": "joint",
         "server_optimizer": {"name": "sgd", "lr": 1.0},
         "aggregate": "by_size",
     },
-    "delta": {"shared_steps": 2, "update": "delta", "local_optimizer": "adam"},
-    "proximal": {"shared_steps": 3, "proximal": 0.5, "update": "model"},
+    "delta": {"shared_steps": 2, "sends": "delta", "local_optimizer": "adam"},
+    "proximal": {"shared_steps": 3, "proximal": 0.5, "sends": "model"},
     "clipped": {"clip": 0.05, "head_clip": 0.1, "shared_steps": 2},
     "loss after": {"report_loss": "after"},
-    "kept moments": {"shared_steps": 2, "update": "model", "local_optimizer": KEPT},
+    "kept moments": {"shared_steps": 2, "sends": "model", "local_optimizer": KEPT},
     "kept moments, some": {
         "shared_steps": 2,
-        "update": "delta",
+        "sends": "delta",
         "local_optimizer": KEPT,
         "participation": 0.5,
     },
     "kept adam": {"shared_steps": 2, "local_optimizer": {**KEPT, "name": "adam", "momentum": 0.9}},
-    "other optimizers": {"shared_steps": 2, "update": "model", "local_optimizer": "adagrad"},
+    "other optimizers": {"shared_steps": 2, "sends": "model", "local_optimizer": "adagrad"},
     "private bias": {"shared": "!*0.bias"},
     "private layer, local steps": {"shared": "!2", "shared_steps": 2, "clip": 0.5},
     "frozen": {"frozen": "0.weight", "shared_steps": 2},
@@ -80,7 +80,7 @@ LOCAL: dict[str, dict[str, Any]] = {
     "alone": {"share": "none"},
     "alone, smaller batches of some": {"share": "none", "batch_size": 35, "shared_steps": 2},
     "one head, smaller batches of some": {"shared_steps": 2, "batch_size": 35, "clip": 0.5},
-    "alone, local steps": {"share": "none", "shared_steps": 3, "update": "model"},
+    "alone, local steps": {"share": "none", "shared_steps": 3, "sends": "model"},
     "alone, some": {"share": "none", "participation": 0.5, "server_schedule": "cosine"},
     "alone, kept moments": {"share": "none", "shared_steps": 2, "local_optimizer": KEPT},
 }
@@ -135,13 +135,13 @@ NAMES = [client.name for client in clients()]
 
 
 def trained(
-    engine: str,
+    executor: str,
     settings: dict[str, Any],
     weighting: Callable[[], fgn.Weighting] = fgn.GradNorm,
     net: nn.Module | None = None,
     stems: bool = False,
 ) -> fgn.Run:
-    arguments = {**BASE, **settings, "engine": engine}
+    arguments = {**BASE, **settings, "executor": executor}
     if settings.keys() & {"share", "ditto"}:
         weighting = fgn.Equal
     net = net or network()
@@ -166,8 +166,8 @@ def assert_same_run(one: fgn.Run, other: fgn.Run, tolerance: float = 1e-10) -> N
 @pytest.mark.parametrize("case", SETTINGS)
 def test_every_executor_gives_the_loops_run(case: str) -> None:
     loop = trained("loop", SETTINGS[case])
-    for engine in FAST:
-        assert_same_run(trained(engine, SETTINGS[case]), loop)
+    for executor in FAST:
+        assert_same_run(trained(executor, SETTINGS[case]), loop)
 
 
 @pytest.mark.parametrize("case", SETTINGS)
@@ -183,7 +183,9 @@ def test_clients_whose_networks_differ_agree_under_vmap(case: str) -> None:
 
 @pytest.mark.parametrize("case", LOCAL)
 def test_a_joint_pass_says_why_it_cannot_run_them(case: str) -> None:
-    with pytest.raises(fgn.ConfigError, match=r"engine 'joint' cannot run this: .*engine='auto'"):
+    with pytest.raises(
+        fgn.ConfigError, match=r"executor 'joint' cannot run this: .*executor='auto'"
+    ):
         trained("joint", LOCAL[case])
 
 
@@ -193,7 +195,7 @@ def test_a_joint_pass_says_why_it_cannot_run_them(case: str) -> None:
         {},
         {"head_steps": 3},
         {"shared_steps": 3},
-        {"schedule": "together", "update": "model", "shared_steps": 2},
+        {"phases": "joint", "sends": "model", "shared_steps": 2},
         {"shared": "!*1*"},
         {"shared": "!*1*", "shared_steps": 2, "participation": 0.5},
         {"share": "none", "shared_steps": 2},
@@ -203,7 +205,7 @@ def test_a_joint_pass_says_why_it_cannot_run_them(case: str) -> None:
     ids=str,
 )
 def test_running_statistics_agree(case: dict[str, Any]) -> None:
-    runs = [trained(engine, case, net=with_statistics()) for engine in ("vmap", "loop")]
+    runs = [trained(executor, case, net=with_statistics()) for executor in ("vmap", "loop")]
     assert_same_run(*runs)
     own = [runs[0].clients[name].buffers["1.running_mean"] for name in NAMES[:2]]
     assert not torch.allclose(*own)
@@ -211,11 +213,11 @@ def test_running_statistics_agree(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [{}, {"shared_steps": 2, "update": "model"}, {"share": "none"}, {"shared": "!0", "clip": 0.5}],
+    [{}, {"shared_steps": 2, "sends": "model"}, {"share": "none"}, {"shared": "!0", "clip": 0.5}],
     ids=str,
 )
 def test_stems_agree(case: dict[str, Any]) -> None:
-    runs = [trained(engine, case, stems=True) for engine in ("vmap", "loop")]
+    runs = [trained(executor, case, stems=True) for executor in ("vmap", "loop")]
     assert_same_run(*runs)
     for name in NAMES:
         stems = [run.clients[name].stem.state_dict() for run in runs]
@@ -223,8 +225,8 @@ def test_stems_agree(case: dict[str, Any]) -> None:
         assert not torch.equal(stems[0]["weight"], seeded(lambda: nn.Linear(12, 12)).weight)
 
 
-@pytest.mark.parametrize("engine", FAST)
-def test_padding_is_no_missing_label(engine: str) -> None:
+@pytest.mark.parametrize("executor", FAST)
+def test_padding_is_no_missing_label(executor: str) -> None:
     """Clients of one part with fewer examples than a batch, of which some have no label."""
     found = []
     for k, client in enumerate(many_numbers()):
@@ -233,7 +235,9 @@ def test_padding_is_no_missing_label(engine: str) -> None:
         y[::5] = torch.nan
         found.append(fgn.Client(client.name, NUMBERS, (client.train[0], y), test=client.train))
     how = {**BASE, "batch_size": 12, "weighting": fgn.GradNorm()}
-    runs = [flat.train(network(), found, **{**how, "engine": name}) for name in (engine, "loop")]
+    runs = [
+        flat.train(network(), found, **{**how, "executor": name}) for name in (executor, "loop")
+    ]
     assert_same_run(*runs)
 
 
@@ -247,8 +251,8 @@ def test_clients_of_similar_sizes_share_a_part() -> None:
 @pytest.mark.parametrize("settings", [{}, {"shared_steps": 3}, {"share": "none"}], ids=str)
 def test_convolutions_agree(settings: dict[str, Any]) -> None:
     loop = trained("loop", settings, net=convolutions())
-    for engine in FAST if not settings else ("vmap",):
-        assert_same_run(trained(engine, settings, net=convolutions()), loop)
+    for executor in FAST if not settings else ("vmap",):
+        assert_same_run(trained(executor, settings, net=convolutions()), loop)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4])
@@ -262,8 +266,10 @@ def test_clients_in_portions_agree(
     monkeypatch.setitem(choice.BYTES_AT_ONCE, "cpu", chunk * choice.COPIES * 8 * size)
     alike = [fgn.Client(c.name, NUMBERS, c.train, test=c.train) for c in many_numbers()]
     runs = [
-        flat.train(network(), alike, weighting=fgn.Equal(), **{**BASE, **case, "engine": engine})
-        for engine in ("vmap", "loop")
+        flat.train(
+            network(), alike, weighting=fgn.Equal(), **{**BASE, **case, "executor": executor}
+        )
+        for executor in ("vmap", "loop")
     ]
     assert_same_run(*runs)
     assert_same_run(trained("vmap", case), loop)
@@ -282,22 +288,22 @@ def many_numbers() -> list[fgn.Client]:
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS.values(), ids=WEIGHTINGS.keys())
-@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("executor", FAST)
 def test_every_weighting_gives_the_loops_run(
-    engine: str, weighting: Callable[[], fgn.Weighting]
+    executor: str, weighting: Callable[[], fgn.Weighting]
 ) -> None:
-    assert_same_run(trained("loop", {}, weighting), trained(engine, {}, weighting))
+    assert_same_run(trained("loop", {}, weighting), trained(executor, {}, weighting))
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("case", [{}, {"shared_steps": 2}, {"share": "none"}], ids=str)
-def test_with_dropout_each_executor_repeats_itself(engine: str, case: dict[str, Any]) -> None:
+def test_with_dropout_each_executor_repeats_itself(executor: str, case: dict[str, Any]) -> None:
     """Executors draw in different orders, so they agree only with themselves."""
 
     def once(seed: int) -> fgn.Run:
         net = seeded(lambda: nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.5), nn.Linear(16, 10)))
         torch.rand(3)  # what others draw does not matter
-        return trained(engine, {**case, "seed": seed}, net=net)
+        return trained(executor, {**case, "seed": seed}, net=net)
 
     one, again, other = once(5), once(5), once(6)
     assert one.table.text() == again.table.text()
@@ -312,11 +318,11 @@ def test_dropout_that_drops_nothing_agrees(case: dict[str, Any]) -> None:
     def net() -> nn.Module:
         return seeded(lambda: nn.Sequential(nn.Linear(12, 16), nn.Dropout(0.0), nn.Linear(16, 10)))
 
-    assert_same_run(*(trained(engine, case, net=net()) for engine in ("vmap", "loop")))
+    assert_same_run(*(trained(executor, case, net=net()) for executor in ("vmap", "loop")))
 
 
-@pytest.mark.parametrize("engine", FAST)
-def test_own_heads_and_own_losses_give_the_loops_run(engine: str) -> None:
+@pytest.mark.parametrize("executor", FAST)
+def test_own_heads_and_own_losses_give_the_loops_run(executor: str) -> None:
     def absolute(output: Tensor, target: Tensor) -> Tensor:
         return (output - target).abs().sum(dim=1)
 
@@ -337,12 +343,12 @@ def test_own_heads_and_own_losses_give_the_loops_run(engine: str) -> None:
         fgn.Client("hooked", fgn.classification(3), (x, classes), head=hooked),
         fgn.Client("no bias", fgn.regression(1), (x, x[:, 0]), head=nn.Linear(10, 1, bias=False)),
     ]
-    runs = [flat.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
+    runs = [flat.train(network(), given, **BASE, executor=name) for name in ("loop", executor)]
     assert_same_run(*runs)
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_a_head_that_was_changed_is_not_taken_for_one_that_looks_the_same(engine: str) -> None:
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_head_that_was_changed_is_not_taken_for_one_that_looks_the_same(executor: str) -> None:
     """Clients alone, so that each must train as it does without the others."""
     x = np.random.default_rng(0).normal(size=(40, 12))
     heads = [
@@ -357,9 +363,9 @@ def test_a_head_that_was_changed_is_not_taken_for_one_that_looks_the_same(engine
         for k, head in enumerate(heads)
     ]
     how = {**BASE, "share": "none", "weighting": fgn.Equal(), "server_optimizer": "sgd"}
-    together = flat.train(network(), given, **how, engine=engine)
+    together = flat.train(network(), given, **how, executor=executor)
     for one in given:
-        alone = flat.train(network(), [one], **how, engine="loop")
+        alone = flat.train(network(), [one], **how, executor="loop")
         for modules in ("networks", "heads"):
             pair = [toys.parameters(getattr(run, modules)[one.name]) for run in (together, alone)]
             torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
@@ -386,11 +392,11 @@ def test_a_network_that_was_changed_is_computed_by_its_owners_code(change: str, 
     assert not torch.allclose(loop.network[0].weight, plain.network[0].weight)
 
 
-@pytest.mark.parametrize("engine", FAST)
+@pytest.mark.parametrize("executor", FAST)
 @pytest.mark.parametrize("gradient", ["infinite", "finite"])
 @pytest.mark.parametrize("alike", [False, True], ids=["unlike", "alike"])
 def test_a_client_that_fails_is_left_out_as_in_the_loop(
-    engine: str, gradient: str, alike: bool
+    executor: str, gradient: str, alike: bool
 ) -> None:
     def sometimes_infinite(output: Tensor, target: Tensor) -> Tensor:
         losses, fine = (output - target).square().sum(dim=1), target.abs().sum(dim=1) > 0.05
@@ -405,7 +411,7 @@ def test_a_client_that_fails_is_left_out_as_in_the_loop(
         else fgn.Client("good", task, (x, 1 + x[:, 0] ** 2)),
         fgn.Client("bad", task, (x, x[:, 0])),
     ]
-    runs = [flat.train(network(), given, **BASE, engine=name) for name in ("loop", engine)]
+    runs = [flat.train(network(), given, **BASE, executor=name) for name in ("loop", executor)]
     rows = runs[0].history
     assert 0 < (rows[rows.split == "batch"].active == 0).sum() < BASE["rounds"]
     assert_same_run(*runs)
@@ -461,29 +467,29 @@ def test_rows_that_see_each_other_are_found_by_trial():
         trained("joint", {}, net=net)
 
 
-@pytest.mark.parametrize("engine", FAST)
-def test_a_layer_that_is_used_twice_counts_twice(engine):
+@pytest.mark.parametrize("executor", FAST)
+def test_a_layer_that_is_used_twice_counts_twice(executor):
     def twice() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             layer = nn.Linear(12, 12)
             return nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(12, 10)).double()
 
-    options = {"shared_steps": 2} if engine == "vmap" else {}
-    runs = [trained(name, options, net=twice()) for name in ("loop", engine)]
+    options = {"shared_steps": 2} if executor == "vmap" else {}
+    runs = [trained(name, options, net=twice()) for name in ("loop", executor)]
     assert_same_run(*runs)
 
 
-def test_an_embedding_can_be_the_gauge():
+def test_an_embedding_can_be_the_norm_layer():
     tokens = torch.arange(48).reshape(24, 2) % 20
     clients = [
         fgn.Client(name, fgn.classification(2), (tokens, (tokens.sum(dim=1) + k) % 2))
         for k, name in enumerate(("even", "odd"))
     ]
     runs = []
-    for engine in ("loop", "joint"):
+    for executor in ("loop", "joint"):
         torch.manual_seed(1)
         net = nn.Sequential(nn.Embedding(20, 3), nn.Flatten()).double()
-        arguments = {**BASE, "engine": engine}
+        arguments = {**BASE, "executor": executor}
         runs.append(flat.train(net, clients, weighting=fgn.GradNorm(), **arguments))
     assert_same_run(*runs)

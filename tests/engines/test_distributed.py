@@ -150,7 +150,7 @@ def test_the_command_line_under_torchrun_then_resumed_by_another_number(tmp_path
     assert done.exit_code == 0, done.output
     single = fgn.load(fgn_alone / folder.name)
     assert gap(whole.table.rows, single.table.rows) < LOOSE
-    assert whole.about["clients"] == single.about["clients"]
+    assert whole.manifest["clients"] == single.manifest["clients"]
     assert torch.allclose(toys.parameters(whole.network), toys.parameters(single.network))
 
 
@@ -191,7 +191,7 @@ def test_a_killed_rank_ends_the_run_and_any_number_of_ranks_resumes(tmp_path):
 def test_ranks_write_the_rows_that_changed_where_few_of_many_take_part(unlike, share, many):
     clients = [toys.client(f"side{i}", 9, "side") for i in range(200)]
     clients[1] = replace(clients[1], head=torch.nn.Linear(5, 2) if unlike else None)
-    made = toys.federation(toys.network(), clients, engine="auto", participation=share)
+    made = toys.federation(toys.network(), clients, executor="auto", participation=share)
     assert isinstance(made.engine, RankedEngine)
     assert (made.engine.journal is not None) == many
     made.round(0, ["side0", "side1", "side7"])
@@ -203,7 +203,7 @@ def test_ranks_write_the_rows_that_changed_where_few_of_many_take_part(unlike, s
     assert journal.count() == (2, 4)
     changed = journal.changed()
     assert [part["names"] for part in changed["parts"]] == [["side2", "side7"]]
-    again = toys.federation(toys.network(), clients, engine="auto", participation=share)
+    again = toys.federation(toys.network(), clients, executor="auto", participation=share)
     again.engine.journal.take(changed)
     assert toys.same(toys.row(again, "side7"), toys.row(made, "side7"))
 
@@ -234,7 +234,7 @@ class Counting(World):
 )
 @pytest.mark.usefixtures("ranked")
 def test_only_what_the_weighting_needs_crosses_ranks(weighting, sent):
-    federation = toys.federation(toys.network(), toys.clients(), weighting, engine="auto")
+    federation = toys.federation(toys.network(), toys.clients(), weighting, executor="auto")
     assert isinstance(federation.engine, RankedEngine)
     federation.engine.world = Counting()
     Counting.sent.clear()

@@ -19,7 +19,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._engines import graph
-from fedgradnorm._engines.device_batches import DeviceBatches
+from fedgradnorm._engines.graph import DeviceBatches
 from fedgradnorm.tasks._measures import squared_error
 
 CASES: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shared_steps": 2,
     },
     "model averaging": {
-        "shared_steps": 3, "schedule": "together", "update": "model",
+        "shared_steps": 3, "phases": "joint", "sends": "model",
         "server_optimizer": {"name": "sgd", "lr": 1.0},
     },
     "kept moments": {
@@ -69,7 +69,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return replay
 
     monkeypatch.setattr(graph, "_captured", capture)
-    monkeypatch.setattr(graph.Graphs, "_on_gpu", staticmethod(lambda _: True))
+    monkeypatch.setattr(graph, "DEVICES", {"cpu"})
     return counts
 
 
@@ -100,7 +100,7 @@ def test_captured_rounds_are_the_ordinary_ones(
 ) -> None:
     captured = everything(train(**CASES[case]))
     assert replays[0] > 10
-    monkeypatch.setattr(graph.Graphs, "_on_gpu", staticmethod(lambda _: False))
+    monkeypatch.setattr(graph, "DEVICES", set())
     assert toys.same(captured, everything(train(**CASES[case])))
 
 
@@ -120,7 +120,7 @@ def test_a_round_that_goes_wrong_is_run_again_without_the_client(replays: list[i
     y[0] = 1e9  # one example: some batches hold it, others do not
     bad = fgn.Client("bad", fgn.regression(2, loss=spoiled_later), train=(x, y))
     run = train([*clients(), bad], rounds=12, batch_size=4)
-    left_out = run.about["left_out"]
+    left_out = run.manifest["left_out"]
     assert left_out["bad"] > 0
     assert sum(left_out.values()) == left_out["bad"]
     assert all(torch.isfinite(toys.parameters(n)).all() for n in run.networks.values())
@@ -132,13 +132,13 @@ def test_a_round_that_goes_wrong_is_run_again_without_the_client(replays: list[i
         ({"server_schedule": "cosine"}, "schedule"),
         ({"head_schedule": "cosine"}, "schedule"),
         ({"server_optimizer": "rmsprop"}, "host"),
-        ({"engine": "loop"}, "one by one"),
+        ({"executor": "loop"}, "one by one"),
     ],
 )
 def test_what_is_decided_on_the_host_is_not_captured(
     how: dict[str, Any], why: str, replays: list[int]
 ) -> None:
-    federation = toys.federation(toys.network(), clients(), **{"engine": "auto", **how})
+    federation = toys.federation(toys.network(), clients(), **{"executor": "auto", **how})
     reason = federation.graphs.why_not()
     assert reason is not None
     assert why in reason
@@ -152,19 +152,19 @@ def test_a_round_that_cannot_be_captured_says_so(
     def refuse(round_once: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graph.Graphs, "_on_gpu", staticmethod(lambda _: True))
+    monkeypatch.setattr(graph, "DEVICES", {"cpu"})
     with caplog.at_level("INFO", logger="fedgradnorm"):
         monkeypatch.setattr(graph, "_captured", refuse)
         refused = train()
     assert "cannot be captured: operation not permitted" in caplog.text
-    monkeypatch.setattr(graph.Graphs, "_on_gpu", staticmethod(lambda _: False))
+    monkeypatch.setattr(graph, "DEVICES", set())
     assert toys.same(everything(refused), everything(train()))
 
 
 @pytest.mark.parametrize(("first", "rounds"), [(0, 1), (3, 7), (100, 2)])
 def test_batches_drawn_on_the_device_are_those_of_the_host(first: int, rounds: int) -> None:
     network = toys.seeded(lambda: nn.Sequential(nn.Linear(toys.FEATURES, 5), nn.Tanh()))
-    federation = toys.federation(network, clients(), engine="vmap", shared_steps=3)
+    federation = toys.federation(network, clients(), executor="vmap", shared_steps=3)
     engine = federation.engine
     plan = engine.plan(federation.names)
     drawn = DeviceBatches(engine.examples, plan).draw(first, rounds)

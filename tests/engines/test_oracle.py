@@ -32,9 +32,9 @@ def test_engines_equal_the_oracle(make, shape, steps, optimizer):
     found = compare_with_oracle(
         network, clients, ROUNDS, optimizer, *steps, TWO_OF_THREE, STEPS[steps]
     )
-    for engine, gaps in found.items():
+    for executor, gaps in found.items():
         assert gaps.pop("moved") > 1e-6
-        assert max(gaps.values()) < 1e-10, (engine, gaps)
+        assert max(gaps.values()) < 1e-10, (executor, gaps)
 
 
 def test_oracle_is_one_page():

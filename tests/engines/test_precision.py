@@ -31,13 +31,13 @@ ENGINES = {"loop": 2, "vmap": 2, "joint": 1}
 """With how many shared steps each is tried."""
 
 
-def train(network: str, precision: str, engine: str, **settings: object) -> Run:
+def train(network: str, precision: str, executor: str, **settings: object) -> Run:
     torch.manual_seed(0)
     clients = mixed_clients(NETWORKS[network], (60, 50, 40))
     device = "cuda" if precision == "bf16" else "cpu"
     options = {"rounds": 8, "device": device, "batch_size": 16, "eval_every": 0, **settings}
     return flat.train(
-        getattr(fgn.models, network)(), clients, precision=precision, engine=engine, **options
+        getattr(fgn.models, network)(), clients, precision=precision, executor=executor, **options
     )  # type: ignore[arg-type]
 
 
@@ -48,14 +48,14 @@ def reports(run: Run, column: str) -> Tensor:
 
 @gpu
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_losses_are_nearly_those_of_float32(network: str, engine: str) -> None:
-    steps = ENGINES[engine]
+@pytest.mark.parametrize("executor", ENGINES)
+def test_losses_are_nearly_those_of_float32(network: str, executor: str) -> None:
+    steps = ENGINES[executor]
     exact, rough = (
-        train(network, precision, engine, shared_steps=steps, device="cuda")
+        train(network, precision, executor, shared_steps=steps, device="cuda")
         for precision in ("float32", "bf16")
     )
-    for column, apart in (("loss", 0.02), ("gauge_norm", 0.3)):
+    for column, apart in (("loss", 0.02), ("grad_norm", 0.3)):
         a, b = (reports(run, column) for run in (exact, rough))
         assert (b / a - 1).abs().max() > 1e-4  # more than rounding
         torch.testing.assert_close(a, b, rtol=apart, atol=0)
@@ -68,7 +68,7 @@ def test_networks_stepped_in_one_call_are_those_stepped_one_by_one(monkeypatch) 
     together = train("network2", "bf16", "vmap", shared_steps=2)
     monkeypatch.setitem(choice.BYTES_AT_ONCE, "cuda", 1)
     apart = train("network2", "bf16", "vmap", shared_steps=2)
-    for column in ("loss", "gauge_norm"):
+    for column in ("loss", "grad_norm"):
         a, b = (reports(run, column) for run in (apart, together))
         torch.testing.assert_close(a, b, rtol=0.02, atol=0)
 
@@ -84,15 +84,15 @@ class Watching(nn.Linear):
 
 
 @gpu
-@pytest.mark.parametrize("engine", ENGINES)
-def test_heads_and_losses_have_all_their_digits(engine: str, monkeypatch) -> None:
+@pytest.mark.parametrize("executor", ENGINES)
+def test_heads_and_losses_have_all_their_digits(executor: str, monkeypatch) -> None:
     monkeypatch.setattr(Watching, "seen", set())
     x = torch.randn(40, 6)
     clients = [
         fgn.Client(name, fgn.regression(1), (x, x[:, :1]), head=Watching(5, 1)) for name in "ab"
     ]
     network = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
-    how = {"precision": "bf16", "engine": engine, "shared_steps": ENGINES[engine]}
+    how = {"precision": "bf16", "executor": executor, "shared_steps": ENGINES[executor]}
     flat.train(network, clients, rounds=2, batch_size=8, device="cuda", **how)  # type: ignore[arg-type]
     assert Watching.seen == {(torch.float32, False)}
 
@@ -142,12 +142,12 @@ def test_the_processs_own_numerics_are_put_back(precision: str, products: str) -
 
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=gpu)])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_autocast_around_the_call_changes_nothing(precision: str, engine: str) -> None:
-    how = {"rounds": 2, "shared_steps": ENGINES[engine]}
-    plain = train("network2", precision, engine, **how)
+@pytest.mark.parametrize("executor", ENGINES)
+def test_an_autocast_around_the_call_changes_nothing(precision: str, executor: str) -> None:
+    how = {"rounds": 2, "shared_steps": ENGINES[executor]}
+    plain = train("network2", precision, executor, **how)
     with torch.autocast("cuda" if precision == "bf16" else "cpu", torch.bfloat16):
-        inside = train("network2", precision, engine, **how)
+        inside = train("network2", precision, executor, **how)
     assert inside.history.equals(plain.history)
 
 

@@ -16,8 +16,8 @@ from fedgradnorm._engines import EXECUTORS
 from fedgradnorm._federation.federation import Federation
 
 
-def federation(engine: str, weighting: fgn.Weighting | None = None) -> Federation:
-    return toys.federation(toys.network(), toys.clients(), weighting, engine=engine)
+def federation(executor: str, weighting: fgn.Weighting | None = None) -> Federation:
+    return toys.federation(toys.network(), toys.clients(), weighting, executor=executor)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
@@ -57,8 +57,8 @@ def test_a_round_of_nobody_changes_nothing(name: str) -> None:
     one = federation(name)
     one.round(0, one.names)
     before = one.state_dict()
-    (outcome,) = one.rounds(1, [[]])
-    assert (outcome.active, outcome.failed, outcome.columns) == ([], [], {})
+    (record,) = one.rounds(1, [[]])
+    assert (record.clients, record.failed, record.columns) == ([], [], {})
     assert len(one.engine.run_clients(one.server.shared, 1, []).loss) == 0
     assert toys.same(one.state_dict(), before)
 
@@ -92,7 +92,7 @@ class Branching(nn.Module):
 PROBLEMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "local steps": {"shared_steps": 2},
-    "model": {"update": "model"},
+    "model": {"sends": "model"},
     "alone": {"share": "none"},
     "private layer": {"shared": "!0"},
     "clipped": {"clip": 1.0},
@@ -121,9 +121,11 @@ def test_every_executor_runs_a_problem_or_says_why_not(name: str, problem: str) 
     given = {"network": toys.network, "weighting": fgn.Equal, **PROBLEMS[problem]}
     network, weighting = given.pop("network")(), given.pop("weighting")()
     alike = [toys.client(f"{kind}-{k}", 24, kind) for kind in toys.NAMES for k in range(2)]
-    how = {"rounds": 2, "batch_size": 8, "lr": 0.01, "engine": name, **given}
+    how = {"rounds": 2, "batch_size": 8, "lr": 0.01, "executor": name, **given}
     if problem in REFUSED.get(name, ()):
-        with pytest.raises(fgn.ConfigError, match=rf"^engine '{name}' cannot run this: .*'auto'$"):
+        with pytest.raises(
+            fgn.ConfigError, match=rf"^executor '{name}' cannot run this: .*'auto'$"
+        ):
             flat.train(network, alike, weighting=weighting, **how)
         return
     run = flat.train(network, alike, weighting=weighting, **how)
@@ -148,7 +150,7 @@ def test_examples_that_clients_share_pass_the_network_once() -> None:
     counted: dict[bool, list[int]] = {}
     results = []
     for alike, group in ((True, shared), (False, copies)):
-        one = toys.federation(toys.network(), group, engine="loop")
+        one = toys.federation(toys.network(), group, executor="loop")
         calls = counted.setdefault(alike, [])
         hook = one.engine.network.module.register_forward_hook
         hook(lambda *call, calls=calls: calls.append(len(call[-1])))

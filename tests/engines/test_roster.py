@@ -12,7 +12,7 @@ from torch import nn
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._engines import Engine
-from fedgradnorm._federation.making_heads import HeadsOnDemand, make_head
+from fedgradnorm._federation.heads import HeadsOnDemand, make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.weighting import GradNorm, Weighting
@@ -53,29 +53,29 @@ MANY = "many"
 @pytest.fixture(autouse=True)
 def _few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve clients are many, in trainings that ask for it."""
-    monkeypatch.setattr(Settings, "few_take_part", lambda self, _: self.engine == "auto")
+    monkeypatch.setattr(Settings, "few_take_part", lambda self, _: self.executor == "auto")
 
 
 def trainer(
-    engine: str,
+    executor: str,
     weighting: Weighting | None = None,
     device: str = "cpu",
     clients: list[fgn.Client] | None = None,
     **settings: object,
 ) -> Trainer:
     given = {"rounds": 9, "batch_size": 6, "participation": 0.4, "lr": 0.05, **settings}
-    name = "auto" if engine == MANY else engine
-    made = Settings(engine=name, **given)  # type: ignore[arg-type]
+    name = "auto" if executor == MANY else executor
+    made = Settings(executor=name, **given)  # type: ignore[arg-type]
     weighting = weighting or GradNorm()
     clients = many_clients() if clients is None else clients
     found = Trainer(small_network(), clients, weighting, made, torch.device(device))
     assert isinstance(found.federation.engine, Engine)
-    assert (found.journal is not None) == (engine == MANY)
+    assert (found.journal is not None) == (executor == MANY)
     return found
 
 
-def trained(engine: str, rounds: int = 9, **settings: object) -> Trainer:
-    found = trainer(engine, **settings)
+def trained(executor: str, rounds: int = 9, **settings: object) -> Trainer:
+    found = trainer(executor, **settings)
     for _ in range(rounds):
         found.advance()
     return found
@@ -112,11 +112,11 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
         {"head_optimizer": {"name": "adagrad", "initial_accumulator_value": 0.1}},
         {"head_optimizer": {"name": "rmsprop", "momentum": 0.5, "centered": True}},
         {"head_optimizer": {"name": "adamw", "amsgrad": True}, "head_clip": 0.1},
-        {"head_schedule": {"name": "StepLR", "step_size": 2}, "head_start": "targets"},
+        {"head_schedule": {"name": "StepLR", "step_size": 2}, "head_init": "targets"},
         {"batch_size": None, "participation": [["c0", "c5"], ["c1", "c2", "c3", "c7"]]},
-        {"final_head_steps": 2, "aggregate": "by_size", "order": "old"},
+        {"final_head_steps": 2, "aggregate": "by_size", "step_with": "previous"},
         {"shared_steps": 2},
-        {"shared_steps": 2, "update": "model", "schedule": "together"},
+        {"shared_steps": 2, "sends": "model", "phases": "joint"},
         {"head_optimizer": "nadam"},
         {"personalize": {"steps": 2}},
         {"personalize": {"steps": 2, "what": "network"}},
@@ -126,7 +126,7 @@ def assert_same(one: Trainer, other: Trainer, tolerance: float = 1e-10) -> None:
     ids=lambda settings: "-".join(settings) or "plain",
 )
 def test_many_train_as_the_loop_does(settings: dict[str, object]) -> None:
-    one, other = (trained(engine, **settings) for engine in (MANY, "loop"))
+    one, other = (trained(executor, **settings) for executor in (MANY, "loop"))
     for each in (one, other):
         each.federation.finish(each.round)
         each.federation.personalize(each.round)
@@ -146,7 +146,7 @@ def test_every_weighting_gives_the_same(name: str) -> None:
 def test_first_heads_are_those_of_any_engine() -> None:
     network, clients = small_network(), many_clients(8)
     for start in ("random", "targets", "auto"):
-        heads = HeadsOnDemand(network, clients, Settings(seed=7, head_start=start))
+        heads = HeadsOnDemand(network, clients, Settings(seed=7, head_init=start))
         for client in clients:
             made = make_head(network, client, 7, at_targets=start != "random")
             assert torch.equal(toys.parameters(made), heads.rows([client])[0])
@@ -157,7 +157,7 @@ def test_first_heads_are_those_of_any_engine() -> None:
 def test_a_round_costs_nothing_for_who_is_not_there() -> None:
     found = trained(MANY, 2)
     engine = found.federation.engine
-    held = {name for part in engine.table.parts for name in part.rows.names}
+    held = {name for part in engine.table.parts for name in part.names}
     active = {name for k in range(2) for name in found._active(k)}
     tried = set(engine.names[:2])  # to find out whether vmap can run them
     assert active <= held <= active | tried
@@ -167,9 +167,9 @@ def test_a_round_costs_nothing_for_who_is_not_there() -> None:
 
 def test_an_export_of_all_heads_gives_nobody_a_row() -> None:
     found, plain = trained(MANY, 2), trained("loop", 2)
-    before = [len(part.rows) for part in found.federation.engine.table.parts]
+    before = [len(part.names) for part in found.federation.engine.table.parts]
     tables = found.federation.head_tables()
-    assert [len(part.rows) for part in found.federation.engine.table.parts] == before
+    assert [len(part.names) for part in found.federation.engine.table.parts] == before
     heads = toys.heads(plain.federation.engine)
     seen = []
     for names, weights, biases in tables:
@@ -190,10 +190,10 @@ def test_a_round_reports_of_those_alone_that_take_part() -> None:
 
 
 def test_a_client_that_is_not_finite_is_found_and_left_as_it_was() -> None:
-    def spoilt(engine: str) -> Trainer:
+    def spoilt(executor: str) -> Trainer:
         clients = many_clients()
         clients[1].train[0][0, 0] = 1e200
-        found = trainer(engine, clients=clients)
+        found = trainer(executor, clients=clients)
         for _ in range(6):
             found.advance()
         return found
@@ -206,8 +206,8 @@ def test_a_client_that_is_not_finite_is_found_and_left_as_it_was() -> None:
 def test_states_go_from_one_engine_to_the_other_in_the_middle() -> None:
     one = trained(MANY, 4)
     state = one.state_dict()
-    for engine in (MANY, "loop", "joint"):
-        going_on = trainer(engine)
+    for executor in (MANY, "loop", "joint"):
+        going_on = trainer(executor)
         going_on.load_state_dict(copy.deepcopy(state))
         going_on.history.rows = list(one.history.rows)
         for _ in range(5):

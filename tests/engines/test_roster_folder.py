@@ -58,13 +58,17 @@ def test_rows_are_written_anew_when_files_hold_them_twice(tmp_path: Path) -> Non
             self.new = 4
 
     segments, journal = Segments(tmp_path), Rows()
-    held = []
+    held, before = [], set[str]()
     for _ in range(7):
         segments.add(journal)  # type: ignore[arg-type]
         segments.settle(journal)  # type: ignore[arg-type]
         held.append(len(segments.names))
-        assert {p.name for p in (tmp_path / ROWS).iterdir()} == set(segments.names)
+        now = set(segments.names)
+        assert {p.name for p in (tmp_path / ROWS).iterdir()} == now | before  # of two checkpoints
+        before = now
     assert held == [1, 2, 3, 4, 5, 1, 2]
+    segments.finish()
+    assert {p.name for p in (tmp_path / ROWS).iterdir()} == now
 
 
 def test_a_saved_run_of_many_predicts_as_before(tmp_path: Path) -> None:

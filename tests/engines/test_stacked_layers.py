@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedgradnorm._engines import stacked_layers
-from fedgradnorm._engines.branches import in_branches
+from fedgradnorm._engines.joint import in_branches
 from fedgradnorm._engines.stacked_layers import StackedLayers
 
 CLIENTS, BATCH = 4, 3

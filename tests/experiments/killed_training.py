@@ -53,18 +53,24 @@ def die() -> NoReturn:
 
 
 def die_in_a_write(where: str, at: int) -> None:
-    """Let the AT-th atomic write of a file end half way, before its new name, or right after."""
+    """Let the AT-th atomic write of a file end half way, before its new name, or right after.
+
+    "between" is when the old file has been set aside and the new one has not got its name yet.
+    """
     calls = 0
 
-    def write(path: Path, given: Any) -> None:
+    def write(path: Path, given: Any, previous: Path | None = None) -> None:
         nonlocal calls
         calls += 1
         data = given if isinstance(given, bytes) else b"".join(given)
         if calls < at:
-            return plain(path, data)
+            return plain(path, data, previous)
         if where == "after":
-            plain(path, data)
+            plain(path, data, previous)
             die()
+        if where == "between":
+            assert previous is not None
+            path.replace(previous)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_bytes(data[: len(data) // 2] if where == "half" else data)
         die()

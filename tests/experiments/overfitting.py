@@ -32,8 +32,8 @@ def paired_clients() -> list[fgn.Client]:
 
 def train(without: str = "", network: Any = toys.network, **more: Any) -> fgn.Run:
     how = {"rounds": ROUNDS, "eval_every": EVERY, "batch_size": 8, "lr": 0.05, "device": "cpu"}
-    start = {"head_start": "random"}  # from there clients have different best rounds
-    how = {"engine": "loop", "weighting": fgn.GradNorm(lr=0.02), **start, **how, **more}
+    start = {"head_init": "random"}  # from there clients have different best rounds
+    how = {"executor": "loop", "weighting": fgn.GradNorm(lr=0.02), **start, **how, **more}
     return flat.train(network(), clients(without), **how)
 
 

@@ -27,11 +27,11 @@ def test_training_goes_on_with_all_by_the_settings_of_the_run(tmp_path) -> None:
         assert list(joined.clients) == [client.name for client in (*before, late)]
         assert toys.same(joined.network.state_dict(), by_hand.network.state_dict())
         assert joined.table.rows == by_hand.table.rows
-        assert joined.about["weighting"] == run.about["weighting"]
-        assert joined.about["settings"]["lr"] == 0.01
-    assert run.add(late, before).about["rounds"] == 3
+        assert joined.manifest["weighting"] == run.manifest["weighting"]
+        assert joined.manifest["settings"]["lr"] == 0.01
+    assert run.add(late, before).manifest["rounds"] == 3
     kept = run.add(late, before, rounds=1, folder=tmp_path / "joined")
-    assert fgn.load(tmp_path / "joined").about["start"] == kept.about["start"]
+    assert fgn.load(tmp_path / "joined").manifest["start"] == kept.manifest["start"]
 
 
 def test_what_cannot_be_added_is_named() -> None:
@@ -39,7 +39,7 @@ def test_what_cannot_be_added_is_named() -> None:
     run = fgn.train(toys.network(), before, rounds=1, weighting=Own())
     with pytest.raises(fgn.ConfigError, match=r"'Own', which cannot be made again.*weighting="):
         run.add(late, before)
-    assert run.add(late, before, weighting=fgn.Equal(), rounds=1).about["weighting"]["name"]
+    assert run.add(late, before, weighting=fgn.Equal(), rounds=1).manifest["weighting"]["name"]
     with pytest.raises(fgn.ConfigError, match=f"client '{before[0].name}' of this one is not amon"):
         run.add(late, before[1:])
     with pytest.raises(fgn.DataError, match=r"client must be an fgn\.Client, not 3"):

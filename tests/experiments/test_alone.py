@@ -34,7 +34,7 @@ WAYS: list[dict[str, Any]] = [
     {
         "data": paired_clients(),
         "heads": "task",
-        "key": "task",
+        "weight_per": "task",
         "aggregate": "by_size",
         "final_head_steps": 2,
     },
@@ -42,7 +42,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def train(data: list[fgn.Client] | None = None, network: Any = toys.network, **more: Any):
-    how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "engine": "loop", "device": "cpu"}
+    how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "executor": "loop", "device": "cpu"}
     how = {**how, "eval_every": 2, "weighting": fgn.Equal(), **more}
     return flat.train(network(), data or clients(), **how)
 
@@ -74,7 +74,7 @@ def test_everybody_keeps_the_best_of_what_it_could_have_had(how: dict, steps: in
         plain["final_head_steps"] = how["final_head_steps"]
     others["alone"] = train(**plain, share="none")
     seen = {kind: losses(other) for kind, other in others.items()}
-    for name, one in chosen.about["personal"].items():
+    for name, one in chosen.manifest["personal"].items():
         offered = {kind: found[name] for kind, found in seen.items()}
         assert one["kept"] == min(offered, key=offered.__getitem__)
         assert one["after"] == losses(chosen)[name] == min(offered.values())
@@ -88,7 +88,9 @@ def test_all_three_are_chosen_by_somebody() -> None:
     found = {
         one["kept"]
         for seed in range(3)
-        for one in train(personalize={**CHOICE, "steps": 1}, seed=seed).about["personal"].values()
+        for one in train(personalize={**CHOICE, "steps": 1}, seed=seed)
+        .manifest["personal"]
+        .values()
     }
     assert {"tuned", "alone"} <= found
 
@@ -97,11 +99,11 @@ def test_who_has_no_validation_rows_keeps_what_it_had_and_the_log_says_so(caplog
     caplog.set_level("INFO", "fedgradnorm")
     chosen = train(clients("side"), personalize=CHOICE)
     tuned = train(clients("side"), personalize={**CHOICE, "alone": False})
-    assert chosen.about["personal"]["side"] == {"kept": "tuned", "step": CHOICE["steps"]}
+    assert chosen.manifest["personal"]["side"] == {"kept": "tuned", "step": CHOICE["steps"]}
     assert same(chosen, tuned, "side")
     assert "so not what was trained alone: side" in caplog.text
     none = train(clients("side"), personalize={**CHOICE, "steps": 0})
-    assert none.about["personal"]["side"] == {"kept": "shared", "step": 0}
+    assert none.manifest["personal"]["side"] == {"kept": "shared", "step": 0}
 
 
 def test_training_alone_that_fails_costs_nobody_anything(caplog) -> None:
@@ -112,17 +114,17 @@ def test_training_alone_that_fails_costs_nobody_anything(caplog) -> None:
     plain = train(data, **how)
     chosen = train(data, **{**how, "personalize": CHOICE})
     assert "nobody keeps what was trained alone: keep = 'best' compares" in caplog.text
-    for name, one in chosen.about["personal"].items():
+    for name, one in chosen.manifest["personal"].items():
         assert one["kept"] != "alone"
         assert one["alone"] is None
         assert same(chosen, plain, name)
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_engines_agree(engine: str) -> None:
-    left, right = (train(engine=one, personalize=CHOICE) for one in ("loop", engine))
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_engines_agree(executor: str) -> None:
+    left, right = (train(executor=one, personalize=CHOICE) for one in ("loop", executor))
     for name in toys.NAMES:
-        one, two = left.about["personal"][name], right.about["personal"][name]
+        one, two = left.manifest["personal"][name], right.manifest["personal"][name]
         assert one["kept"] == two["kept"]
         assert one["after"] == pytest.approx(two["after"], rel=1e-9)
         pair = (toys.parameters(run.networks[name]) for run in (left, right))
@@ -132,19 +134,19 @@ def test_engines_agree(engine: str) -> None:
 def test_without_sharing_there_is_nothing_to_choose() -> None:
     tuned = {**CHOICE, "alone": False}
     left, right = (train(share="none", personalize=table) for table in (CHOICE, tuned))
-    assert left.about["personal"] == right.about["personal"]
+    assert left.manifest["personal"] == right.manifest["personal"]
 
 
 def test_a_saved_run_predicts_with_what_was_chosen(tmp_path: Path) -> None:
     chosen = train(network=toys.noisy_network, personalize=CHOICE)
     loaded = fgn.load(chosen.save(tmp_path / "run"))
-    assert loaded.about["personal"] == chosen.about["personal"]
+    assert loaded.manifest["personal"] == chosen.manifest["personal"]
     for client in clients():
         x, y = client.validation
         output = loaded.predict(client.name, x, outputs=True)
         assert torch.equal(output, chosen.predict(client.name, x, outputs=True))
         found = client.task.measure(output, y.float() if y.is_floating_point() else y)["loss"]
-        assert found == pytest.approx(chosen.about["personal"][client.name]["after"], rel=1e-5)
+        assert found == pytest.approx(chosen.manifest["personal"][client.name]["after"], rel=1e-5)
 
 
 class Killed(Exception):
@@ -188,7 +190,7 @@ def test_it_resumes_to_the_bit(tmp_path: Path, how: dict, end: type[BaseExceptio
     for _ in range(2):  # the second time it is finished already
         again = train(folder=folder, resume=True, **how)
         assert_equal_to_the_bit(folder, tmp_path / "whole")
-        assert again.about["personal"] == whole.about["personal"]
+        assert again.manifest["personal"] == whole.manifest["personal"]
         assert again.finished
 
 
@@ -196,7 +198,7 @@ def test_terminal_log_and_page_say_what_was_chosen(tmp_path: Path) -> None:
     text = io.StringIO()
     with live_display(0, console=Console(file=text, width=400)) as show:
         chosen = train(personalize=CHOICE, progress=show, folder=tmp_path / "run")
-    kept = [one["kept"] for one in chosen.about["personal"].values()]
+    kept = [one["kept"] for one in chosen.manifest["personal"].values()]
     words = f"{kept.count('tuned')} what they tuned, {kept.count('alone')} what they trained alone"
     assert f"(alone): round {ROUNDS}/{ROUNDS}" in text.getvalue()
     assert text.getvalue().splitlines()[-1].endswith(words)
@@ -231,4 +233,4 @@ def test_it_goes_into_a_config_and_back(tmp_path: Path) -> None:
     done = run(config, tmp_path / "out")
     assert config.settings.chooses_alone
     assert load_config(tmp_path / "out" / "config.toml").settings == config.settings
-    assert all(one["kept"] in ("shared", "alone") for one in done.about["personal"].values())
+    assert all(one["kept"] in ("shared", "alone") for one in done.manifest["personal"].values())

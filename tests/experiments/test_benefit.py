@@ -1,4 +1,4 @@
-"""What joining is worth: laws of the gains and their intervals, and what is refused."""
+"""The benefit: laws of the gains and their intervals, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from experiments.overfitting import paired_clients
 from experiments.test_stopping import clients, losses
 from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.bootstrap import interval, resampled_means
-from fedgradnorm._benefit.client_gain import HeldOut, client_gains
+from fedgradnorm._benefit.client_gain import UNCLEAR, HeldOut, client_gains
 
 HOW = {"rounds": 5, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 1}
 
@@ -46,7 +46,7 @@ def test_against_itself_nobody_gains_or_loses(joined: fgn.Run) -> None:
         assert (table.gain == 0).all()
         assert ((table.low <= 0) & (table.high >= 0)).all()
         assert (table[table.unit == "%"][["low", "high"]] == 0).all(axis=None)
-        assert (table.verdict == "level").all()
+        assert (table.verdict == UNCLEAR).all()
         assert list(table.client) == list(toys.NAMES)
 
 
@@ -149,14 +149,14 @@ def test_a_training_that_diverged_has_lost_and_is_in_no_mean() -> None:
     }
     held = [HeldOut(name, "t", "squared error", *pair) for name, pair in pairs.items()]
     found = Benefit(tuple(client_gains(held, 0)))
-    assert [one.verdict for one in found.gains] == ["loses", "gains", "level", "level", "loses"]
+    assert [one.verdict for one in found.gains] == ["loses", "gains", UNCLEAR, UNCLEAR, "loses"]
     assert found.means[0].clients == 1
     assert "Mean gain in squared error: 0.0 %." in found.sentence
 
 
 def test_one_row_tells_nothing() -> None:
     (one,) = client_gains([HeldOut("a", "t", "squared error", np.ones(1), np.zeros(1))], 0)
-    assert (one.gain, one.verdict) == (100.0, "level")
+    assert (one.gain, one.verdict) == (100.0, UNCLEAR)
     assert math.isnan(one.low)
 
 
@@ -172,11 +172,11 @@ def many(count: int, rows: int = 40) -> Benefit:
 def test_the_sentence_counts_everybody_and_many_clients_are_folded() -> None:
     found = many(139)
     verdicts = list(found.table.verdict)
-    pays, costs, level = (verdicts.count(word) for word in ("gains", "loses", "level"))
-    assert pays + costs + level == 139
+    helps, hurts, unclear = (verdicts.count(word) for word in ("gains", "loses", UNCLEAR))
+    assert helps + hurts + unclear == 139
     assert found.sentence.startswith(
-        f"Joining pays for {pays} of 139 clients, costs {costs}, and makes no difference that can "
-        f"be told for {level}. Mean gain in squared error: "
+        f"Joining helps {helps} of 139 clients, hurts {hurts}, and makes no detectable difference "
+        f"for {unclear}. Mean gain in squared error: "
     )
     (mean,) = found.means
     assert mean.low < mean.gain < mean.high
@@ -239,24 +239,25 @@ def test_an_unfinished_run_and_one_of_others_are_refused(joined: fgn.Run, alone:
         joined.benefit(train(clients()[:2], share="none"), clients())
 
 
-def test_worth_trains_both_with_the_same_settings(caplog) -> None:
+def test_benefit_trains_both_with_the_same_settings(caplog) -> None:
     how = {**HOW, "keep": "best", "patience": 2, "seed": 4}
-    found = flat.worth(toys.network(), clients(), weighting=fgn.Equal(), **how)
+    found = flat.benefit(toys.network(), clients(), weighting=fgn.Equal(), **how)
     joined = flat.train(toys.network(), clients(), weighting=fgn.Equal(), **how)
     alone = flat.train(toys.network(), clients(), weighting=fgn.Equal(), share="none", **how)
     assert found.gains == joined.benefit(alone, clients()).gains
-    assert found.alone.about["settings"]["share"] == "none"
-    assert found.alone.about["kept"] == alone.about["kept"]
-    assert found.joined.about["kept"] == joined.about["kept"]
+    assert found.alone.manifest["settings"]["share"] == "none"
+    assert found.alone.manifest["kept"] == alone.manifest["kept"]
+    assert found.joined.manifest["kept"] == joined.manifest["kept"]
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
-    "how", [{"ditto": 0.1}, {"heads": "task", "key": "task"}, {"personalize": {"alone": True}}]
+    "how",
+    [{"ditto": 0.1}, {"heads": "task", "weight_per": "task"}, {"personalize": {"alone": True}}],
 )
 def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
     given = paired_clients()
-    found = flat.worth(toys.network(), given, keep="best", **HOW, **how)
+    found = flat.benefit(toys.network(), given, keep="best", **HOW, **how)
     plain = flat.train(
         toys.network(), given, keep="best", share="none", weighting=fgn.Equal(), **HOW
     )
@@ -265,20 +266,20 @@ def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
     )
 
 
-def test_worth_warns_once_where_both_overfit(caplog) -> None:
+def test_benefit_warns_once_where_both_overfit(caplog) -> None:
     caplog.set_level(logging.WARNING, "fedgradnorm")
-    flat.worth(toys.network(), toys.clients(), **HOW)
+    flat.benefit(toys.network(), toys.clients(), **HOW)
     (record,) = caplog.records
     assert "set validation rows (validation_share), keep = 'best'" in record.getMessage()
     caplog.clear()
-    flat.worth(toys.network(), clients(), **HOW)
+    flat.benefit(toys.network(), clients(), **HOW)
     (record,) = caplog.records
     assert "set keep = 'best' and patience" in record.getMessage()
 
 
-def test_worth_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
+def test_benefit_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
     how = {**HOW, "keep": "best", "folder": tmp_path}
-    whole = flat.worth(toys.network(), clients(), **{**how, "folder": None})
+    whole = flat.benefit(toys.network(), clients(), **{**how, "folder": None})
     seen: list[tuple[str, int]] = []
 
     def stop(event: Any) -> None:
@@ -287,18 +288,18 @@ def test_worth_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(fgn.Interrupted, match="resume from"):
-        flat.worth(toys.network(), clients(), progress=stop, **how)
+        flat.benefit(toys.network(), clients(), progress=stop, **how)
     assert seen[0] == ("", 1)
-    again = flat.worth(toys.network(), clients(), resume=True, **how)
+    again = flat.benefit(toys.network(), clients(), resume=True, **how)
     assert again.gains == whole.gains
     loaded = fgn.load(tmp_path / "joined").benefit(fgn.load(tmp_path / "alone"), clients())
     assert loaded.gains == whole.gains
 
 
-def test_worth_refuses_before_it_trains() -> None:
+def test_benefit_refuses_before_it_trains() -> None:
     with pytest.raises(fgn.ConfigError, match=r"leave sharing\.share out"):
-        flat.worth(toys.network(), clients(), share="all")
+        flat.benefit(toys.network(), clients(), share="all")
     with pytest.raises(fgn.ConfigError, match="did you mean 'rounds'"):
-        fgn.worth(toys.network(), clients(), round=3)
+        fgn.benefit(toys.network(), clients(), round=3)
     with pytest.raises(fgn.DataError, match="no test rows"):
-        fgn.worth(toys.network(), [replace(c, test=None) for c in clients()], rounds=10**9)
+        fgn.benefit(toys.network(), [replace(c, test=None) for c in clients()], rounds=10**9)

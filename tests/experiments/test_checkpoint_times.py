@@ -42,7 +42,7 @@ def kept(seconds: float, epochs: int, every: int | None = None, epoch: float = 0
     checkpoints = Checkpoints(keeper, trainer, World(), keeper.clock)  # type: ignore[arg-type]
     for trainer.round in range(1, epochs + 1):
         keeper.now += epoch
-        checkpoints.on_round(trainer.state)
+        checkpoints.on_round(trainer)
     return keeper
 
 
@@ -73,7 +73,7 @@ def test_rank_0_decides_for_all() -> None:
 
     trainer = Trainer(toys.network(), toys.clients(), fgn.Equal(), Settings(rounds=9), toys.CPU)
     trainer.round, keeper = 1, Costly(0)
-    Checkpoints(keeper, trainer, Follower(1, 2)).on_round(trainer.state)  # type: ignore[arg-type]
+    Checkpoints(keeper, trainer, Follower(1, 2)).on_round(trainer)  # type: ignore[arg-type]
     assert keeper.times == 0
 
 

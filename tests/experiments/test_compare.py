@@ -15,9 +15,9 @@ from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, DataError, RunFolderError, TrainingError
 from fedgradnorm._report.record import records_of
 from fedgradnorm._report.tables.summaries import loss, metric, task_rows
-from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.averaged import averaged_weights
 from fedgradnorm._runs.loading import load
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import collect, read_run
 from fedgradnorm._stored.summary import estimate, t_quantile
@@ -90,7 +90,7 @@ def test_a_stopped_run_is_resumed_to_the_same_numbers(config, tmp_path):
     part = tmp_path / "part" / "fedgradnorm-seed0"
     with pytest.raises(Stop):
         execute(config, part, progress=stop)
-    assert not read_about(part)["finished"]
+    assert not read_manifest(part)["finished"]
     assert compare(config, ["fedgradnorm"], folder=tmp_path / "part") == [part]
     assert files(part) == files(whole)
 
@@ -125,7 +125,7 @@ def test_frozen_weights_are_those_of_the_run_of_their_seed(config, tmp_path):
     folders = compare(config, methods, 2)
     for seed in (0, 1):
         weights = averaged_weights(folders[2 + seed])
-        assert read_about(folders[seed])["weighting"]["weights"] == pytest.approx(weights)
+        assert read_manifest(folders[seed])["weighting"]["weights"] == pytest.approx(weights)
     assert compare(config, methods, 2) == folders
     with pytest.raises(ConfigError, match="takes the weights of fedgradnorm: compare both"):
         compare(config, ["fedgradnorm-static"])
@@ -148,8 +148,8 @@ def test_what_fails_does_not_stop_the_others(tmp_path):
     with pytest.raises(TrainingError, match=r"1 of 2 runs failed .*lr=1e\+30 seed 0"):
         compare(config, ["fedrep"])
     place = tmp_path / "runs" / "small-compare"
-    assert read_about(place / "fedrep-lr=0.01-seed0")["finished"]
-    assert not read_about(place / "fedrep-lr=1e+30-seed0")["finished"]
+    assert read_manifest(place / "fedrep-lr=0.01-seed0")["finished"]
+    assert not read_manifest(place / "fedrep-lr=1e+30-seed0")["finished"]
 
 
 def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
@@ -176,24 +176,44 @@ def wherever(found: dict[str, bytes], home: Path) -> dict[str, bytes]:
     return {name: content.replace(bytes(home), b"HOME") for name, content in found.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reaches", ["the group", "one", "one and the group"])
-def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(
-    tmp_path, undisturbed, reaches
-):
-    path = small_config(tmp_path)
+def comparing(path: Path) -> subprocess.Popen[str]:
+    """A comparison in two worker processes, both of which have written a checkpoint."""
     words = [str(path), *LONG, "-m", ",".join(METHODS), "-j", "2"]
     command = [sys.executable, "-W", "error", "-m", "fedgradnorm", "compare", *words]
     process = subprocess.Popen(
-        command, cwd=tmp_path, start_new_session=True, text=True, stderr=subprocess.PIPE,
+        command, cwd=path.parent, start_new_session=True, text=True, stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    place = tmp_path / "runs" / "small-compare"
+    place = path.parent / "runs" / "small-compare"
     waiting = [place / f"{name}-seed0" / "checkpoint.safetensors" for name in METHODS]
     deadline = time.monotonic() + 120
     while not all(p.exists() for p in waiting) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="lists a process's children in /proc")
+def test_worker_processes_end_with_a_killed_parent(tmp_path):
+    process = comparing(small_config(tmp_path))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a worker process outlives its parent"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reaches", ["the group", "one", "one and the group"])
+def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(
+    tmp_path, undisturbed, reaches
+):
+    path, place = small_config(tmp_path), tmp_path / "runs" / "small-compare"
+    process = comparing(path)
     if reaches.startswith("one"):
         os.kill(process.pid, signal.SIGINT)
     if reaches == "one and the group":
@@ -204,24 +224,24 @@ def test_ctrl_c_stops_all_processes_and_the_same_command_ends_the_same(
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1].endswith("go on with: the same command")
     assert "Traceback" not in errors
-    assert not all(read_about(place / f"{name}-seed0")["finished"] for name in METHODS)
+    assert not all(read_manifest(place / f"{name}-seed0")["finished"] for name in METHODS)
     ended = compare(load_config(path, LONG), METHODS)
     assert [wherever(files(folder), tmp_path) for folder in ended] == undisturbed
 
 
 def test_bad_input_leaves_no_folder(config, tmp_path):
-    bad = load_config(tmp_path / "small.toml", ["sharing.gauge=nowhere"])
-    with pytest.raises(Exception, match="gauge 'nowhere'"):
+    bad = load_config(tmp_path / "small.toml", ["sharing.norm_layer=nowhere"])
+    with pytest.raises(Exception, match="norm layer 'nowhere'"):
         execute(bad, new_folder(bad))
     assert not (tmp_path / "runs").exists()
 
 
 def test_bad_input_spares_what_was_there(config, tmp_path):
-    bad = load_config(tmp_path / "small.toml", ["sharing.gauge=nowhere"])
+    bad = load_config(tmp_path / "small.toml", ["sharing.norm_layer=nowhere"])
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "notes.txt").write_text("keep")
-    with pytest.raises(Exception, match="gauge 'nowhere'"):
+    with pytest.raises(Exception, match="norm layer 'nowhere'"):
         execute(bad, folder)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 

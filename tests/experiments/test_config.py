@@ -73,7 +73,7 @@ def test_rounds_replace_epochs(file):
 def test_another_method_takes_the_options_it_knows(file):
     assert load_config(file, ["method=fedrep"]).weighting == {}
     assert load_config(file, ["method=fedgradnorm-direct"]).weighting == {"gamma": 0.5}
-    assert load_config(file, ["method=fedper"]).settings.schedule == "together"
+    assert load_config(file, ["method=fedper"]).settings.phases == "joint"
 
 
 def test_none_means_no_limit(file):
@@ -85,7 +85,7 @@ def test_none_means_no_limit(file):
 
 @pytest.mark.parametrize(
     "word",
-    ["method=fedper", "method=central", "server.participation=0.5", "sharing.gauge=[\"1\"]",
+    ["method=fedper", "method=central", "server.participation=0.5", "sharing.norm_layer=[\"1\"]",
      "local.head_optimizer={name=\"sgd\", lr=0.1}", "name=with-dash", "seed=7"],
 )  # fmt: skip
 def test_resolved_config_reads_back_the_same(file, word):
@@ -98,7 +98,7 @@ def test_resolved_config_reads_back_the_same(file, word):
 def test_resolved_config_can_change_its_method(file):
     text = load_config(file, ["method=fedper"]).text()
     file.write_text(text)
-    assert load_config(file, ["method=fedrep"]).settings.schedule == "alternating"
+    assert load_config(file, ["method=fedrep"]).settings.phases == "alternating"
 
 
 def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(file):
@@ -127,7 +127,7 @@ def test_build_starts_the_network_from_the_seed_and_leaves_the_generator_alone(f
         ("lr=fast", "lr = 'fast' should be a valid number"),
         ("rounds=2.5", "rounds = 2.5 should be a valid integer"),
         ("local.batch_size=true", "local.batch_size = True should be a valid integer"),
-        ("local.schedule=toghether", "did you mean 'together'?"),
+        ("local.phases=jiont", "did you mean 'joint'?"),
         ("local.head_optimizer=adamm", "did you mean 'adam'?"),
         ("server.server_optimizer=sdg", "did you mean 'sgd'?"),
         ("local.head_steps=-1", "head_steps must be a whole number >= 0, not -1"),

@@ -145,7 +145,7 @@ def test_a_sweep_of_too_many_points_is_counted_and_not_made(config):
     with pytest.raises(ConfigError, match="spans 1000000000000 points"):
         points(lists)
     assert "more than" in refused("compare", config, "--seeds", 10**9, "-m", "fedrep")
-    long = f"fedrep sharing.gauge={'g' * 300}"
+    long = f"fedrep sharing.norm_layer={'g' * 300}"
     assert "cannot be called" in refused("compare", config, "-m", long)
 
 

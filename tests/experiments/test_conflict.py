@@ -17,12 +17,10 @@ import flat
 import toys
 from alone_clients import assert_close
 from experiments.resuming import assert_equal_to_the_bit, stored
-from fedgradnorm._federation.clients import Outcome
-from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.reports import StackedReports
-from fedgradnorm._round.settings import EngineName
+from fedgradnorm._round.reports import Record, Reports, pairs
+from fedgradnorm._round.settings import ExecutorName
 
 BY_GRADIENT = ("pcgrad", "upgrad", "graddrop", "trimmed-mean", "config")
 
@@ -49,9 +47,9 @@ def first_cosines() -> dict[tuple[str, str], float]:
     }
 
 
-def reports(updates: Tensor, active: list[bool]) -> StackedReports:
+def reports(updates: Tensor, active: list[bool]) -> Reports:
     row = torch.ones(len(updates), dtype=torch.float64)
-    return StackedReports(torch.tensor(active), row, row, row, row, (), updates)
+    return Reports(torch.tensor(active), row, row, row, row, (), updates=updates)
 
 
 def test_cosines_of_those_that_reported_and_have_a_direction() -> None:
@@ -62,17 +60,19 @@ def test_cosines_of_those_that_reported_and_have_a_direction() -> None:
     assert found[0][2] == -1  # never beyond, whatever is rounded
 
 
-@pytest.mark.parametrize("engine", get_args(EngineName))
-def test_every_engine_records_them_and_trains_the_same(tmp_path: Path, engine: EngineName) -> None:
+@pytest.mark.parametrize("executor", get_args(ExecutorName))
+def test_every_engine_records_them_and_trains_the_same(
+    tmp_path: Path, executor: ExecutorName
+) -> None:
     """To the bit, but for a joint pass: its recorded rounds are the loop's."""
-    plain = train(tmp_path / "plain", engine=engine)
-    run = train(tmp_path / "run", engine=engine, record_conflict=3)
+    plain = train(tmp_path / "plain", executor=executor)
+    run = train(tmp_path / "run", executor=executor, record_conflict=3)
     assert by_pair(run) == pytest.approx(first_cosines())
     assert sorted({row["round"] for row in run.pairs.rows}) == [1, 4, 7]
     assert plain.conflict.empty
     left, right = stored(tmp_path / "run"), stored(tmp_path / "plain")
     assert left["names"] - right["names"] == {Path("conflict.csv")}
-    if engine in ("joint", "auto"):
+    if executor in ("joint", "auto"):
         assert_close(run.table.rows, plain.table.rows)
         assert_close(run.network.state_dict(), plain.network.state_dict())
         return
@@ -82,12 +82,12 @@ def test_every_engine_records_them_and_trains_the_same(tmp_path: Path, engine: E
 
 
 @pytest.mark.parametrize("how", [
-    {"head_steps": 3, "first_loss": "first_round"}, {"schedule": "together"},
-    {"shared_steps": 2}, {"update": "model", "shared_steps": 2}, {"ditto": 0.5},
+    {"head_steps": 3, "first_loss": "first_round"}, {"phases": "joint"},
+    {"shared_steps": 2}, {"sends": "model", "shared_steps": 2}, {"ditto": 0.5},
     {"network": toys.noisy_network()}, {"participation": 0.7},
 ])  # fmt: skip
 def test_every_way_of_training_is_left_alone(how: dict[str, Any]) -> None:
-    how = {"engine": "vmap", **how}
+    how = {"executor": "vmap", **how}
     run, plain = train(**how, record_conflict=1), train(**how)
     assert run.table.rows == plain.table.rows
     for name, head in plain.heads.items():
@@ -102,17 +102,17 @@ def test_they_are_of_the_updates_as_sent_whatever_the_weighting_makes_of_them(me
 
 
 def test_rounds_that_run_together_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def together(self: Federation, first: int, actives: Any) -> list[Outcome]:
+    def together(self: Federation, first: int, actives: Any) -> list[Record]:
         lengths.append(len(actives))
         return rounds(self, first, actives)
 
-    expected, lengths, rounds = train(engine="joint", record_conflict=3), [], Federation.rounds
+    expected, lengths, rounds = train(executor="joint", record_conflict=3), [], Federation.rounds
     monkeypatch.setattr(Federation, "burst", 512)  # as on a GPU
     monkeypatch.setattr(Federation, "rounds", together)
-    run = train(engine="joint", record_conflict=3, eval_every=0, checkpoint_every=100)
+    run = train(executor="joint", record_conflict=3, eval_every=0, checkpoint_every=100)
     assert run.pairs.rows == expected.pairs.rows
     assert lengths == [3, 3, 1]
-    train(engine="joint", eval_every=0, checkpoint_every=100)
+    train(executor="joint", eval_every=0, checkpoint_every=100)
     assert lengths == [3, 3, 1, 7]
 
 
@@ -139,7 +139,7 @@ def test_the_server_of_a_federation_records_the_same(tmp_path: Path) -> None:
 
     together = Together(tmp_path, record_conflict=3)
     together.run()
-    alone = train(**OPTIONS, engine="loop", record_conflict=3)
+    alone = train(**OPTIONS, executor="loop", record_conflict=3)
     there = [(r["round"], r["client"], r["other"], r["cosine"]) for r in alone.pairs.rows]
     found = together.server.conflict.rows
     assert [(r["round"], r["client"], r["other"], r["cosine"]) for r in found] == there
@@ -158,10 +158,10 @@ def test_alone_nobody_is_in_conflict() -> None:
     assert train(share="none", record_conflict=1).conflict.empty
 
 
-@pytest.mark.parametrize(("engine", "told"), [("joint", True), ("loop", False)])
-def test_the_log_says_what_it_costs(caplog: Any, engine: EngineName, told: bool) -> None:
+@pytest.mark.parametrize(("executor", "told"), [("joint", True), ("loop", False)])
+def test_the_log_says_what_it_costs(caplog: Any, executor: ExecutorName, told: bool) -> None:
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        train(rounds=1, engine=engine, record_conflict=5)
+        train(rounds=1, executor=executor, record_conflict=5)
     text = "recorded rounds are run client by client, because executor joint forms no single"
     assert (text in caplog.text) == told
 
@@ -177,9 +177,9 @@ def test_a_setting_that_the_manifest_lacks_has_its_default(tmp_path: Path) -> No
 
     with pytest.raises(fgn.Interrupted):
         train(tmp_path / "run", progress=stop)
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    del about["settings"]["record_conflict"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    del manifest["settings"]["record_conflict"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(fgn.RunFolderError, match="other settings"):
         train(tmp_path / "run", resume=True, record_conflict=2)
     assert train(tmp_path / "run", resume=True).finished

@@ -37,8 +37,8 @@ def test_a_loss_ten_thousand_times_the_first_is_named_once(
     first = run.history[run.history.loss_ratio > 1e4].iloc[0]
     (line,) = warnings(caplog)
     assert line == (
-        f"client 'place' diverges: its loss is {first.loss_ratio:.2g} times its first one at round "
-        f"{first['round']:.0f}; lower lr (now 1.5)"
+        f"round {first['round']:.0f}: client 'place' diverges: its loss is {first.loss_ratio:.2g} "
+        "times its first one; lower lr (now 1.5)"
     )
 
 

@@ -165,7 +165,7 @@ def test_processes_of_its_own_take_no_module_from_the_working_folder(tmp_path, m
         (tmp_path / f"{name}.py").write_text(text)
     home, _ = init_federation(tmp_path / "fed", ["class", "value"], ["localhost"])
     (home / "client.toml").write_text('name = "class"\nserver = "x:1"\nconfig = "no.toml"\n')
-    program = "from fedgradnorm._flower.joining import join\nimport pathlib, sys\n"
+    program = "from fedgradnorm._flower.join import join\nimport pathlib, sys\n"
     program += "join(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, str(home / "client.toml")],

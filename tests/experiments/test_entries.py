@@ -71,7 +71,7 @@ def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
      (["fedgradnorm weighting.lr=0.5", "fedgradnorm-static"], "compare both"),
      (["fedgradnorm", "fedgradnorm-static local.head_stepz=2"], "did you mean"),
      (["fedgradnorm", "fedgradnorm-static weighting.folder=x"], "weights are those of"),
-     (["fedper local.schedule=alternating"], "schedule = 'together'"),
+     (["fedper local.phases=alternating"], "phases = 'joint'"),
      ([""], "method")],
 )  # fmt: skip
 def test_a_bad_variant_trains_nothing(tmp_path, named, says):

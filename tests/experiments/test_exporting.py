@@ -129,7 +129,7 @@ class Counting(nn.Module):
 def test_what_cannot_be_exported_is_named_and_leaves_no_file(
     tmp_path: Path, network: nn.Module, words: str
 ) -> None:
-    run = flat.train(network, [toys.client("side")], rounds=1, engine="loop")
+    run = flat.train(network, [toys.client("side")], rounds=1, executor="loop")
     with pytest.raises(fgn.ModelError, match=f"client 'side' cannot be exported: .*{words}"):
         run.export("side", tmp_path / "side.pt2")
     assert not list(tmp_path.iterdir())
@@ -147,7 +147,7 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         run.export("side", tmp_path)
     with pytest.raises(fgn.DataError, match="client 'side'"):
         run.export("side", tmp_path / "m.pt2", x=np.ones((3, 2)))
-    del run.about["clients"]["side"]["inputs"]
+    del run.manifest["clients"]["side"]["inputs"]
     with pytest.raises(fgn.ConfigError, match="give some as x"):
         run.export("side", tmp_path / "m.pt2")
     assert not list(tmp_path.iterdir())

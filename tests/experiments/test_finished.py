@@ -1,4 +1,4 @@
-"""``run.about`` and ``run.finished`` say the same of a run, wherever it was trained."""
+"""``run.manifest`` and ``run.finished`` say the same of a run, wherever it was trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.manifest import read_manifest
 
 
 def train(folder: Path | None, **more: Any) -> fgn.Run:
@@ -32,10 +32,10 @@ def test_a_run_that_train_returns_is_finished_in_every_word(
 ) -> None:
     run = train(folder and tmp_path / folder)
     assert run.finished
-    assert run.about["finished"] is True
+    assert run.manifest["finished"] is True
     if folder:
-        assert read_about(tmp_path / folder) == run.about
-        assert fgn.load(tmp_path / folder).about["finished"] is True
+        assert read_manifest(tmp_path / folder) == run.manifest
+        assert fgn.load(tmp_path / folder).manifest["finished"] is True
 
 
 @pytest.mark.parametrize("folder", [None, "run"])
@@ -44,11 +44,11 @@ def test_an_interrupted_run_agrees_with_itself(folder: str | None, at: int, tmp_
     with pytest.raises(fgn.Interrupted) as stopped:
         train(folder and tmp_path / folder, progress=stop_after(at))
     run = stopped.value.run
-    assert run.about["finished"] is run.finished is (at == 3)
+    assert run.manifest["finished"] is run.finished is (at == 3)
     if folder:  # its network is not written yet
-        assert read_about(tmp_path / folder)["finished"] is False
+        assert read_manifest(tmp_path / folder)["finished"] is False
         run = train(tmp_path / folder, resume=True)
-        assert run.about["finished"] is run.finished is True
+        assert run.manifest["finished"] is run.finished is True
 
 
 def test_ctrl_c_leaves_an_unfinished_run(tmp_path: Path) -> None:
@@ -58,4 +58,4 @@ def test_ctrl_c_leaves_an_unfinished_run(tmp_path: Path) -> None:
 
     with pytest.raises(fgn.Interrupted) as stopped:
         train(tmp_path / "run", progress=press)
-    assert stopped.value.run.about["finished"] is stopped.value.run.finished is False
+    assert stopped.value.run.manifest["finished"] is stopped.value.run.finished is False

@@ -19,8 +19,8 @@ from torch import nn
 import fedgradnorm as fgn
 from experiments.spoiling import toy_run
 from fedgradnorm._runs import blueprint, checkpoint
-from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.averaged import averaged_weights
+from fedgradnorm._runs.manifest import read_manifest
 
 FLIPS = 60
 
@@ -94,7 +94,7 @@ def test_a_run_without_a_checkpoint_starts_over_if_it_never_had_one(tmp_path: Pa
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-ABOUT = {
+MANIFEST = {
     "settings": (lambda a: a.pop("settings"), "it has no settings"),
     "heads.side": (lambda a: a["blueprints"]["heads"].pop("side"), "no blueprints.heads.side"),
     "network": (lambda a: a["blueprints"].pop("network"), "no blueprints.network"),
@@ -113,12 +113,12 @@ ABOUT = {
 }
 
 
-@pytest.mark.parametrize("key", ABOUT)
+@pytest.mark.parametrize("key", MANIFEST)
 def test_the_key_of_run_json_that_is_wrong_is_named(spoiled: Path, key: str) -> None:
-    change, message = ABOUT[key]
-    about = json.loads((spoiled / "run.json").read_text())
-    change(about)
-    (spoiled / "run.json").write_text(json.dumps(about))
+    change, message = MANIFEST[key]
+    manifest = json.loads((spoiled / "run.json").read_text())
+    change(manifest)
+    (spoiled / "run.json").write_text(json.dumps(manifest))
     with pytest.raises(fgn.RunFolderError, match=message) as error:
         fgn.load(spoiled)
     assert "\n" not in str(error.value)
@@ -128,7 +128,7 @@ def test_the_key_of_run_json_that_is_wrong_is_named(spoiled: Path, key: str) -> 
 def test_run_json_nested_without_end_is_damaged(spoiled: Path) -> None:
     (spoiled / "run.json").write_text("[" * 10**6)
     with pytest.raises(fgn.RunFolderError, match="is damaged"):
-        read_about(spoiled)
+        read_manifest(spoiled)
 
 
 HUGE = {"layer": "Linear", "options": {"in_features": 30_000, "out_features": 30_000}}
@@ -136,10 +136,10 @@ HUGE = {"layer": "Linear", "options": {"in_features": 30_000, "out_features": 30
 
 @pytest.mark.parametrize("where", ["network", "heads"])
 def test_a_huge_blueprint_takes_no_memory(spoiled: Path, where: str) -> None:
-    about = json.loads((spoiled / "run.json").read_text())
-    about["blueprints"] |= {"network": HUGE} if where == "network" else {"heads": {"side": HUGE}}
-    about["blueprints"]["heads"] = {"place": HUGE, **about["blueprints"]["heads"]}
-    (spoiled / "run.json").write_text(json.dumps(about))
+    manifest = json.loads((spoiled / "run.json").read_text())
+    manifest["blueprints"] |= {"network": HUGE} if where == "network" else {"heads": {"side": HUGE}}
+    manifest["blueprints"]["heads"] = {"place": HUGE, **manifest["blueprints"]["heads"]}
+    (spoiled / "run.json").write_text(json.dumps(manifest))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(fgn.RunFolderError, match="does not fit"):
         fgn.load(spoiled)

@@ -17,10 +17,11 @@ import toys
 from experiments.small_config import small_config
 from experiments.spoiling import snapshot, stop, toy_run
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.manifest import identity, read_manifest
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 
 
 @pytest.fixture
@@ -31,22 +32,23 @@ def begun(tmp_path: Path) -> Path:
     with (tmp_path / "run" / "metrics.csv").open("a") as table:
         table.write("3,3.0,side,batch\n")  # as a kill leaves them
     (tmp_path / "run" / ".checkpoint.safetensors.1.tmp").write_bytes(b"half")
+    (tmp_path / "run" / PREVIOUS).unlink()  # a run continues from it where the last one is damaged
     return tmp_path / "run"
 
 
-def changed_about(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def changed_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
-        about = json.loads((folder / "run.json").read_text())
-        change(about)
-        (folder / "run.json").write_text(json.dumps(about))
+        manifest = json.loads((folder / "run.json").read_text())
+        change(manifest)
+        (folder / "run.json").write_text(json.dumps(manifest))
 
     return spoil
 
 
 def reshaped(folder: Path) -> None:
     state = checkpoint.load(folder / CHECKPOINT)
-    del state["trainer"]["taken"]
-    checkpoint.save(state, folder / CHECKPOINT)
+    del state["trainer"]["recording"]
+    checkpoint.save(state, folder / CHECKPOINT, identity(read_manifest(folder)))
 
 
 def flipped(name: str, at: int) -> Callable[[Path], None]:
@@ -67,14 +69,17 @@ def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 
 SPOILED = {
-    "settings lost": (changed_about(lambda a: a.pop("settings")), "has no settings"),
-    "seed lost": (changed_about(lambda a: a["settings"].pop("seed")), "has no settings.seed"),
-    "clients retyped": (changed_about(lambda a: a.update(clients=[])), "clients must be a table"),
-    "blueprints lost": (changed_about(lambda a: a.pop("blueprints")), "other network"),
+    "settings lost": (changed_manifest(lambda a: a.pop("settings")), "has no settings"),
+    "seed lost": (changed_manifest(lambda a: a["settings"].pop("seed")), "has no settings.seed"),
+    "clients retyped": (
+        changed_manifest(lambda a: a.update(clients=[])),
+        "clients must be a table",
+    ),
+    "blueprints lost": (changed_manifest(lambda a: a.pop("blueprints")), "other network"),
     "checkpoint lost": (lambda f: (f / CHECKPOINT).unlink(), "has lost its checkpoint"),
     "checkpoint cut": (lambda f: os.truncate(f / CHECKPOINT, 900), "is damaged"),
     "checkpoint flipped": (flipped(CHECKPOINT, -9), "does not fit its checksum"),
-    "checkpoint reshaped": (reshaped, "its checkpoint does not fit: KeyError: 'taken'"),
+    "checkpoint reshaped": (reshaped, "its checkpoint does not fit: KeyError: 'recording'"),
     "table lost": (lambda f: (f / "metrics.csv").unlink(), "is shorter than"),
     "table flipped": (flipped("metrics.csv", 200), "not those that its checkpoint knows"),
     "conflict lost": (lambda f: (f / "conflict.csv").unlink(), "is shorter than"),
@@ -82,7 +87,7 @@ SPOILED = {
     "table a folder": (replaced("metrics.csv", Path.mkdir), "Is a directory"),
     "run.json a pipe": (replaced("run.json", os.mkfifo), "no ordinary file"),
     "lock elsewhere": (replaced(".lock", lambda p: p.symlink_to("/nowhere/at/all")), "be written"),
-    "clients a file": (lambda f: (f / "clients").write_text(""), "clients is no folder"),
+    "clients a file": (lambda f: (f / "clients").write_text(""), "clients is not a folder"),
 }
 
 
@@ -134,7 +139,8 @@ def test_a_config_run(tmp_path: Path) -> None:
     config = load_config(small_config(tmp_path))
     with pytest.raises(fgn.Interrupted):
         execute(config, tmp_path / "run", progress=stop)
-    (tmp_path / "run" / CHECKPOINT).unlink()
+    for name in (CHECKPOINT, PREVIOUS):
+        (tmp_path / "run" / name).unlink()
     before = snapshot(tmp_path / "run")
     with pytest.raises(fgn.RunFolderError, match="has lost its checkpoint"):
         execute(config, tmp_path / "run", resume=True)

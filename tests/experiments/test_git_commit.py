@@ -44,7 +44,7 @@ def test_the_commit_is_the_one_git_names(tmp_path):
 
 def test_a_run_says_which_device_auto_turned_out_to_be(tmp_path):
     run = fgn.train(toys.network(), toys.clients(), rounds=1, folder=tmp_path / "run")
-    assert run.about["settings"]["device"] == "auto"
+    assert run.manifest["settings"]["device"] == "auto"
     found = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    assert run.about["versions"]["device"] == found
+    assert run.manifest["versions"]["device"] == found
     assert f"on {found}" in made_when([read_run(tmp_path / "run")])

@@ -16,7 +16,7 @@ import flat
 import toys
 from experiments.resuming import stored
 from fedgradnorm._round.settings import Settings, scope_of
-from fedgradnorm._runs import about
+from fedgradnorm._runs import manifest
 from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
 from fedgradnorm._runs.many.spread import MANY, SHARES, groups_of, quantiles
 from fedgradnorm._training import recording
@@ -47,7 +47,7 @@ def places(frame: pd.DataFrame) -> set[tuple[Any, ...]]:
 
 WAYS = {
     "shared": {},
-    "loop": {"engine": "loop"},
+    "loop": {"executor": "loop"},
     "alone": {"share": "none"},
     "ditto": {"ditto": 0.1},
     "some": {"participation": 0.3},
@@ -57,7 +57,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_who_is_evaluated_follows_from_seed_and_round_and_changes_no_number(way: str) -> None:
     whole, some = go(**WAYS[way]), go(**WAYS[way], eval_clients=0.3)
-    again = go(**{**WAYS[way], "eval_clients": 3, "engine": "loop"})
+    again = go(**{**WAYS[way], "eval_clients": 3, "executor": "loop"})
     assert places(some.history) == places(again.history)
     frame = some.history[some.history.split == "test"]
     counts = frame.groupby("round").client.nunique()
@@ -172,9 +172,11 @@ def test_quantiles_are_numpys_own(count: int) -> None:
 
 
 def test_run_json_of_many_clients_is_written_in_parts(tmp_path: Path) -> None:
-    clients = {f"cl\u00efent {k}": {"kind": "binary", "size": k} for k in range(2 * about.MANY + 1)}
+    clients = {
+        f"cl\u00efent {k}": {"kind": "binary", "size": k} for k in range(2 * manifest.MANY + 1)
+    }
     told = {"format": 1, "clients": clients, "weights": dict.fromkeys(clients, 0.1), "none": {}}
-    about.write_about(tmp_path, told)
+    manifest.write_manifest(tmp_path, told)
     text = json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n"
     assert (tmp_path / "run.json").read_text(encoding="utf-8") == text
 

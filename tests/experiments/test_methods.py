@@ -73,5 +73,5 @@ def test_none_in_a_config_is_none_where_an_option_may_be(tmp_path):
     path = small_config(tmp_path)
     path.write_text(path.read_text().replace("[weighting]\n", '[weighting]\nfloor = "none"\n'))
     trained = run(load_config(path), tmp_path / "run")
-    assert trained.about["weighting"]["floor"] is None
-    assert fgn.load(tmp_path / "run").about["weighting"] == trained.about["weighting"]
+    assert trained.manifest["weighting"]["floor"] is None
+    assert fgn.load(tmp_path / "run").manifest["weighting"] == trained.manifest["weighting"]

@@ -32,15 +32,15 @@ def train(without: str = "", **more: Any) -> fgn.Run:
 
 WAYS: list[dict[str, Any]] = [
     {},
-    {"engine": "joint"},
-    {"engine": "vmap", "shared_steps": 2},
+    {"executor": "joint"},
+    {"executor": "vmap", "shared_steps": 2},
     {"ditto": 0.1},
     {"participation": 0.7, "network": toys.noisy_network, "seed": 0},
 ]
 
 
 def own_rounds(run: fgn.Run) -> dict[str, int]:
-    return {name: one["round"] for name, one in run.about["kept"]["clients"].items()}
+    return {name: one["round"] for name, one in run.manifest["kept"]["clients"].items()}
 
 
 def best_rounds(plain: fgn.Run) -> dict[str, int]:
@@ -72,13 +72,13 @@ def test_each_client_ends_as_a_run_of_its_own_best_round_does(how: dict) -> None
             for split in ("train", "validation", "test"):
                 assert losses(run, split=split)[name] == losses(plain, number, split)[name]
     assert torch.equal(toys.parameters(run.network), toys.parameters(together.network))
-    shared = {k: v for k, v in run.about["kept"].items() if k != "clients"}
-    assert shared == together.about["kept"]
+    shared = {k: v for k, v in run.manifest["kept"].items() if k != "clients"}
+    assert shared == together.manifest["kept"]
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_engines_agree_on_what_each_client_keeps(engine: str) -> None:
-    one, two = train(keep="own_best"), train(keep="own_best", engine=engine)
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_engines_agree_on_what_each_client_keeps(executor: str) -> None:
+    one, two = train(keep="own_best"), train(keep="own_best", executor=executor)
     assert own_rounds(one) == own_rounds(two)
     for name in toys.NAMES:
         pair = (toys.parameters(run.networks[name]) for run in (one, two))
@@ -88,36 +88,36 @@ def test_engines_agree_on_what_each_client_keeps(engine: str) -> None:
 
 def test_who_likes_the_shared_round_best_or_cannot_tell_has_the_shared_network() -> None:
     run, together = train("side", keep="own_best"), train("side", keep="best")
-    rounds, shared = own_rounds(run), run.about["kept"]["round"]
+    rounds, shared = own_rounds(run), run.manifest["kept"]["round"]
     assert set(rounds) == {"corner", "place"}
     assert_client_is_that_of(run, together, "side")
     for name in toys.NAMES:
         assert (run.clients[name].network is None) == (rounds.get(name, shared) == shared)
     whole = train(keep="own_best")
     assert [n for n, one in whole.clients.items() if one.network is None] == ["side"]
-    assert own_rounds(whole)["side"] == whole.about["kept"]["round"]
+    assert own_rounds(whole)["side"] == whole.manifest["kept"]["round"]
 
 
 def test_alone_it_is_the_best() -> None:
     how = {"share": "none", "patience": 2}
     one, two = train(keep="own_best", **how), train(keep="best", **how)
     assert_same_networks(one, two)
-    assert one.about["kept"] == two.about["kept"]
+    assert one.manifest["kept"] == two.manifest["kept"]
     assert one.history.equals(two.history)
 
 
 def test_the_run_ends_when_nobody_looks_any_more() -> None:
     how = {"patience": 2, "rounds": 40, "without": "place"}
     run, together = (train(keep=keep, **how) for keep in ("own_best", "best"))
-    whole, kept = train(keep="own_best", **{**how, "patience": None}), run.about["kept"]
+    whole, kept = train(keep="own_best", **{**how, "patience": None}), run.manifest["kept"]
     all_of_them = (kept, *kept["clients"].values())
     assert run.history["round"].max() == max(one["last_round"] for one in all_of_them) < 40
-    assert run.about["stopped_early"] is True
+    assert run.manifest["stopped_early"] is True
     assert all(one["last_round"] == one["round"] + 2 * EVERY for one in all_of_them)
     assert len({one["round"] for one in all_of_them}) > 1
     assert torch.equal(toys.parameters(run.network), toys.parameters(together.network))
-    assert own_rounds(train(keep="own_best", engine="joint", **how)) == own_rounds(run)
-    for name, one in whole.about["kept"]["clients"].items():
+    assert own_rounds(train(keep="own_best", executor="joint", **how)) == own_rounds(run)
+    for name, one in whole.manifest["kept"]["clients"].items():
         if one["round"] == own_rounds(run)[name]:
             assert_client_is_that_of(run, whole, name)
 
@@ -137,7 +137,7 @@ def test_it_resumes_to_the_bit_wherever_it_was_stopped(tmp_path: Path, how: dict
         again = train(folder=folder, resume=True, **how)
         assert_equal_to_the_bit(folder, tmp_path / "whole")
         for key in ("kept", "stopped_early"):
-            assert again.about[key] == whole.about[key] == fgn.load(folder).about[key]
+            assert again.manifest[key] == whole.manifest[key] == fgn.load(folder).manifest[key]
 
 
 def test_a_checkpoint_holds_a_network_for_each_round_that_somebody_likes_best(
@@ -173,7 +173,7 @@ def test_tuning_begins_with_the_own_best_round_and_falls_back_to_it(what: Any) -
         tuning = {"steps": steps, "lr": lr, "what": what}
         run = train(keep="own_best", personalize=tuning)
         assert own_rounds(run) == own_rounds(plain)
-        for name, kept in run.about["personal"].items():
+        for name, kept in run.manifest["personal"].items():
             assert kept["before"] == losses(plain)[name]
             assert kept["after"] == losses(run)[name] <= kept["before"]
             moved = not torch.equal(*(toys.parameters(r.networks[name]) for r in (run, plain)))
@@ -193,7 +193,7 @@ def test_heads_are_tuned_at_the_end_on_the_network_of_their_round() -> None:
 
 def test_it_is_saved_loaded_exported_and_told(tmp_path: Path) -> None:
     run = train(keep="own_best", folder=tmp_path / "run")
-    kept, rounds = run.about["kept"], own_rounds(run)
+    kept, rounds = run.manifest["kept"], own_rounds(run)
     each = ", ".join(f"{name} {number}" for name, number in rounds.items())
     words = f"kept round {kept['round']}, and each client's best round: {each}"
     assert words in (tmp_path / "run" / "log.txt").read_text()

@@ -132,4 +132,4 @@ def test_a_class_of_ones_own_goes_on_from_its_run(config, tmp_path):
     mine = load_config(config, ["network={name='mine:Net'}"], allow=["mine"])
     first = execute(mine, tmp_path / "first")
     second = execute(mine, tmp_path / "second", start=tmp_path / "first")
-    assert second.about["start"]["heads"] == list(first.clients)
+    assert second.manifest["start"]["heads"] == list(first.clients)

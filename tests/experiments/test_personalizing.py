@@ -15,10 +15,10 @@ from torch import nn
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._federation.making_heads import first_head
+from fedgradnorm._federation.heads import first_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
 
@@ -43,7 +43,7 @@ def state(run: fgn.Run) -> dict[str, Any]:
     tensors = {n: dict(m.state_dict()) for n, m in parts.items() if m is not None}
     buffers = {name: one.buffers for name, one in run.clients.items()}
     return copy.deepcopy(
-        {**tensors, "buffers": buffers, "about": run.about, "rows": run.table.rows}
+        {**tensors, "buffers": buffers, "manifest": run.manifest, "rows": run.table.rows}
     )
 
 
@@ -58,7 +58,7 @@ def test_a_new_client_is_in_the_new_run_and_the_old_one_is_as_it_was(
     assert list(more.clients) == [*toys.NAMES, "late"]
     assert more.shared is run.shared
     assert (more.clients["late"].network is None) == (what == "head")
-    kept = more.about["personal"]["late"]
+    kept = more.manifest["personal"]["late"]
     assert kept["step"] > 0
     assert kept["after"] < kept["before"]
     for name in toys.NAMES:
@@ -68,7 +68,7 @@ def test_a_new_client_is_in_the_new_run_and_the_old_one_is_as_it_was(
         one, two = (r.predict(name, X, outputs=True) for r in (more, loaded))
         assert np.array_equal(one, two)
     assert loaded.table.text() == more.table.text()
-    assert loaded.about["personalized"]["late"] == {"steps": 30, "lr": 0.02, "what": what}
+    assert loaded.manifest["personalized"]["late"] == {"steps": 30, "lr": 0.02, "what": what}
     assert loaded.summary().loc["late", "split"] == "test"
 
 
@@ -79,8 +79,8 @@ def test_what_is_recorded_is_what_predict_gives() -> None:
     loss = nn.functional.cross_entropy(more.predict("late", x, outputs=True), y)
     rows = {r["split"]: r for r in more.table.rows if r["client"] == "late"}
     assert rows["validation"]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert rows["validation"]["loss"] == more.about["personal"]["late"]["after"]
-    assert rows["untuned-validation"]["loss"] == more.about["personal"]["late"]["before"]
+    assert rows["validation"]["loss"] == more.manifest["personal"]["late"]["after"]
+    assert rows["untuned-validation"]["loss"] == more.manifest["personal"]["late"]["before"]
 
 
 @pytest.mark.parametrize("what", ["head", "network"])
@@ -88,7 +88,7 @@ def test_tuning_by_hand(what: str) -> None:
     """Without validation rows: all steps from a fresh head, on the client's batches 0, 1, 2."""
     run, client = train(network=toys.network(), head_optimizer=SGD), late(validation=False)
     more = run.personalize(client, steps=3, lr=0.1, what=what)
-    assert more.about["personal"]["late"] == {"step": 3}
+    assert more.manifest["personal"]["late"] == {"step": 3}
     model = nn.Sequential(copy.deepcopy(run.network), first_head(run.network, client, Settings()))
     moved = model if what == "network" else model[1]
     optimizer = torch.optim.SGD(moved.parameters(), lr=0.1, momentum=0.5)
@@ -109,14 +109,14 @@ def test_a_client_of_the_run_goes_on_with_what_it_has(how: dict) -> None:
     run = train(**how)
     client = replace(toys.clients()[1], validation=toys.rows("side", 21))
     same = run.personalize(client, steps=2, lr=1e9, what="network")
-    assert same.about["personal"]["side"]["step"] == 0
+    assert same.manifest["personal"]["side"]["step"] == 0
     assert list(same.clients) == list(run.clients)
     assert np.array_equal(
         same.predict("side", X, outputs=True), run.predict("side", X, outputs=True)
     )
     better = run.personalize(client, steps=30, lr=0.01)
-    kept = better.about["personal"]["side"]
-    assert kept["before"] == same.about["personal"]["side"]["before"]
+    kept = better.manifest["personal"]["side"]
+    assert kept["before"] == same.manifest["personal"]["side"]["before"]
     assert kept["after"] <= kept["before"]
     own, before = better.networks["side"], run.networks["side"]
     assert torch.equal(toys.parameters(own), toys.parameters(before))
@@ -127,7 +127,7 @@ def test_another_task_under_a_known_name_begins_afresh(tmp_path: Path) -> None:
     assert more.clients["side"].kind == "regression"
     loaded = fgn.load(more.save(tmp_path / "more"))
     assert loaded.predict("side", X).shape == (9, 2)
-    assert read_about(tmp_path / "more")["clients"]["side"]["kind"] == "regression"
+    assert read_manifest(tmp_path / "more")["clients"]["side"]["kind"] == "regression"
 
 
 def test_a_new_client_begins_with_the_mean_of_all_statistics() -> None:
@@ -142,12 +142,16 @@ def test_a_new_client_begins_with_the_mean_of_all_statistics() -> None:
 def test_a_run_of_the_network_alone_will_do(tmp_path: Path) -> None:
     """As the server of a deployment has it: no client is in it, because heads stay with them."""
     run = train()
-    about = {**run.about, "clients": {}, "blueprints": {**run.about["blueprints"], "heads": {}}}
-    run = fgn.load(replace(run, clients={}, about=about).save(tmp_path / "server"))
+    manifest = {
+        **run.manifest,
+        "clients": {},
+        "blueprints": {**run.manifest["blueprints"], "heads": {}},
+    }
+    run = fgn.load(replace(run, clients={}, manifest=manifest).save(tmp_path / "server"))
     more = run.personalize(late(), steps=20, lr=0.02)
     assert list(fgn.load(more.save(tmp_path / "more")).clients) == ["late"]
     again = train(start=run)
-    assert again.about["start"]["heads"] == []
+    assert again.manifest["start"]["heads"] == []
 
 
 def test_a_new_client_of_a_task_begins_with_its_head() -> None:
@@ -166,9 +170,9 @@ def test_the_new_run_can_be_exported_and_gone_on_from(tmp_path: Path) -> None:
     x = torch.from_numpy(X).float()
     torch.testing.assert_close(program(x), more.predict("late", x, outputs=True))
     again = train([*toys.clients(), late()], start=more)
-    assert again.about["start"]["heads"] == [*toys.NAMES, "late"]
+    assert again.manifest["start"]["heads"] == [*toys.NAMES, "late"]
     twice = more.personalize(late("later"), steps=5)
-    assert list(twice.about["personalized"]) == ["late", "later"]
+    assert list(twice.manifest["personalized"]) == ["late", "later"]
 
 
 def test_a_run_with_a_later_client_is_another_arm(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_the_order_of_a_frames_columns_changes_nothing(tmp_path: Path, make: Any
         assert np.array_equal(each.predict("pump", FRAME), expected)
         assert np.array_equal(each.predict("pump", FRAME[list(reversed(NAMES))]), expected)
         assert np.array_equal(each.predict("pump", mixed), expected)
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert about["clients"]["pump"]["columns"] == list(NAMES)
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert manifest["clients"]["pump"]["columns"] == list(NAMES)
 
 
 def test_a_frame_without_a_column_is_told_which() -> None:

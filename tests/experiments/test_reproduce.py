@@ -12,14 +12,14 @@ from fedgradnorm._report.comparison import read_comparison
 from fedgradnorm._report.figures.comparison_figures import draw
 from fedgradnorm._report.grid import write_grids
 from fedgradnorm._report.tables.comparison_grids import all_grids
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._reproduce import (
+    BENEFIT,
     NAMES,
     SIDE_BY_SIDE,
-    WORTH,
     experiments,
     load_experiment,
 )
@@ -56,19 +56,19 @@ def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
     assert load_config(beside).table() == load_experiment(name).table()
 
 
-@pytest.mark.parametrize("name", WORTH)
-def test_what_joining_is_worth_is_packaged_and_fair_to_those_alone(name):
-    file, words = WORTH[name]
+@pytest.mark.parametrize("name", BENEFIT)
+def test_the_benefit_is_packaged_and_fair_to_those_alone(name):
+    file, words = BENEFIT[name]
     beside = CONFIGS / f"{file}.toml"
     assert beside.is_symlink()
-    assert "fedgradnorm reproduce worth " in beside.read_text().partition("\nname =")[0]
+    assert "fedgradnorm reproduce benefit " in beside.read_text().partition("\nname =")[0]
     config = load_experiment(name)
     assert config.table() == load_config(beside, words).table()
     assert (config.compare.baseline, config.compare.methods[0]) == ("local", "local")
     entries = read_entries(config.compare.methods, 1, swept=False)
     for entry in entries:  # the same stopping, start and tuning for everybody
         settings = config.variant(entry.method, 0, entry.own).settings
-        assert (settings.keep, settings.head_start) == ("best", "targets")
+        assert (settings.keep, settings.head_init) == ("best", "targets")
         assert settings.patience is not None
         assert settings.personalize is not None
 
@@ -114,7 +114,7 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     }.get(name, [])
     config = load_experiment(name, words)
     folders = compare(config, seeds=1, folder=tmp_path)
-    assert all(read_about(folder)["finished"] for folder in folders)
+    assert all(read_manifest(folder)["finished"] for folder in folders)
     comparison = read_comparison([tmp_path], config.compare.baseline)
     assert not comparison.notes
     assert bool(comparison.points) == bool(config.sweep)

@@ -14,8 +14,8 @@ import toys
 from experiments.killed_training import ROUNDS, go
 from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit, begun
-from fedgradnorm._round.settings import EngineName
-from fedgradnorm._runs.about import read_about
+from fedgradnorm._round.settings import ExecutorName
+from fedgradnorm._runs.manifest import read_manifest
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path, uninterrupted: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path, uninterrupted: Path) -
     assert fgn.load(tmp_path / "run").finished
 
 
-BY_TASK = {"key": "task", "clients": paired_clients()}
+BY_TASK = {"weight_per": "task", "clients": paired_clients()}
 
 
 @pytest.mark.parametrize("how", [{"share": "none"}, BY_TASK, {"first_loss": "first_round"}])
@@ -42,10 +42,10 @@ def test_other_ways_of_training_resume_exactly_too(tmp_path: Path, how: dict) ->
     assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("engine", get_args(EngineName))
-def test_every_engine_resumes_exactly(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("executor", get_args(ExecutorName))
+def test_every_engine_resumes_exactly(tmp_path: Path, executor: str) -> None:
     def train(folder: str, **more: Any) -> fgn.Run:
-        how = {"rounds": 8, "batch_size": 8, "lr": 0.01, "participation": 0.7, "engine": engine}
+        how = {"rounds": 8, "batch_size": 8, "lr": 0.01, "participation": 0.7, "executor": executor}
         how = {**how, "folder": tmp_path / folder, "device": "cpu", **more}  # tells every round
         return flat.train(toys.network(), toys.clients(), **how)
 
@@ -77,6 +77,6 @@ def test_the_time_a_run_took_includes_what_was_before_an_interruption(tmp_path: 
 
     with pytest.raises(fgn.Interrupted):
         go(tmp_path / "run", progress=stop)
-    before = read_about(tmp_path / "run")["seconds"]
+    before = read_manifest(tmp_path / "run")["seconds"]
     assert before >= 0.2
-    assert go(tmp_path / "run").about["seconds"] > before
+    assert go(tmp_path / "run").manifest["seconds"] > before

@@ -94,7 +94,7 @@ class TestWhatIsRefused:
             go(folder)
 
     def test_bad_input_leaves_no_folder(self, tmp_path: Path) -> None:
-        for bad in ({"rounds": -1}, {"gauge": "nowhere"}, {"head_optimizer": "adom"}):
+        for bad in ({"rounds": -1}, {"norm_layer": "nowhere"}, {"head_optimizer": "adom"}):
             with pytest.raises(fgn.FedGradNormError):
                 flat.train(toys.network(), toys.clients(), folder=tmp_path / "run", **bad)
             assert not (tmp_path / "run").exists()

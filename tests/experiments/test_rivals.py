@@ -142,7 +142,7 @@ def test_a_weight_of_zero_is_a_weight() -> None:
 )
 def test_a_captured_run_has_the_loops_weights(name: str) -> None:
     settings = {"rounds": 40, "shared_steps": 1}
-    loop = train(name, device="cpu", engine="loop", **settings)
-    captured = train(name, device="cuda", engine="joint", **settings)
+    loop = train(name, device="cpu", executor="loop", **settings)
+    captured = train(name, device="cuda", executor="joint", **settings)
     for client in toys.NAMES:
         assert captured.weights[client] == pytest.approx(loop.weights[client], rel=1e-6)

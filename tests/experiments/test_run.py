@@ -71,7 +71,7 @@ def test_a_loaded_run_is_the_run(tmp_path: Path) -> None:
         assert toys.same(dict(head.state_dict()), dict(loaded.heads[name].state_dict()))
     assert loaded.table.text() == run.table.text()
     assert loaded.weights == run.weights
-    assert loaded.about["settings"] == json.loads(json.dumps(run.about["settings"]))
+    assert loaded.manifest["settings"] == json.loads(json.dumps(run.manifest["settings"]))
     assert loaded.finished
 
 
@@ -212,15 +212,16 @@ def test_the_summary_has_a_row_per_client() -> None:
     assert (summary.split == "test").all()
 
 
-def test_about_tells_how_to_make_the_run_again() -> None:
-    about = trained(seed=7).about
-    assert about["settings"]["seed"] == 7
-    assert about["weighting"]["name"] == "GradNorm"
-    assert about["weighting"]["gamma"] == 0.9
-    assert about["gauge"] == ["4.weight", "4.bias"]
-    assert {"fedgradnorm", "python", "torch", "numpy", "platform"} <= set(about["versions"])
+def test_the_manifest_tells_how_to_make_the_run_again() -> None:
+    manifest = trained(seed=7).manifest
+    assert manifest["settings"]["seed"] == 7
+    assert manifest["weighting"]["name"] == "GradNorm"
+    assert manifest["weighting"]["gamma"] == 0.9
+    assert manifest["norm_layer"] == ["4.weight", "4.bias"]
+    assert {"fedgradnorm", "python", "torch", "numpy", "platform"} <= set(manifest["versions"])
     assert (
-        about["clients"]["place"] | {"kind": "regression", "size": 24} == about["clients"]["place"]
+        manifest["clients"]["place"] | {"kind": "regression", "size": 24}
+        == manifest["clients"]["place"]
     )
 
 

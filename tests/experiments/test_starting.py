@@ -16,12 +16,12 @@ import toys
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
-from fedgradnorm._federation.making_heads import first_head
+from fedgradnorm._federation.heads import first_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.trainer import Trainer
@@ -51,9 +51,9 @@ def twins(size: int = 2) -> list[fgn.Client]:
 
 
 WAYS: list[dict[str, Any]] = [
-    {"engine": "loop"},
-    {"engine": "joint", "network": toys.network()},
-    {"engine": "vmap", "network": toys.network()},
+    {"executor": "loop"},
+    {"executor": "joint", "network": toys.network()},
+    {"executor": "vmap", "network": toys.network()},
     {"share": "none"},
     {"share": "none", "network": toys.network()},
     {"ditto": 0.1},
@@ -75,7 +75,7 @@ def test_a_run_begins_where_the_other_one_ended(how: dict, tmp_path: Path) -> No
     for key, loss in before.items():
         assert after[key] == pytest.approx(loss, rel=1e-6 if "network" not in how else 1e-12), key
     assert evaluations(again, 3) != before
-    assert sorted(again.about["start"]["heads"]) == sorted(run.clients)
+    assert sorted(again.manifest["start"]["heads"]) == sorted(run.clients)
 
 
 def test_weights_and_optimisers_begin_anew() -> None:
@@ -89,7 +89,7 @@ def test_weights_and_optimisers_begin_anew() -> None:
     by_hand = train(fresh, network=run.network, weighting=fgn.GradNorm(lr=0.05))
     assert again.table.text() == by_hand.table.text()
     assert torch.equal(toys.parameters(again.network), toys.parameters(by_hand.network))
-    assert "start" not in by_hand.about
+    assert "start" not in by_hand.manifest
 
 
 def test_the_run_and_the_network_given_are_left_as_they_were() -> None:
@@ -105,7 +105,7 @@ def test_new_clients_and_other_tasks_get_fresh_heads(caplog: pytest.LogCaptureFi
     other = toys.client("corner", kind="place")  # the name is known, but not for this task
     caplog.set_level("INFO", "fedgradnorm")
     again = train([other, side, place], start=run, lr=1e-30)
-    assert again.about["start"]["heads"] == ["side"]
+    assert again.manifest["start"]["heads"] == ["side"]
     assert "its heads go on for side; fresh heads for corner, place" in caplog.text
     for client in (other, place):
         fresh = first_head(run.network, client, Settings())
@@ -128,7 +128,7 @@ def test_training_alone_to_choose_begins_there_too() -> None:
     ]
     run = train(clients)
     how = {"personalize": {"steps": 0, "alone": True}, "eval_every": 0}
-    chosen = train(clients, start=run, **how).about["personal"]
+    chosen = train(clients, start=run, **how).manifest["personal"]
     alone = train(clients, start=run, share="none")
     for client in clients:
         expected = evaluations(alone, 3)[client.name, "validation"]
@@ -158,7 +158,7 @@ def test_a_resumed_run_needs_no_start(tmp_path: Path, how: dict, stop: int) -> N
                 train(**how, start=run, folder=broken)
     train(**how, folder=broken, resume=True)
     assert_equal_to_the_bit(broken, tmp_path / "whole")
-    assert read_about(broken)["start"] == read_about(tmp_path / "whole")["start"]
+    assert read_manifest(broken)["start"] == read_manifest(tmp_path / "whole")["start"]
 
 
 def test_another_start_is_refused_when_resuming(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_command_killed_as_it_begins_is_not_resumed_without_its_start(tmp_path
         patch.setattr(checkpoint, "write_atomically", write)
         with pytest.raises(Killed):
             execute(config, tmp_path / "second", start=tmp_path / "first")
-    assert read_about(tmp_path / "second")["start"]
+    assert read_manifest(tmp_path / "second")["start"]
     result = CliRunner().invoke(app, ["resume", str(tmp_path / "second")])
     assert result.exit_code == 2
     assert not (tmp_path / "second" / CHECKPOINT).exists()
@@ -260,7 +260,7 @@ def test_the_command(tmp_path: Path) -> None:
     first, second = (tmp_path / "runs" / f"small-fedgradnorm-seed0{end}" for end in ("", "-2"))
     result = cli("run", config, "rounds=4", "--from", first)
     assert result.exit_code == 0, result.output
-    assert read_about(second)["start"]["heads"] == ["class", "value"]
+    assert read_manifest(second)["start"]["heads"] == ["class", "value"]
     one, two = (fgn.load(folder) for folder in (first, second))
     assert evaluations(two, 0) == pytest.approx(evaluations(one, 6), rel=1e-6)
     assert cli("resume", second).exit_code == 0

@@ -32,8 +32,8 @@ from fedgradnorm._training.display import live_display
 
 WAYS: list[dict[str, Any]] = [
     {},
-    {"engine": "joint"},
-    {"engine": "vmap", "shared_steps": 2},
+    {"executor": "joint"},
+    {"executor": "vmap", "shared_steps": 2},
     {"ditto": 0.1},
     {"participation": 0.7, "network": toys.noisy_network},
     {"final_head_steps": 3},
@@ -43,7 +43,7 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("how", WAYS, ids=" ".join)
 def test_what_is_kept_is_what_a_run_of_so_many_rounds_ends_with(how: dict) -> None:
     plain, run = train(**how), train(keep="best", **how)
-    kept = run.about["kept"]
+    kept = run.manifest["kept"]
     seen = gains(plain)
     if "final_head_steps" in how:  # the last evaluation is after the heads were tuned
         seen.pop(ROUNDS)
@@ -56,7 +56,7 @@ def test_what_is_kept_is_what_a_run_of_so_many_rounds_ends_with(how: dict) -> No
         for split in ("train", "validation", "test"):
             assert losses(run, split=split) == losses(short, split=split)
             assert losses(run, 3, split) == losses(plain, 3, split)
-    assert run.about["stopped_early"] is False
+    assert run.manifest["stopped_early"] is False
     assert kept["last_round"] == ROUNDS == run.history["round"].max()
 
 
@@ -72,14 +72,14 @@ def test_every_evaluation_is_in_the_history_once_and_tables_show_what_is_kept() 
 
 def test_patience_ends_a_run_and_every_engine_ends_it_alike() -> None:
     whole = train(keep="best")
-    runs = [train(keep="best", patience=2, engine=e) for e in ("loop", "joint", "vmap")]
+    runs = [train(keep="best", patience=2, executor=e) for e in ("loop", "joint", "vmap")]
     for run in runs:
-        kept = run.about["kept"]
+        kept = run.manifest["kept"]
         assert run.finished
-        assert run.about["stopped_early"] is True
+        assert run.manifest["stopped_early"] is True
         assert kept["last_round"] == kept["round"] + 2 * EVERY == run.history["round"].max()
-        assert kept["round"] == runs[0].about["kept"]["round"]
-    if whole.about["kept"]["round"] == kept["round"]:
+        assert kept["round"] == runs[0].manifest["kept"]["round"]
+    if whole.manifest["kept"]["round"] == kept["round"]:
         assert_same_networks(whole, runs[0])
 
 
@@ -92,7 +92,7 @@ def test_patience_that_is_never_lost_changes_nothing() -> None:
 def test_alone_each_client_keeps_its_own_best_and_stops_by_itself() -> None:
     how = {"share": "none", "keep": "best", "patience": 2}
     run, plain = train(**how), train(share="none")
-    kept = run.about["kept"]["clients"]
+    kept = run.manifest["kept"]["clients"]
     assert len({one["last_round"] for one in kept.values()}) > 1
     assert run.history["round"].max() == max(one["last_round"] for one in kept.values())
     for name, one in kept.items():
@@ -104,7 +104,7 @@ def test_alone_each_client_keeps_its_own_best_and_stops_by_itself() -> None:
 def test_alone_a_client_without_validation_rows_trains_to_the_end() -> None:
     how = {"share": "none", "keep": "best", "patience": 1}
     run, plain = train("side", **how), train("side", share="none")
-    assert set(run.about["kept"]["clients"]) == {"corner", "place"}
+    assert set(run.manifest["kept"]["clients"]) == {"corner", "place"}
     assert run.history["round"].max() == ROUNDS
     assert losses(run, split="test")["side"] == losses(plain, split="test")["side"]
     assert losses(run, split="test")["corner"] != losses(plain, split="test")["corner"]
@@ -115,7 +115,7 @@ def test_clients_without_validation_rows_do_not_count(caplog: pytest.LogCaptureF
     run = train("side", keep="best")
     assert "not counted: side" in caplog.text
     seen = gains(train("side"))
-    assert run.about["kept"]["round"] == max(seen, key=seen.__getitem__)
+    assert run.manifest["kept"]["round"] == max(seen, key=seen.__getitem__)
 
 
 def test_no_validation_rows_at_all_are_refused_with_the_way_out() -> None:
@@ -138,14 +138,14 @@ def test_it_resumes_to_the_bit_wherever_it_was_stopped(tmp_path: Path, how: dict
         again = train(folder=folder, resume=True, **how)
         assert_equal_to_the_bit(folder, tmp_path / "whole")
         for key in ("kept", "stopped_early"):
-            assert again.about[key] == whole.about[key] == fgn.load(folder).about[key]
+            assert again.manifest[key] == whole.manifest[key] == fgn.load(folder).manifest[key]
 
 
 def test_the_terminal_the_log_and_the_page_say_what_was_kept(tmp_path: Path) -> None:
     text = io.StringIO()
     with live_display(0, console=Console(file=text, width=400)) as show:
         run = train(keep="best", patience=2, progress=show, folder=tmp_path / "run")
-    kept = run.about["kept"]
+    kept = run.manifest["kept"]
     words = f"stopped early at round {kept['last_round']}, kept round {kept['round']}"
     assert text.getvalue().splitlines()[-1].endswith(words)
     assert words in (tmp_path / "run" / "log.txt").read_text()

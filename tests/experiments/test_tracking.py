@@ -108,9 +108,8 @@ def test_mlflow_has_every_number_and_the_config(config, tmp_path):
 
 
 def test_a_sink_is_a_progress_callback(tmp_path):
-    sink = open_sink("tensorboard", tmp_path / "run", {"note": "by hand"})
-    run = flat.train(toys.network(), toys.clients(), rounds=3, batch_size=8, progress=sink)
-    sink.close("finished")
+    with open_sink("tensorboard", tmp_path / "run", {"note": "by hand"}) as sink:
+        run = flat.train(toys.network(), toys.clients(), rounds=3, batch_size=8, progress=sink)
     found = in_tensorboard(tmp_path / "run" / "tensorboard")
     expected = {(n, row["round"]): v for row in run.table.rows for n, v in scalars(row)}
     same(found, {key: value for key, value in expected.items() if not math.isnan(value)})

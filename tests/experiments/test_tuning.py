@@ -24,7 +24,7 @@ TUNE = {"steps": 10, "lr": 0.05, "what": "network"}
 
 
 def train(data: list[fgn.Client] | None = None, network: Any = toys.network, **more: Any):
-    how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "engine": "loop", "device": "cpu"}
+    how = {"rounds": ROUNDS, "batch_size": 8, "lr": 0.05, "executor": "loop", "device": "cpu"}
     return flat.train(network(), data or clients(), **{**how, "weighting": fgn.Equal(), **more})
 
 
@@ -48,14 +48,14 @@ def test_nobody_is_worse_on_its_validation_rows_than_before(
     how = {"seed": seed, "network": network, "rounds": 3, **how}
     plain, run = train(**how), train(**how, personalize={"steps": 25, "lr": lr, "what": what})
     before, after = losses(plain), losses(run)
-    assert set(run.about["personal"]) == set(toys.NAMES)
-    for name, one in run.about["personal"].items():
+    assert set(run.manifest["personal"]) == set(toys.NAMES)
+    for name, one in run.manifest["personal"].items():
         assert one["before"] == before[name]
         assert one["after"] == after[name] <= before[name]
         assert 0 <= one["step"] <= 25
         assert (one["step"] > 0) == (after[name] < before[name])
     if lr < 1:
-        assert any(one["step"] for one in run.about["personal"].values())
+        assert any(one["step"] for one in run.manifest["personal"].values())
 
 
 def test_tuning_by_hand() -> None:
@@ -76,7 +76,7 @@ def test_tuning_by_hand() -> None:
             optimizer.step()
         torch.testing.assert_close(toys.parameters(run.networks[name]), toys.parameters(model[0]))
         torch.testing.assert_close(toys.parameters(run.heads[name]), toys.parameters(model[1]))
-        assert run.about["personal"][name] == {"step": 3}
+        assert run.manifest["personal"][name] == {"step": 3}
     assert torch.equal(toys.parameters(run.network), toys.parameters(plain.network))
 
 
@@ -101,22 +101,22 @@ def test_what_is_named_moves_and_the_head(what: Any, parts: set[str]) -> None:
 def test_who_has_no_validation_rows_takes_the_last_step_and_the_log_says_so(caplog) -> None:
     caplog.set_level("INFO", "fedgradnorm")
     run = train(clients("side"), personalize=TUNE)
-    assert run.about["personal"]["side"] == {"step": TUNE["steps"]}
+    assert run.manifest["personal"]["side"] == {"step": TUNE["steps"]}
     assert "no validation rows, so the last step is taken: side" in caplog.text
     assert "of 2 clients keep what they tuned" in caplog.text
 
 
 def test_steps_that_end_in_infinity_are_not_taken() -> None:
     run = train(toys.clients(), head_optimizer="sgd", personalize={**TUNE, "lr": 1e300})
-    assert run.about["personal"]["place"] == {"step": 0}
+    assert run.manifest["personal"]["place"] == {"step": 0}
     assert all(map(torch.isfinite, toys.parameters(run.networks["place"])))
 
 
-@pytest.mark.parametrize("engine", ["joint", "vmap"])
-def test_engines_agree(engine: str) -> None:
-    left, right = (train(engine=one, personalize=TUNE) for one in ("loop", engine))
+@pytest.mark.parametrize("executor", ["joint", "vmap"])
+def test_engines_agree(executor: str) -> None:
+    left, right = (train(executor=one, personalize=TUNE) for one in ("loop", executor))
     for name in toys.NAMES:
-        one, two = left.about["personal"][name], right.about["personal"][name]
+        one, two = left.manifest["personal"][name], right.manifest["personal"][name]
         assert one["step"] == two["step"]
         assert one["after"] == pytest.approx(two["after"], rel=1e-9)
         for part in ("networks", "heads"):
@@ -128,21 +128,21 @@ def test_engines_agree(engine: str) -> None:
 def test_a_saved_run_predicts_with_the_clients_own_networks(tmp_path: Path, how: dict) -> None:
     run = train(network=toys.noisy_network, personalize=TUNE, **how)
     loaded = fgn.load(run.save(tmp_path / "run"))
-    assert loaded.about["personal"] == run.about["personal"]
+    assert loaded.manifest["personal"] == run.manifest["personal"]
     assert any(client.network is not None for client in loaded.clients.values())
     for client in clients():
         x, y = client.validation
         output = run.predict(client.name, x, outputs=True)
         assert torch.equal(output, loaded.predict(client.name, x, outputs=True))
         found = client.task.measure(output, y.float() if y.is_floating_point() else y)["loss"]
-        assert found == pytest.approx(run.about["personal"][client.name]["after"], rel=1e-5)
+        assert found == pytest.approx(run.manifest["personal"][client.name]["after"], rel=1e-5)
 
 
 class Killed(Exception):
     """As a kill: nothing is written on the way out."""
 
 
-STOPS = {"keep": "best", "patience": 1, "head_start": "random"}  # which lasts for some rounds
+STOPS = {"keep": "best", "patience": 1, "head_init": "random"}  # which lasts for some rounds
 
 
 @pytest.mark.parametrize("how", [{}, STOPS, {"share": "none"}, {"ditto": 0.1}], ids=str)
@@ -170,7 +170,7 @@ def test_it_resumes_to_the_bit(tmp_path: Path, how: dict, monkeypatch) -> None:
     for _ in range(2):  # the second time it is finished already
         again = train(folder=tmp_path / "part", resume=True, **how)
         assert_equal_to_the_bit(tmp_path / "part", tmp_path / "whole")
-        assert again.about["personal"] == whole.about["personal"]
+        assert again.manifest["personal"] == whole.manifest["personal"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_it_goes_into_a_config_and_back(tmp_path: Path) -> None:
     changes = ["personalization.personalize.steps=5", "personalization.personalize.what='network'"]
     config = load_config(small_config(tmp_path), changes)
     done = run(config, tmp_path / "out")
-    assert done.about["settings"]["personalize"] == config.settings.personalize
+    assert done.manifest["settings"]["personalize"] == config.settings.personalize
     assert config.settings.personalize == {"steps": 5, "lr": config.settings.lr, "what": "network"}
     assert load_config(tmp_path / "out" / "config.toml").settings == config.settings
-    assert all(one["step"] == 5 for one in done.about["personal"].values())
+    assert all(one["step"] == 5 for one in done.manifest["personal"].values())

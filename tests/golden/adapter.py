@@ -32,10 +32,10 @@ Result = dict[str, NDArray[np.float64]]
 REPORTED = {
     "loss": "loss",
     "loss_ratio": "loss_ratio",
-    "gauge_norm": "gradient_norm",
+    "grad_norm": "gradient_norm",
     "weight": "weight",
     "active": "active",
-    "held": "frozen",
+    "weight_frozen": "frozen",
     "samples": "examples",
     "epsilon": "epsilon",
 }
@@ -134,7 +134,7 @@ def _given(case: Case) -> dict[str, Any]:
         "network": recipes.network(case.network),
         "clients": _clients(case),
         "weighting": weighting,
-        "engine": EXECUTORS.get(case.engine, case.engine),
+        "executor": EXECUTORS.get(case.engine, case.engine),
         "device": "cpu",
         **settings,
     }
@@ -268,7 +268,7 @@ def _over_flower(case: Case, folder: Path) -> Result:
     from engines.flower.direct import Together
 
     given = _given(case)
-    for key in ("network", "clients", "engine", "eval_every"):
+    for key in ("network", "clients", "executor", "eval_every"):
         given.pop(key)
     together = Together(
         folder,

@@ -92,7 +92,7 @@ def _engines() -> Iterator[Case]:
         weighting=_gradnorm(rule="direct"), head_optimizer="sgd",
     )  # fmt: skip
     yield from _cases(
-        "engines: together by task", *ALL, federation="grouped", key="task", schedule="together",
+        "engines: together by task", *ALL, federation="grouped", weight_per="task", phases="joint",
         weighting=_gradnorm(rule="relative"),
     )  # fmt: skip
     yield from _cases(
@@ -121,15 +121,15 @@ def _gradnorms() -> Iterator[Case]:
     }
     for name, options in variants.items():
         yield from _cases(f"gradnorm: {name}", "auto", weighting=_gradnorm(**options))
-    yield from _cases("gradnorm: old order", order="old", weighting=_gradnorm(lr=0.1))
+    yield from _cases("gradnorm: old order", step_with="previous", weighting=_gradnorm(lr=0.1))
     yield from _cases("gradnorm: log of classes", "auto", federation="same",
                       first_loss="log_classes", weighting=_gradnorm(lr=0.1))  # fmt: skip
     yield from _cases("gradnorm: by size", "auto", aggregate="by_size")
-    yield from _cases("gradnorm: gauge", gauge=["0", "2.weight"], weighting=_gradnorm(lr=0.1))
-    yield from _cases("gradnorm: gauge of one", "auto", gauge="0.weight")
+    yield from _cases("gradnorm: gauge", norm_layer=["0", "2.weight"], weighting=_gradnorm(lr=0.1))
+    yield from _cases("gradnorm: gauge of one", "auto", norm_layer="0.weight")
     yield from _cases(
-        "gradnorm: by task, some take part", federation="grouped", key="task", participation=0.6,
-        weighting=_gradnorm(rule="direct"),
+        "gradnorm: by task, some take part", federation="grouped", weight_per="task",
+        participation=0.6, weighting=_gradnorm(rule="direct"),
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _methods() -> Iterator[Case]:
                       weighting=("Static", {"weights": _STATIC}))  # fmt: skip
     yield from _cases("weighting: BySize", "auto", weighting="BySize")
     yield from _cases("weighting: DWA of two rounds", "auto", weighting=("DWA", {"every": 2}))
-    yield from _cases("weighting: MGDA by task", federation="grouped", key="task",
+    yield from _cases("weighting: MGDA by task", federation="grouped", weight_per="task",
                       weighting="MGDA", participation=0.8)  # fmt: skip
     yield from _cases("weighting: PCGrad, many steps", "loop", "stacked", weighting="PCGrad",
                       shared_steps=2)  # fmt: skip
@@ -190,7 +190,7 @@ def _networks() -> Iterator[Case]:
     yield from _cases("network: half frozen", network="half frozen")
     yield from _cases("network: pooled", federation="images", network="pooled")
     yield from _cases("parts: FedBN", network="batch norm", shared=["!*Norm*"])
-    yield from _cases("parts: private layer", network="relu", shared=["0", "2"], gauge="2")
+    yield from _cases("parts: private layer", network="relu", shared=["0", "2"], norm_layer="2")
     yield from _cases("parts: frozen layer", network="relu", frozen="0")
     yield from _cases("parts: frozen and private", network="relu", frozen="0.bias", shared="!4",
                       participation=0.7)  # fmt: skip
@@ -198,17 +198,17 @@ def _networks() -> Iterator[Case]:
 
 def _rounds() -> Iterator[Case]:
     """What clients and server do in a round."""
-    yield from _cases("round: delta", "auto", update="delta", shared_steps=2)
-    yield from _cases("round: model", "auto", update="model", shared_steps=2,
+    yield from _cases("round: delta", "auto", sends="delta", shared_steps=2)
+    yield from _cases("round: model", "auto", sends="model", shared_steps=2,
                       server_optimizer={"name": "sgd", "lr": 1.0})  # fmt: skip
     yield from _cases("round: losses after", "auto", report_loss="after", shared_steps=2)
-    yield from _cases("round: together, many steps", *APART, schedule="together", shared_steps=2)
+    yield from _cases("round: together, many steps", *APART, phases="joint", shared_steps=2)
     yield from _cases("round: more head steps", *APART, head_steps=4, shared_steps=2)
     yield from _cases("round: no head steps", head_steps=0, final_head_steps=3)
     yield from _cases("round: local momentum", "auto", shared_steps=3,
-                      local_optimizer=_SGD, update="delta")  # fmt: skip
+                      local_optimizer=_SGD, sends="delta")  # fmt: skip
     yield from _cases("round: local adam", "auto", shared_steps=2, local_optimizer="adam",
-                      update="delta")  # fmt: skip
+                      sends="delta")  # fmt: skip
     yield from _cases("round: local adamw", "auto", shared_steps=2, local_optimizer=_ADAMW)
     yield from _cases("round: proximal", "auto", shared_steps=3, proximal=0.5)
     yield from _cases("round: clip", clip=0.2, head_clip=0.1)
@@ -236,8 +236,8 @@ def _heads() -> Iterator[Case]:
     """Heads in common, how heads begin, and what clients do for themselves."""
     yield from _cases("heads: by task", federation="grouped", heads="task", participation=0.8)
     yield from _cases("heads: all", federation="same", heads="all", aggregate="by_size")
-    yield from _cases("heads: random start", head_start="random")
-    yield from _cases("heads: start at targets", "auto", head_start="targets",
+    yield from _cases("heads: random start", head_init="random")
+    yield from _cases("heads: start at targets", "auto", head_init="targets",
                       federation="gaps")  # fmt: skip
     yield from _cases("heads: final steps", final_head_steps=4, federation="gaps")
     yield from _cases("personal: head", federation="validated",
@@ -298,7 +298,7 @@ def _carried() -> Iterator[Case]:
     yield from _cases("privacy: of rows", "auto", federation="private rows",
                       weighting=_gradnorm(lr=0.05), carried="resumed", stop=3)  # fmt: skip
     yield from _cases("engines: all kinds", "auto", carried="ranks")
-    yield from _cases("weighting: MGDA by task", "auto", federation="grouped", key="task",
+    yield from _cases("weighting: MGDA by task", "auto", federation="grouped", weight_per="task",
                       weighting="MGDA", participation=0.8, carried="ranks")  # fmt: skip
     yield from _cases("engines: all kinds", "loop", carried="flower")
     yield from _cases("engines: many shared steps", "loop", shared_steps=3, head_steps=2,

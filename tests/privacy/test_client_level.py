@@ -143,7 +143,7 @@ def test_without_noise_and_a_clip_that_never_binds_it_is_any_federation(
     monkeypatch.setattr(Chance, "noised", lambda _self, values, *_: values)
     same = {"participation": 1.0, "weighting": fgn.Equal()}
     free, private = train(privacy=None, **same), train(privacy={**TERMS, "clip": 1e6}, **same)
-    columns = ["round", "client", "loss", "weight", "gauge_norm"]
+    columns = ["round", "client", "loss", "weight", "grad_norm"]
     pd.testing.assert_frame_equal(free.history[columns], private.history[columns], rtol=1e-9)
 
 
@@ -157,7 +157,7 @@ def test_without_noise_and_a_clip_that_never_binds_it_is_any_federation(
         ({"participation": ["c0"]}, "a share"),
         ({"privacy": fgn.Privacy(1.0, 1e-3)}, r"fgn\.Client"),
         ({"privacy": {"epsilon": 1.0}}, "delta"),
-        ({"engine": "joint"}, "every client's gradient"),
+        ({"executor": "joint"}, "every client's gradient"),
     ],
 )
 def test_what_would_tell_of_a_client_beside_the_sum_is_refused(

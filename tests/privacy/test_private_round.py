@@ -34,7 +34,13 @@ CLIP = 0.5
 
 def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> Engine:
     """A loop for one client, with everything that the trainer would give it."""
-    given = {"rounds": 5, "batch_size": 20, "gauge": "0.weight", "engine": "loop", **settings}
+    given = {
+        "rounds": 5,
+        "batch_size": 20,
+        "norm_layer": "0.weight",
+        "executor": "loop",
+        **settings,
+    }
     how = Settings(**given, seed=seed)
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -116,7 +122,7 @@ def many() -> tuple[Callable[[int], np.ndarray], Engine, Engine]:
     one, other = engine_of(private(**terms), **settings), engine_of(less, **settings)
     return (
         lambda which: np.stack(
-            [report_of((one, other)[which], k).gradients()[0].numpy() for k in range(200)]
+            [report_of((one, other)[which], k).gradients()[0].clone() for k in range(200)]
         ),
         one,
         other,
@@ -142,27 +148,25 @@ def test_one_row_moves_the_update_by_at_most_the_clip_and_the_noise_is_as_said(
     assert abs((centred**4).mean() / centred.var() ** 2 - 3) < 0.2  # as of a normal one
 
 
-@pytest.mark.parametrize("schedule", ["alternating", "together"])
+@pytest.mark.parametrize("phases", ["alternating", "joint"])
 @pytest.mark.parametrize("steps", [(1, 1), (3, 1), (0, 2)])
-def test_everything_taken_from_a_batch_costs_one_step(
-    schedule: str, steps: tuple[int, int]
-) -> None:
+def test_everything_taken_from_a_batch_costs_one_step(phases: str, steps: tuple[int, int]) -> None:
     head, shared = steps
-    engine = engine_of(private(), schedule=schedule, head_steps=head, shared_steps=shared)
+    engine = engine_of(private(), phases=phases, head_steps=head, shared_steps=shared)
     one = engine.private["a"]
     for step in range(one.how.steps):
         parts = [1 / one.gradient_noise(step) ** 2] * one.uses(step)
         parts += [1 / one.loss_noise**2] if step < shared else []
         assert sum(parts) == pytest.approx(1 / one.budget.noise**2)
-        assert one.uses(step) == (1 if schedule == "together" else (step < head) + (step < shared))
+        assert one.uses(step) == (1 if phases == "joint" else (step < head) + (step < shared))
     assert one.budget.steps == one.how.steps
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) -> None:
     """All rows, a clip that never binds and no noise: the plain client's numbers."""
-    schedule = "together" if together else "alternating"
-    settings = {"batch_size": None, "schedule": schedule, "shared_steps": 2, "update": "delta"}
+    phases = "joint" if together else "alternating"
+    settings = {"batch_size": None, "phases": phases, "shared_steps": 2, "sends": "delta"}
     huge = {"clip": 1e4, "loss_clip": 1e4, "noise": 5.0, "epsilon": 99.0, "norm": "noised"}
     engine = engine_of(private(**huge), **settings)
     engine.private["a"]._chance = Silent(b"")
@@ -171,7 +175,7 @@ def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) 
     reports = free.run_clients(start_of(), 0, ["a"])
     torch.testing.assert_close(told.gradients(), reports.gradients(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(told.loss, reports.loss, rtol=1e-9, atol=0)
-    torch.testing.assert_close(told.gauge_norm, reports.gauge_norm, rtol=1e-9, atol=0)
+    torch.testing.assert_close(told.grad_norm, reports.grad_norm, rtol=1e-9, atol=0)
 
 
 class Silent(Chance):
@@ -258,7 +262,7 @@ def test_epsilon_is_in_the_history_and_the_federation_goes_on_without_who_has_sp
     said = [r.message for r in caplog.records if "no longer takes part" in r.message]
     assert len(said) == 1
     assert said[0].startswith("round 3: client 'a' has spent epsilon")
-    assert run.about["clients"]["a"]["privacy"]["rounds"] == 3
+    assert run.manifest["clients"]["a"]["privacy"]["rounds"] == 3
 
 
 def test_a_run_without_private_clients_has_no_such_column() -> None:
@@ -304,8 +308,8 @@ def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
         ({"clip": 1.0}, "clips every row"),
         ({"head_schedule": "CosineAnnealingLR"}, "head_schedule"),
         ({"ditto": 0.1}, "ditto"),
-        ({"head_start": "targets"}, "head_start"),
-        ({"engine": "joint"}, "clips the gradient of every example"),
+        ({"head_init": "targets"}, "head_init"),
+        ({"executor": "joint"}, "clips the gradient of every example"),
     ],
 )
 def test_what_would_tell_something_outside_the_account_is_refused(
@@ -317,7 +321,7 @@ def test_what_would_tell_something_outside_the_account_is_refused(
 
 def test_under_vmap_private_clients_take_turns_and_the_others_do_not() -> None:
     clients = [private(), plain(), private("c"), plain("d")]
-    runs = [train(clients, engine=engine, shared_steps=2) for engine in ("vmap", "loop")]
+    runs = [train(clients, executor=executor, shared_steps=2) for executor in ("vmap", "loop")]
     vectors = [toys.parameters(run.network) for run in runs]
     torch.testing.assert_close(*vectors, rtol=0, atol=1e-10)
     numbers = [run.history.select_dtypes("number").to_numpy(float) for run in runs]

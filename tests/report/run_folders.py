@@ -26,7 +26,7 @@ def write_run(
     tasks: dict[str, str] | None = None,
     shift: float = 0.0,
     cosine: float | None = None,
-    about: dict | None = None,
+    manifest: dict | None = None,
     config: str = "",
 ) -> Path:
     """A run whose numbers are simple functions of round, seed and ``shift``; its folder."""
@@ -49,7 +49,7 @@ def write_run(
         "started": f"2026-01-0{seed + 1}T10:00:00+0000",
         "versions": {"fedgradnorm": "0.1.0", "torch": "2.6"},
     }
-    (folder / "run.json").write_text(json.dumps({**given, **(about or {})}))
+    (folder / "run.json").write_text(json.dumps({**given, **(manifest or {})}))
     text = f'name = "small"\nmethod = {json.dumps(method)}\nseed = {seed}\n{config}'
     (folder / "config.toml").write_text(text)
     return folder
@@ -77,9 +77,9 @@ def _rows(names: dict[str, str], rounds: int, seed: int, shift: float) -> list[d
                     "loss": fall,
                     "weight": weight,
                     "loss_ratio": fall,
-                    "gauge_norm": 1 + place,
+                    "grad_norm": 1 + place,
                 }
-                rows.append({**here, "split": "batch", **batch, "active": 1, "held": 0})
+                rows.append({**here, "split": "batch", **batch, "active": 1, "weight_frozen": 0})
             if number % 4 == 0:
                 value = 1 - fall / 2 if metric == "accuracy" else 5 * fall
                 for split, worse in (("train", 1.0), ("test", 1.1)):

@@ -40,12 +40,12 @@ def run(method="fedrep", seed=0, finished=True, point=None, scale=1.0, name="a<b
             here |= {"bytes": 1000 * epoch, "samples": 64}
             for split in ("train", "test"):
                 rows.append({**here, "split": split, "loss": loss * factor, **extra})
-    about = {
+    manifest = {
         "finished": finished, "rounds": 40, "seconds": 2.0,
         "clients": {name: {"loss_scale": 1.0}, "value": {"loss_scale": scale}},
     }  # fmt: skip
     config = {"name": "test", "method": method, "seed": seed, "point": point or {}}
-    return StoredRun(f"{method}-seed{seed}", method, seed, rows, about, {**config, **rest})
+    return StoredRun(f"{method}-seed{seed}", method, seed, rows, manifest, {**config, **rest})
 
 
 def cells(grid, **wanted):
@@ -220,7 +220,7 @@ def test_the_papers_numbers_stand_beside_its_table_and_not_beside_variants():
     more = {"name": "table2", "data": {"source": "mtfl"}}
     runs = [run("fedrep", name="gender"), run("fedgradnorm", name="gender"),
             run("fedgradnorm", name="gender", own={"weighting.lr": 0.008})]  # fmt: skip
-    runs = [StoredRun(r.name, r.method, r.seed, r.rows, r.about, {**r.config, **more})
+    runs = [StoredRun(r.name, r.method, r.seed, r.rows, r.manifest, {**r.config, **more})
             for r in runs]  # fmt: skip
     grid = tasks_grid(comparison_of(runs))
     row = cells(grid, task="gender", method="fedgradnorm")
@@ -274,7 +274,7 @@ def test_synthetic_data_is_said_on_the_figure(tmp_path):
     for data, says in (({"source": "radcom"}, "generated signals"),
                        ({"source": "radcom", "path": "x.hdf5"}, ""),
                        ({"source": "faces"}, "drawn faces")):  # fmt: skip
-        made = StoredRun("a", "fedrep", 0, one.rows, one.about, {**one.config, "data": data})
+        made = StoredRun("a", "fedrep", 0, one.rows, one.manifest, {**one.config, "data": data})
         comparison = comparison_of([made])
         assert says in comparison.synthetic
         assert bool(comparison.synthetic) == bool(says)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from fedgradnorm._cli import app
 from fedgradnorm._report.comparison import comparison_of
-from fedgradnorm._report.over_alone import joinings
+from fedgradnorm._report.group_benefit import group_benefits
+from fedgradnorm._report.page.benefit_section import MOST_DOTS
 from fedgradnorm._report.page.html_page import make_page
-from fedgradnorm._report.page.joining_section import MOST_DOTS
 from fedgradnorm._report.tables.crowd_grid import crowd_grid
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.many.spread import MANY, groups_of, spread_rows, spread_table
@@ -28,7 +28,7 @@ KINDS = {"smile": "accuracy", "age": "mae"}
 
 
 def write(
-    parent: Path, method: str, seed: int, gain: float, count: int = CLIENTS, **about: Any
+    parent: Path, method: str, seed: int, gain: float, count: int = CLIENTS, **manifest: Any
 ) -> Path:
     """A run of many clients that kept quantiles, and the rows of the ends of everybody."""
     generator = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def write(
             "task": task,
             "trivial": {KINDS[task]: 0.5 if task == "smile" else 1.0},
             "fingerprint": f"{k}",
-            **about,
+            **manifest,
         }
     for number in (0, 10, 20):
         for name, (k, level) in zip(infos, enumerate(hard), strict=True):
@@ -113,7 +113,7 @@ def test_few_clients_are_not_pooled_and_older_runs_by_their_rows(place: Path) ->
     few = [row for row in run.rows if int(row["client"].removeprefix("client-")) < MANY]
     small = StoredRun("small", "fedrep", 0, few)
     assert pooled_runs([small])[0] is small
-    ends = StoredRun("ends", "fedrep", 0, run.rows, run.about)  # an older run has no quantiles
+    ends = StoredRun("ends", "fedrep", 0, run.rows, run.manifest)  # an older run has no quantiles
     assert shown(pooled(ends)) == shown(pooled(run))
 
 
@@ -131,14 +131,14 @@ def test_a_factor_on_losses_is_taken_out_of_quantiles(tmp_path: Path) -> None:
 
 def test_the_table_has_a_line_per_task_and_method(place: Path) -> None:
     groups, _ = group(collect([place])[0])
-    grid = crowd_grid(groups, joinings(groups, {}))
+    grid = crowd_grid(groups, group_benefits(groups, {}))
     assert grid is not None
     assert len(grid.rows) == 2 * 3
     lines = [dict(zip(grid.columns, (cell.text for cell in row), strict=True)) for row in grid.rows]
     ours = next(one for one in lines if one["task"] == "smile" and one["method"] == "fedgradnorm")
     assert (ours["clients"], ours["evaluated"]) == ("150", "150")
     better = np.mean([k % 3 != 0 for k in range(0, CLIENTS, 2)])
-    assert ours["over alone"] == f"{100 * better:.0f} %"
+    assert ours["benefit"] == f"{100 * better:.0f} %"
     assert ours["over trivial"].endswith("%")
     assert crowd_grid(group([StoredRun("s", "fedrep", 0, groups[0].whole[0].rows[:40])])[0]) is None
 
@@ -146,8 +146,8 @@ def test_the_table_has_a_line_per_task_and_method(place: Path) -> None:
 def test_a_table_says_how_many_were_evaluated(place: Path) -> None:
     run = read_run(place / "fedrep-0")
     rows = [row for row in run.rows if row["round"] < 20 or row["client"].endswith("7")]
-    settings = {**run.about["settings"], "eval_clients": 0.1}
-    some = StoredRun("some", "fedrep", 0, rows, {**run.about, "settings": settings})
+    settings = {**run.manifest["settings"], "eval_clients": 0.1}
+    some = StoredRun("some", "fedrep", 0, rows, {**run.manifest, "settings": settings})
     grid = crowd_grid(group([some])[0])
     assert grid is not None
     assert "fedrep: 30 of 300 clients evaluated at the end" in grid.notes

@@ -41,9 +41,9 @@ def run(method, seed=0, gain=0.0, clients=CLIENTS, first=None):
             loss = (10 - epoch) * (1 - mine * epoch / 3) + 0.1 * seed * (1 + gain)
             for split in ("train", "test"):
                 rows.append({**here, "split": split, "weight": weight, "loss": loss, "mae": loss})
-    about = {"finished": True, "rounds": 3, "seconds": 2.0}
+    manifest = {"finished": True, "rounds": 3, "seconds": 2.0}
     config = {"name": "test", "method": method, "seed": seed}
-    return StoredRun(f"{method}-seed{seed}", method, seed, rows, about, config)
+    return StoredRun(f"{method}-seed{seed}", method, seed, rows, manifest, config)
 
 
 def many(count=ALL, seeds=2, **rest):

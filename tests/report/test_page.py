@@ -133,13 +133,13 @@ def test_generated_data_is_called_synthetic(tmp_path):
 
 def test_targets_follow_their_definition():
     rows = [
-        {"round": 1, "epoch": 0.1, "client": name, "split": "batch", "weight": p, "gauge_norm": g,
-         "loss_ratio": f, "active": 1, "held": held}
-        for name, p, g, f, held in (("a", 1.5, 2.0, 0.5, 0), ("b", 0.5, 8.0, 1.0, 0),
+        {"round": 1, "epoch": 0.1, "client": name, "split": "batch", "weight": p, "grad_norm": g,
+         "loss_ratio": f, "active": 1, "weight_frozen": frozen}
+        for name, p, g, f, frozen in (("a", 1.5, 2.0, 0.5, 0), ("b", 0.5, 8.0, 1.0, 0),
                                     ("c", 1.0, 9.0, 1.0, 1))
     ]  # fmt: skip
     series = page_data.series_of(rows, 0.9)
-    expected = 3.5 * (0.5 / 0.75) ** 0.9  # the held client takes no part in the means
+    expected = 3.5 * (0.5 / 0.75) ** 0.9  # the frozen client takes no part in the means
     assert series["a", "batch", page_data.TARGET][1] == (0.1, pytest.approx(expected))
     assert series["a", "batch", page_data.AGAINST][1][1] == pytest.approx(3.0 / expected)
     assert series["c", "batch", page_data.LENGTH][1][1] == 9.0
@@ -168,7 +168,7 @@ def test_ticks_are_few_and_inside():
 
 
 def test_names_are_text(tmp_path):
-    folder = write_run(tmp_path, "fedrep", tasks={NASTY: "accuracy"}, about={"command": [NASTY]})
+    folder = write_run(tmp_path, "fedrep", tasks={NASTY: "accuracy"}, manifest={"command": [NASTY]})
     (folder / "config.toml").write_text(f"name = {json.dumps(NASTY)}\nmethod = {json.dumps(NASTY)}")
     write_run(tmp_path, "fedgradnorm", tasks={NASTY: "accuracy"})
     html = make_page([tmp_path]).html
@@ -229,7 +229,7 @@ def test_diverged_runs(tmp_path):
 def test_variants_of_a_method_are_told_apart_and_repeats_left_out(tmp_path):
     for name, gamma in (("a", 0.5), ("b", 1.5), ("c", 1.5)):
         weighting = {"name": "GradNorm", "gamma": gamma}
-        write_run(tmp_path / name, "fedgradnorm", about={"weighting": weighting})
+        write_run(tmp_path / name, "fedgradnorm", manifest={"weighting": weighting})
     groups, notes = group(collect([tmp_path])[0])
     assert [g.label for g in groups] == ["fedgradnorm gamma=0.5", "fedgradnorm gamma=1.5"]
     assert len(notes) == 1
@@ -266,6 +266,6 @@ def test_runs_that_are_not_alike_are_called_so(tmp_path):
 def test_losses_are_freed_of_their_factor(tmp_path):
     scales = {"gender": 1.0, "landmark": 1000.0}
     clients = {n: {"kind": "regression", "loss_scale": scale} for n, scale in scales.items()}
-    write_run(tmp_path, about={"clients": clients})
+    write_run(tmp_path, manifest={"clients": clients})
     rows = {row.task: row.last_loss.mean for row in make_page([tmp_path]).rows}
     assert rows["landmark"] == pytest.approx(rows["gender"])

@@ -53,7 +53,7 @@ def test_nothing_where_nothing_was_recorded(tmp_path):
 def test_recording_it_makes_no_other_method(tmp_path):
     for seed, every in ((0, 0), (1, 5)):
         settings = {"seed": seed, "share": "all", "lr": 0.1, "record_conflict": every}
-        write_run(tmp_path, "fedrep", seed, about={"settings": settings})
+        write_run(tmp_path, "fedrep", seed, manifest={"settings": settings})
     page = make_page([tmp_path])
     assert not page.notes
     assert {row.seeds for row in page.rows} == {2}

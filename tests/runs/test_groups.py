@@ -86,12 +86,12 @@ def _folders(arm) -> list[str]:
 
 
 def test_a_python_run_says_what_its_data_and_network_were(python_runs: Path) -> None:
-    about = next(run.about for run in collect([python_runs])[0] if run.name == "wide")
-    assert about["network"]["class"] == "Sequential"
-    assert about["network"]["parameters"] == 9 * toys.FEATURES + 9
-    assert about["clients"]["corner"]["splits"] == {"train": 48, "test": 20}
-    assert about["clients"]["corner"]["inputs"] == [toys.FEATURES]
-    prints = {client["fingerprint"] for client in about["clients"].values()}
+    manifest = next(run.manifest for run in collect([python_runs])[0] if run.name == "wide")
+    assert manifest["network"]["class"] == "Sequential"
+    assert manifest["network"]["parameters"] == 9 * toys.FEATURES + 9
+    assert manifest["clients"]["corner"]["splits"] == {"train": 48, "test": 20}
+    assert manifest["clients"]["corner"]["inputs"] == [toys.FEATURES]
+    prints = {client["fingerprint"] for client in manifest["clients"].values()}
     assert len(prints) == 3
 
 
@@ -104,8 +104,8 @@ def stored(method="fedrep", seed=0, *, loss=1.0, split="test", finished=True, ro
         for place in dict.fromkeys(("train", split)):
             rows.append({**here, "split": place, "loss": value, "accuracy": 1 / (1 + value)})
     config = {"name": "x", "method": method, "seed": seed, **more.pop("config", {})}
-    about = {"finished": finished, "rounds": rounds, **more}
-    return StoredRun(f"{method}-{seed}-{loss}", method, seed, rows, about, config)
+    manifest = {"finished": finished, "rounds": rounds, **more}
+    return StoredRun(f"{method}-{seed}-{loss}", method, seed, rows, manifest, config)
 
 
 def own(lr: float) -> dict:

@@ -58,11 +58,11 @@ def test_heads_at_their_best_leave_the_schur_complement():
     assert torch.allclose(problem.shared_gradients(w, problem.best_heads(w)), reduced)
 
 
-@pytest.mark.parametrize("engine", ["loop", "joint", "vmap"])
-def test_the_engine_sees_the_same_losses_and_gradients(engine):
+@pytest.mark.parametrize("executor", ["loop", "joint", "vmap"])
+def test_the_engine_sees_the_same_losses_and_gradients(executor):
     problem = conflicting()
     steps = Steps()
-    federation = federate(problem, Equal(), steps, engine=engine)
+    federation = federate(problem, Equal(), steps, executor=executor)
     reports, _ = federation.round(0, federation.names)
     w = torch.zeros(problem.shape[1], dtype=torch.float64)
     start = torch.zeros(problem.shape[0], problem.shape[2], dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_the_engine_sees_the_same_losses_and_gradients(engine):
     assert torch.allclose(heads_of(federation), heads, atol=1e-14)
     assert torch.allclose(reports.loss, problem.losses(w, heads), atol=1e-13)
     assert torch.allclose(reports.loss_ratio, problem.losses(w, heads) / first, atol=1e-13)
-    assert torch.allclose(reports.gauge_norm, gradients.norm(dim=1), atol=1e-13)
+    assert torch.allclose(reports.grad_norm, gradients.norm(dim=1), atol=1e-13)
     moved = w - steps.shared_lr * gradients.mean(dim=0)
     assert torch.allclose(federation.server.shared.detach(), moved, atol=1e-13)
 

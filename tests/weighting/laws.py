@@ -155,13 +155,21 @@ def played(weighting: Weighting, rounds: Iterable[Signals]) -> list[Tensor]:
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state, allow_nan=False))
+    """What is left of a state in a file: tensors are lists in it, and come back as lists."""
+    return json.loads(json.dumps(state, allow_nan=False, default=Tensor.tolist))
+
+
+def by_name(weighting: Weighting) -> dict[str, dict[str, float]]:
+    """A weighting's state as a table per client."""
+    state = weighting.state_dict()
+    rows = {key: row.tolist() for key, row in state["rows"].items()}
+    return {n: {key: row[i] for key, row in rows.items()} for i, n in enumerate(state["clients"])}
 
 
 def private(weighting: Weighting, name: str) -> dict[str, float]:
-    """What is kept of a client; ``held`` only reports on the last round."""
-    row = dict(weighting.state_dict()["clients"][name])
-    row.pop("held", None)
+    """What is kept of a client; ``frozen`` only reports on the last round."""
+    row = dict(by_name(weighting)[name])
+    row.pop("frozen", None)
     return row
 
 

@@ -37,7 +37,7 @@ def test_a_task_is_the_mean_of_its_active_clients() -> None:
     signals = replace(draw(0)[0], active=torch.tensor([True, True, False, True, False]))
     heard = told(signals)
     assert heard.active.tolist() == [True, True, False]
-    for key in ("loss", "loss_ratio", "gauge_norm"):
+    for key in ("loss", "loss_ratio", "grad_norm"):
         own, column = getattr(signals, key), getattr(heard, key)
         torch.testing.assert_close(column[:2], torch.stack([own[:2].mean(), own[3]]))
     torch.testing.assert_close(
@@ -62,16 +62,16 @@ def test_it_needs_what_the_inner_weighting_needs() -> None:
     assert tasks_of(GradNorm()).needs == Needs.LOSS | Needs.NORM
 
 
-def test_a_held_task_holds_its_clients() -> None:
+def test_a_frozen_task_holds_its_clients() -> None:
     weighting = bound(lambda: tasks_of(GradNorm()))
     ones = torch.ones(5, dtype=torch.float64)
     norm = torch.tensor([1.0, 1, 0, 0, 2], dtype=torch.float64)
     weighting.update(Signals(ones > 0, ones, ones, ones, norm))
-    assert dict(zip(NAMES, weighting.held.tolist(), strict=True)) == {
+    assert dict(zip(NAMES, weighting.frozen.tolist(), strict=True)) == {
         "a": False,
         "b": False,
         "c": True,
         "d": True,
         "e": False,
     }
-    assert bound(lambda: tasks_of(Equal())).held is None
+    assert bound(lambda: tasks_of(Equal())).frozen is None

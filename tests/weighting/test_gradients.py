@@ -13,7 +13,7 @@ from torch import Tensor
 from torchjd import aggregation
 
 from fedgradnorm import ConfigError
-from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm.weighting import (
     IMTLG,
@@ -37,7 +37,7 @@ from fedgradnorm.weighting import (
 )
 from fedgradnorm.weighting._arithmetic import draw as own_generator
 from fedgradnorm.weighting._gram import unit
-from weighting.laws import NAMES, bound, draw, everybody, played
+from weighting.laws import NAMES, bound, by_name, draw, everybody, played
 
 Make = Callable[[], Weighting]
 
@@ -146,9 +146,9 @@ def test_the_server_steps_along_a_direction(name: str) -> None:
     weighting = bound(DIRECTIONS[name][0])
     (signals,) = rounds(2)
     assert signals.gradients is not None
-    reports = StackedReports(
-        signals.active, signals.size, signals.loss, signals.loss_ratio, signals.gauge_norm, (),
-        signals.gradients,
+    reports = Reports(
+        signals.active, signals.size, signals.loss, signals.loss_ratio, signals.grad_norm, (),
+        updates=signals.gradients,
     )  # fmt: skip
     start = torch.zeros(7, dtype=torch.float64)
     server = ServerState(start, weighting, {"name": "sgd", "lr": 1.0})
@@ -165,7 +165,7 @@ def test_a_client_without_a_gradient_is_left_out_and_spoils_nothing(name: str) -
     updates[2] = 0
     weighting = bound(make)
     p = weighting.update(of(updates))
-    assert weighting.held.tolist() == [False, False, True, False, False]
+    assert weighting.frozen.tolist() == [False, False, True, False, False]
     assert float(p[2]) == pytest.approx(1)
     others = [0, 1, 3, 4]
     without = bound(make, [NAMES[i] for i in others]).update(of(updates[others]))
@@ -219,7 +219,7 @@ def test_gradvac_remembers_cosines_by_name() -> None:
 def test_nash_keeps_its_bargain_by_name() -> None:
     weighting = bound(NashMTL)
     played(weighting, rounds(8))
-    kept = {name: row["bargain"] for name, row in weighting.state_dict()["clients"].items()}
+    kept = {name: row["bargain"] for name, row in by_name(weighting).items()}
     assert all(value != 1 for value in kept.values())
     weighting.bind(NAMES[::-1])
     assert weighting.rows["bargain"].tolist() == [kept[name] for name in NAMES[::-1]]

@@ -100,10 +100,10 @@ def test_our_adam_is_torchs_adam_step_by_step(rule: str) -> None:
     p = torch.ones(5, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([p], lr=0.02)
     for one in map(everybody, draw(seed=7, rounds=60)):
-        one = replace(one, gauge_norm=one.gauge_norm ** (1 / 3))  # none so small that it is held
-        target = targets(p, one.gauge_norm, one.loss_ratio, 0.9).detach()
+        one = replace(one, grad_norm=one.grad_norm ** (1 / 3))  # none so small that it is frozen
+        target = targets(p, one.grad_norm, one.loss_ratio, 0.9).detach()
         optimizer.zero_grad()
-        f_grad(p, one.gauge_norm, target, rule).backward()
+        f_grad(p, one.grad_norm, target, rule).backward()
         optimizer.step()
         with torch.no_grad():
             p.copy_(rescaled(p.clamp_min(weighting.floor)))
@@ -211,19 +211,19 @@ def test_a_task_without_gradient_never_gains_weight_and_is_reported(rule: str) -
     weighting = gradnorm(3, rule=rule)
     for weights in played(weighting, [signals([0, 1, 20], [1, 0.5, 0.5])] * 60):
         assert weights[0] <= 1 + 1e-12
-        assert weighting.held.tolist() == [True, False, False]
+        assert weighting.frozen.tolist() == [True, False, False]
     assert weights[1] > 1 > weights[2]  # the living ones still share their part
 
 
 @every_rule
-def test_a_task_that_fades_is_held_until_its_gradient_returns(rule: str) -> None:
+def test_a_task_that_fades_is_frozen_until_its_gradient_returns(rule: str) -> None:
     weighting = gradnorm(3, rule=rule)
     lively = played(weighting, [signals([1, 1, 2])] * 10)[-1]
     for weights in played(weighting, [signals([1e-6, 1, 2])] * 30):
         torch.testing.assert_close(weights[0], lively[0], rtol=1e-12, atol=0)
-        assert weighting.held.tolist() == [True, False, False]
+        assert weighting.frozen.tolist() == [True, False, False]
     weighting.update(signals([1, 1, 2]))
-    assert weighting.held.tolist() == [False, False, False]
+    assert weighting.frozen.tolist() == [False, False, False]
 
 
 @every_rule
@@ -235,10 +235,10 @@ def test_when_every_gradient_is_gone_the_weights_stay(rule: str) -> None:
 
 
 @pytest.mark.parametrize("guard", [0.0, 1e-4])
-def test_a_gradient_lost_in_rounding_beside_the_loudest_is_held(guard: float) -> None:
+def test_a_gradient_lost_in_rounding_beside_the_loudest_is_frozen(guard: float) -> None:
     weighting = gradnorm(2, rule="direct", guard=guard)
     weighting.update(signals([1e-12, 1.0]))
-    assert weighting.held.tolist() == [True, False]
+    assert weighting.frozen.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.95])
@@ -247,11 +247,11 @@ def test_the_direct_rule_undoes_the_scale_of_a_loss_exactly(
     smoothing: float, factor: float
 ) -> None:
     def scaled(one: Signals) -> Signals:
-        norm = one.gauge_norm.clone()
+        norm = one.grad_norm.clone()
         norm[0] *= factor  # the loss ratio does not change: the first loss is scaled as well
-        return replace(one, gauge_norm=norm)
+        return replace(one, grad_norm=norm)
 
-    rounds = [replace(one, gauge_norm=one.gauge_norm.sqrt()) for one in draw(3, rounds=6)]
+    rounds = [replace(one, grad_norm=one.grad_norm.sqrt()) for one in draw(3, rounds=6)]
     rounds = [everybody(one) for one in rounds]
     plain = played(gradnorm(rule="direct", smoothing=smoothing), rounds)
     louder = played(gradnorm(rule="direct", smoothing=smoothing), map(scaled, rounds))
@@ -318,7 +318,7 @@ def test_who_else_is_there_does_not_decide_how_loud_a_client_is(rule: str, prese
     norm, ratio = torch.tensor([40.0, 1.4, 1.5, 1.0, 1.4]), torch.tensor([0.5, 0.7, 0.8, 0.8, 0.8])
     generator = np.random.default_rng(0)
     weighting, one = gradnorm(rule=rule), signals(norm, ratio)
-    goal = (one.loss_ratio**0.9 / one.gauge_norm)[0] / (one.loss_ratio**0.9 / one.gauge_norm)[1]
+    goal = (one.loss_ratio**0.9 / one.grad_norm)[0] / (one.loss_ratio**0.9 / one.grad_norm)[1]
     seen = []
     for number in range(3000):
         active = torch.zeros(5, dtype=torch.bool)

@@ -9,7 +9,7 @@ from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Needs, Signals
 
-NAMES = ("loss", "loss_ratio", "gauge_norm", "size")
+NAMES = ("loss", "loss_ratio", "grad_norm", "size")
 
 
 class Watched(Signals):
@@ -44,7 +44,7 @@ def test_a_method_reads_what_it_says_it_needs(name):
         weighting.update(signals)
         weighting.direction(signals)
     allowed = {"size"} if Needs.SIZE in weighting.needs else set()
-    allowed |= {"gauge_norm"} if Needs.NORM in weighting.needs else set()
+    allowed |= {"grad_norm"} if Needs.NORM in weighting.needs else set()
     allowed |= set(weighting.losses) if Needs.LOSS in weighting.needs else set()
     assert signals.read <= allowed
     assert Settings().aggregate == "mean"

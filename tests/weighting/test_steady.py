@@ -88,7 +88,7 @@ def test_a_client_without_a_gradient_gets_the_mean_weight_and_is_named() -> None
     weighting = bound(Steady(), 3)
     weights = weighting.update(signals([1.0, 3.0, 0.0]))
     assert weights[2].item() == pytest.approx((weights[0] + weights[1]).item() / 2)
-    assert weighting.held is not None
-    assert weighting.held.tolist() == [False, False, True]
+    assert weighting.frozen is not None
+    assert weighting.frozen.tolist() == [False, False, True]
     nobody = bound(Steady(), 2).update(signals([0.0, 0.0]))
     assert nobody.tolist() == [1.0, 1.0]

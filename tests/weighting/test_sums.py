@@ -53,7 +53,7 @@ class Silo:
         return Signals(**columns)
 
 
-_COLUMNS = ("active", "size", "loss", "loss_ratio", "gauge_norm")
+_COLUMNS = ("active", "size", "loss", "loss_ratio", "grad_norm")
 
 
 def rounds_of(seed: int, count: int = ROUNDS) -> list[Signals]:
@@ -61,12 +61,12 @@ def rounds_of(seed: int, count: int = ROUNDS) -> list[Signals]:
     generator = np.random.default_rng(seed)
     drawn = []
     for number, one in enumerate(draw(seed, rounds=count)):
-        norm, active = one.gauge_norm.clone(), one.active.clone()
+        norm, active = one.grad_norm.clone(), one.active.clone()
         if number > 60:  # beside what they showed before; beside others nobody can see it alone
             norm[torch.from_numpy(generator.random(len(norm)) < 0.1)] *= 1e-9
         active[4] &= number > 40
         active[0] |= ~active.any()
-        drawn.append(replace(one, gauge_norm=norm, active=active))
+        drawn.append(replace(one, grad_norm=norm, active=active))
     return drawn
 
 
@@ -92,8 +92,8 @@ def test_clients_that_know_sums_move_their_levels_as_one_server_does(rule: str) 
         here = signals.active
         torch.testing.assert_close(found[here], weights[here], rtol=1e-12, atol=0)
         torch.testing.assert_close(levels[here], together.rows["level"][here], rtol=1e-12, atol=0)
-        assert [bool(s.weighting.held) for s, a in zip(silos, here, strict=True) if a] == (
-            together.held[here].tolist()
+        assert [bool(s.weighting.frozen) for s, a in zip(silos, here, strict=True) if a] == (
+            together.frozen[here].tolist()
         )
 
 
@@ -110,7 +110,7 @@ def test_the_direct_rule_may_move_by_an_earlier_rounds_sums() -> None:
         used = first if earlier is None else earlier
         second = sum(silos[i].sums.second(used) for i in here)
         coefficient = torch.stack([silos[i].sums.coefficient()[0] for i in here])
-        if known and not together.held[here].any():  # else a factor is not common to all
+        if known and not together.frozen[here].any():  # else a factor is not common to all
             shares = coefficient * len(here) / coefficient.sum()
             torch.testing.assert_close(shares, weights[here], rtol=1e-12, atol=0)
             compared += 1
@@ -149,7 +149,7 @@ def test_a_frozen_client_is_off_by_no_more_than_the_growth_of_a_round(rule: str)
 
 def _steady_scales(signals: Signals) -> Signals:
     """Lengths as of one training: a factor of ten between clients, not a million."""
-    return replace(signals, gauge_norm=signals.gauge_norm ** (1 / 3))
+    return replace(signals, grad_norm=signals.grad_norm ** (1 / 3))
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -192,7 +192,7 @@ def test_a_method_that_needs_more_than_sums_has_no_adapter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "column"), [(Steady, "gauge_norm"), (InverseFirstLoss, "loss")], ids=str
+    ("make", "column"), [(Steady, "grad_norm"), (InverseFirstLoss, "loss")], ids=str
 )
 def test_a_client_without_a_number_contributes_none(
     make: Callable[[], Weighting], column: str

@@ -1,4 +1,4 @@
-"""The answer to "does joining pay?": a table, a sentence, and how to fold many clients."""
+"""The benefit of every client: a table, a sentence, and how to fold many clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm._benefit.bootstrap import mean_interval
-from fedgradnorm._benefit.client_gain import ClientGain
+from fedgradnorm._benefit.client_gain import VERDICTS, ClientGain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ class Benefit:
 
     @property
     def sentence(self) -> str:
-        """For how many clients joining pays, and how much on average."""
+        """How many clients joining helps, and how much on average."""
         return " ".join((counted([one.verdict for one in self.gains]), *map(str, self.means)))
 
     def __str__(self) -> str:
@@ -90,16 +90,16 @@ class Benefit:
 
 
 def counted(verdicts: Sequence[str]) -> str:
-    """How many clients gain, lose and are level.
+    """How many clients joining helps, and how many it hurts.
 
-    >>> counted(["gains", "level", "gains"])
-    'Joining pays for 2 of 3 clients, costs 0, and makes no difference that can be told for 1.'
+    >>> counted(["gains", "no significant difference", "gains"])
+    'Joining helps 2 of 3 clients, hurts 0, and makes no detectable difference for 1.'
     """
-    pays, costs, level = (verdicts.count(one) for one in ("gains", "loses", "level"))
+    helps, hurts, unclear = (verdicts.count(one) for one in VERDICTS)
     clients = "client" if len(verdicts) == 1 else "clients"
     return (
-        f"Joining pays for {pays} of {len(verdicts)} {clients}, costs {costs}, "
-        f"and makes no difference that can be told for {level}."
+        f"Joining helps {helps} of {len(verdicts)} {clients}, hurts {hurts}, "
+        f"and makes no detectable difference for {unclear}."
     )
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 UNITS = {"accuracy": "points"}
 """A metric's unit: a difference in percentage points, or else percent of what it is alone."""
 
+GAINS, LOSES, UNCLEAR = VERDICTS = ("gains", "loses", "no significant difference")
+"""What a client's interval shows: it lies above 0, below 0, or contains 0."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -50,17 +53,17 @@ class ClientGain:
 
     @property
     def verdict(self) -> str:
-        """Whether the client gains or loses, as far as its rows can tell; else it is level."""
+        """Whether the client gains or loses significantly, judged by its test examples."""
         return verdict(self.low, self.high)
 
 
 def verdict(low: float, high: float) -> str:
-    """What an interval of a gain says.
+    """The verdict that the interval of a gain allows.
 
     >>> verdict(1.0, 2.0), verdict(-1.0, 2.0), verdict(-3.0, -2.0)
-    ('gains', 'level', 'loses')
+    ('gains', 'no significant difference', 'loses')
     """
-    return "gains" if low > 0 else "loses" if high < 0 else "level"
+    return GAINS if low > 0 else LOSES if high < 0 else UNCLEAR
 
 
 def unit_of(metric: str) -> str:

@@ -28,7 +28,7 @@ By = Literal["score", "loss"]
 class Trained(Protocol):
     """What is needed of a run."""
 
-    about: dict[str, Any]
+    manifest: dict[str, Any]
     finished: bool
 
     def head_outputs(self, client: str, x: Inputs) -> Tensor:
@@ -87,7 +87,7 @@ def _check_run(run: Trained, which: str, clients: Sequence[Client]) -> None:
     """A finished run that had these clients, with these rows."""
     if not run.finished:
         raise ConfigError(f"{which} is not finished; resume it before it is compared")
-    known: dict[str, Any] = run.about.get("clients", {})
+    known: dict[str, Any] = run.manifest.get("clients", {})
     for client in clients:
         if client.name not in known:
             names = ", ".join(list(known)[:5]) + (" ..." if len(known) > 5 else "")
@@ -114,7 +114,7 @@ def metric_of(task: Task, by: By) -> str:
 @torch.no_grad()
 def _values(run: Trained, client: Client, metric: str) -> Floats:
     """The metric of every test row; a loss without the factor that it was given."""
-    if order := run.about["clients"][client.name].get("columns"):
+    if order := run.manifest["clients"][client.name].get("columns"):
         client = in_column_order(client, order)
     assert client.test is not None
     x, y = client.test[0], all_targets(client.test[1])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedgradnorm._cli import benefit_command as benefit
 from fedgradnorm._cli import compare_commands as comparison
 from fedgradnorm._cli import data_commands as data
 from fedgradnorm._cli import demo
@@ -15,7 +16,6 @@ from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import theory_command as theory
 from fedgradnorm._cli import training_commands as training
-from fedgradnorm._cli import worth_command as joining
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._version import __version__
 
@@ -63,7 +63,7 @@ for command in (
     exporting.export,
     comparison.compare,
     comparison.reproduce,
-    joining.worth,
+    benefit.benefit,
     reports.report,
     reports.methods,
     federation.serve,

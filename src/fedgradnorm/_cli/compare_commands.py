@@ -93,8 +93,8 @@ def reproduce(
         typer.Argument(
             metavar="NAME",
             help="fig2, table2, fig3 of the paper; scale, gamma, alpha, participation, steps, "
-            "baselines; all of these; methods: every method on faces and on signals; or worth: "
-            "does joining pay?",
+            "baselines; all of these; methods: every method on faces and on signals; or benefit: "
+            "what clients gain over training alone.",
         ),
     ],
     overrides: Overrides = None,
@@ -118,7 +118,12 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments._reproduce import SIDE_BY_SIDE, WORTH, experiments, load_experiment
+    from fedgradnorm.experiments._reproduce import (
+        BENEFIT,
+        SIDE_BY_SIDE,
+        experiments,
+        load_experiment,
+    )
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
@@ -130,7 +135,7 @@ def reproduce(
             say(f"== {name}")
         place = folder / name if len(wanted) > 1 else folder
         try:
-            if name in WORTH:  # whose clients are too many for a line or a panel each
+            if name in BENEFIT:  # whose clients are too many for a line or a panel each
                 train_all(config, None, seeds, jobs, place)
             else:
                 run_and_show(config, None, seeds, jobs, place, baseline)
@@ -138,9 +143,9 @@ def reproduce(
             trouble = trouble or error
     if names == SIDE_BY_SIDE:
         write_side_by_side(folder, names, baseline or "")
-    if names[0] in WORTH:
+    if names[0] in BENEFIT:
         places = {n: folder / n if len(names) > 1 else folder for n in names}
-        show_worth(places, folder)
+        show_benefit(places, folder)
     if trouble is not None:
         raise trouble
 
@@ -187,22 +192,23 @@ def train_all(
         )  # fmt: skip
 
 
-def show_worth(places: Mapping[str, Path], out: Path) -> None:
-    """Say whether joining paid in the comparisons at ``places``, by the names of their data."""
+def show_benefit(places: Mapping[str, Path], out: Path) -> None:
+    """Show the benefit in the comparisons at ``places``, by the names of their data."""
+    from fedgradnorm._methods import LOCAL
+    from fedgradnorm._report.benefit_gains import all_gains
     from fedgradnorm._report.comparison import read_comparison
-    from fedgradnorm._report.figures.worth_figure import worth_figure
+    from fedgradnorm._report.figures.benefit_figure import benefit_figure
     from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.tables.worth_grids import by_task_grid, worth_grid
-    from fedgradnorm._report.worth_gains import ALONE, all_gains
+    from fedgradnorm._report.tables.benefit_grids import benefit_grid, by_task_grid
 
-    read = {n.removeprefix("worth-"): read_comparison([p], ALONE) for n, p in places.items()}
+    read = {n.removeprefix("benefit-"): read_comparison([p], LOCAL) for n, p in places.items()}
     found = all_gains(read)
-    grids = [worth_grid(found), by_task_grid(found)]
+    grids = [benefit_grid(found), by_task_grid(found)]
     say(to_terminal(grids[0]))
     tell(note for comparison in read.values() for note in comparison.notes)
     write_grids(grids, out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
-    figures = [worth_figure(found, out / FIGURES / f"worth.{end}") for end in ("png", "pdf")]
+    figures = [benefit_figure(found, out / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
     say(f"figures: {figures[0]}")
 
 
@@ -222,7 +228,7 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     from fedgradnorm._report.comparison import comparison_of
     from fedgradnorm._report.figures.comparison_figures import draw
     from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.over_alone import joinings
+    from fedgradnorm._report.group_benefit import group_benefits
     from fedgradnorm._report.page.html_page import write_page
     from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
     from fedgradnorm._report.tables.crowd_grid import crowd_grid
@@ -232,7 +238,7 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
 
     runs, missing = collect(places)
     groups, _ = group(runs)
-    crowd = crowd_grid(groups, joinings(groups, {}))
+    crowd = crowd_grid(groups, group_benefits(groups, {}))
     many = [] if crowd is None else [crowd]
     comparison = comparison_of(pooled_runs(runs), baseline, missing)
     for grid in (*many, *shown_grids(comparison)):

@@ -134,13 +134,14 @@ def join(
     from fedgradnorm._flower.wire import check_installed
 
     check_installed()
-    from fedgradnorm._flower import joining
+    from fedgradnorm._flower.join import join as join_until_stopped
+    from fedgradnorm._flower.join import join_once
 
     signal.signal(signal.SIGTERM, _interrupt)
     if once:
-        joining.join_once(client, say, allow or ())
+        join_once(client, say, allow or ())
     else:
-        joining.join(client, allow or ())
+        join_until_stopped(client, allow or ())
 
 
 def _interrupt(*_: Any) -> None:

@@ -51,7 +51,7 @@ def init(
     say(f"wrote {folder / CONFIG}, north.csv and south.csv ({ROWS} made-up rows each)")
     say(f"train it:         fedgradnorm run {config}")
     say(f"compare methods:  fedgradnorm compare {config} --seeds 3")
-    say(f"does joining pay: fedgradnorm worth {config}")
+    say(f"measure benefit:  fedgradnorm benefit {config}")
 
 
 def _check_empty(folder: Path) -> None:

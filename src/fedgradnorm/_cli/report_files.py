@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._cli.output import say
-from fedgradnorm._runs.layout import ABOUT, METRICS, SPREAD
+from fedgradnorm._runs.layout import MANIFEST, METRICS, SPREAD
 
 EVERY = 5
 """Seconds between two looks at the runs, and between two loads of a page that is open."""
@@ -61,6 +61,6 @@ def keep_fresh(places: Sequence[Path], path: Path, every: float = EVERY) -> None
 
 def _state(places: Sequence[Path]) -> set[tuple[Path, int]]:
     """When the files that a page is made from were changed."""
-    names = (METRICS, SPREAD, ABOUT)
+    names = (METRICS, SPREAD, MANIFEST)
     found = (file for place in places for name in names for file in place.rglob(name))
     return {(file, file.stat().st_mtime_ns) for file in found if file.exists()}

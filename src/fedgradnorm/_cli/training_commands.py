@@ -93,12 +93,12 @@ def resume(
     On the CPU the finished run is bit for bit the one that was never stopped. A finished run is
     only shown.
     """
-    from fedgradnorm._runs.about import read_about
-    from fedgradnorm._runs.layout import ABOUT
+    from fedgradnorm._runs.layout import MANIFEST
+    from fedgradnorm._runs.manifest import read_manifest
     from fedgradnorm.experiments._execute import execute, resume_config
 
     config = resume_config(run, allow=allow or ())
-    if (run / ABOUT).exists() and read_about(run)["finished"]:
+    if (run / MANIFEST).exists() and read_manifest(run)["finished"]:
         say(f"{run} is finished; nothing to do")
     else:
         with resumable(f"fedgradnorm resume {run}{allowing(allow)}"), data_bar("data") as bar:
@@ -138,8 +138,8 @@ def show_run(folder: Path) -> None:
             else to_terminal(replace(crowd, title=title))
         )
     tell([*run.problems, *notes])
-    if names := run.about.get("diverged"):
-        from fedgradnorm._runs.about import diverged_words
+    if names := run.manifest.get("diverged"):
+        from fedgradnorm._runs.manifest import diverged_words
 
         tell([diverged_words(names)])
     if run.kept:
@@ -152,7 +152,7 @@ def show_runs(places: list[Path], picture: Path) -> None:
     """The table and the figure of several runs."""
     from fedgradnorm._report.figures.curves import figure
     from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.over_alone import joinings
+    from fedgradnorm._report.group_benefit import group_benefits
     from fedgradnorm._report.page.sentences import missing
     from fedgradnorm._report.record import records_of
     from fedgradnorm._report.tables.crowd_grid import crowd_grid
@@ -169,7 +169,7 @@ def show_runs(places: list[Path], picture: Path) -> None:
     counts = sorted({row.seeds for row in rows} or {0})
     seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     title = f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""
-    crowd = crowd_grid(groups, joinings(groups, {}))
+    crowd = crowd_grid(groups, group_benefits(groups, {}))
     say(results_table(rows, title) if crowd is None else to_terminal(crowd))
     tell([*nowhere, *missing(runs, groups), *notes])
     say(f"figure: {figure(records, picture, synthetic(runs))}")

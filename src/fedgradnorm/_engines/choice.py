@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.engine import Choice, Engine, Problem
+from fedgradnorm._engines.engine import Engine, Problem
 from fedgradnorm._engines.gradients import BlockGradients
-from fedgradnorm._engines.norm_tap import NormTap, ProductTap
+from fedgradnorm._engines.joint import NormTap, ProductTap
 from fedgradnorm._engines.parts import backward_hooks
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.models._dividing import private_names
@@ -53,7 +53,7 @@ def joint_why_not(problem: Problem) -> str | None:
         return "every client has a network of its own"
     if spec.shared_steps != 1:
         return f"shared_steps = {spec.shared_steps}, so the clients' networks differ"
-    if spec.update != "gradient" or spec.report_loss != "before":
+    if spec.sends != "gradient" or spec.report_loss != "before":
         return "it sends raw gradients and losses before the step only"
     if Needs.GRADIENT in problem.needs:
         return "the weighting needs every client's gradient"
@@ -113,38 +113,37 @@ def make_engine(name: str, problem: Problem) -> Engine:
     for executor in EXECUTORS if name == "auto" else [name]:
         reason = EXECUTORS[executor](problem)
         if reason is None:
-            choice = _choice(executor, problem)
-            engine = Engine(problem, choice)
+            engine = Engine(problem, executor, impure(problem) is None, _chunk(problem))
             if executor == "vmap":
                 reason = _try_vmap(engine)
             if reason == ALL_DIFFER and (name != "auto" or problem.device.type == "cuda"):
                 reason = None  # on a GPU a graph pays all the same
             if reason is None:
                 words = [f"not {key}: {why}" for key, why in objections.items()]
-                if executor == "vmap" and choice.chunk == 1:
+                if executor == "vmap" and engine.chunk == 1:
                     words.append("large networks in turn")
                 log.info("executor %s%s", executor, f" ({'; '.join(words)})" if words else "")
                 return engine
         if name != "auto":
-            raise ConfigError(f"engine {name!r} cannot run this: {reason}; use engine='auto'")
+            raise ConfigError(f"executor {name!r} cannot run this: {reason}; use executor='auto'")
         objections[executor] = reason
     raise AssertionError("the loop has no objections")
 
 
-def _choice(executor: str, problem: Problem) -> Choice:
+def _chunk(problem: Problem) -> int:
+    """How many clients' networks are stepped in one call."""
     network, device = problem.network, problem.device
     size = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    width = next(network.parameters()).element_size()
-    chunk = max(1, BYTES_AT_ONCE[device.type] // (COPIES * width * max(1, size)))
     convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in network.modules())
     if device.type == "cpu" and (size > LARGE or convolves):
-        chunk = 1
-    return Choice(executor, impure(problem) is None, chunk, problem.many)
+        return 1
+    width = next(network.parameters()).element_size()
+    return max(1, BYTES_AT_ONCE[device.type] // (COPIES * width * max(1, size)))
 
 
 def _try_vmap(engine: Engine) -> str | None:
     """Why vmap cannot run a network or head, found out on two clients of every part."""
-    names = engine.names if not engine.choice.many else engine.names[:2]
+    names = engine.names if not engine.many else engine.names[:2]
     tried = False
     for group in engine.table.group(names):
         count = min(2, len(group.names))

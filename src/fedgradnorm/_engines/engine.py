@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.branches import in_branches
 from fedgradnorm._engines.evaluator import Evaluator
-from fedgradnorm._engines.examples import Block, Examples
-from fedgradnorm._engines.exported import Exported, exported, row_of
-from fedgradnorm._engines.gradients import Batch, BlockGradients
-from fedgradnorm._engines.head_phase import FrozenFeatures
-from fedgradnorm._engines.joint import JointPass, JointReports
-from fedgradnorm._engines.parts import ClientPart, FirstHeads, padded_batches, part_key
+from fedgradnorm._engines.examples import Batch, Block, Examples, Plan, SharedExamples
+from fedgradnorm._engines.gradients import (
+    BlockGradients,
+    frozen_features,
+    head_gradient,
+    step_heads,
+)
+from fedgradnorm._engines.joint import JointPass, JointReports, in_branches
+from fedgradnorm._engines.parts import (
+    PLACE,
+    ClientPart,
+    Exported,
+    FirstHeads,
+    padded_batches,
+    part_key,
+)
 from fedgradnorm._engines.tuning import tune
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
@@ -33,10 +43,10 @@ from fedgradnorm._round.local_update import (
     shared_phase,
 )
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
-from fedgradnorm._round.reports import Reports, StackedReports
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._round.tuning import Tuning
-from fedgradnorm._state.table import CONSTANT, FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
+from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
@@ -67,48 +77,10 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which executor runs the clients, and what is known of the network.
-
-    ``pure`` networks have no dropout and no batch statistics, so that the features of an example
-    depend on nothing else. ``chunk`` is how many clients' networks are stepped in one call.
-    """
-
-    executor: str = "loop"
-    pure: bool = False
-    chunk: int = 1
-    many: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The clients of a round by part, and where they are: nothing in it depends on the round."""
-
-    active: tuple[str, ...]
-    groups: list[Block]
-    turns: list[Tensor]  # of each group, among the active
-    order: Tensor  # all turns in a row
-    places: Tensor | None  # of the active among all; None: all are active
-    size: Tensor
-    owners: list[str]
-
-    def in_order(self, values: Tensor) -> Tensor:
-        """Columns ``[..., clients]`` of group after group, in the order of the active."""
-        if len(self.groups) == 1:
-            return values
-        return torch.empty_like(values).index_copy_(-1, self.order, values)
-
-    @property
-    def names(self) -> list[str]:
-        """The clients, group after group."""
-        return [name for group in self.groups for name in group.names]
-
-
-@dataclass(frozen=True)
 class Worked:
-    """What the clients of a plan did, group after group: rows, first losses, losses and norms.
+    """What the clients of a plan did: rows, first losses, losses and norms, group after group.
 
-    ``updates`` is None after a joint pass, which has none.
+    ``updates`` are in the order of the active; None after a joint pass, which has none.
     """
 
     rows: list[Row]
@@ -118,37 +90,38 @@ class Worked:
     norm: Tensor
     updates: Tensor | None
 
-    def fine(self) -> Tensor:
-        """Which clients' numbers are all finite."""
-        total = self.ratio + self.norm
-        total = total + torch.cat([row[OWN].sum(dim=1) for row in self.rows])
-        if self.updates is not None:
-            total = total + self.updates.sum(dim=1)
-        return torch.isfinite(total)
-
 
 class Engine:
     """Runs clients. What they keep lives in ``table``, one row per client.
 
     A round reads rows of the active clients, works on copies of them, and writes back those of the
     clients whose numbers are finite. So a client that fails is left as it was.
+
+    ``pure`` networks have no dropout and no batch statistics, so that the features of an example
+    depend on nothing else. ``chunk`` is how many clients' networks are stepped in one call.
     """
 
     capturing = False  # a CUDA graph: what the host counts is counted when it is replayed
 
-    def __init__(self, problem: Problem, choice: Choice = Choice()) -> None:  # noqa: B008  # frozen
+    def __init__(
+        self, problem: Problem, executor: str = "loop", pure: bool = False, chunk: int = 1
+    ) -> None:
         clients, device = problem.clients, problem.device
         self.clients = {client.name: client for client in clients}
         self.names = list(self.clients)
         self.spec, self.seed, self.device = problem.spec, problem.seed, device
-        self.choice, self.name = choice, choice.executor
+        self.name, self.pure, self.chunk, self.many = executor, pure, chunk, problem.many
         self.network = working_copy(problem.network, device, bf16=problem.bf16)
         self.norm_layer = _places([self.network.slices[n] for n in problem.norm_layer], device)
         self.sizes = torch.tensor([float(c.size) for c in clients], dtype=torch.float64).to(device)
         self._heads, buffers = problem.heads, self.network.buffers()
-        pads = choice.pure and (choice.executor == "joint" or choice.chunk > 1)
+        pads = pure and (executor == "joint" or chunk > 1)
         widths = padded_batches(clients, problem.batch_size, pads)
         mixed = {width for size, width in widths.items() if size < width}
+        self.examples = Examples(
+            clients, self.network.module, device, batch_size=problem.batch_size, seed=problem.seed,
+            steps=problem.spec.steps, pooled=not problem.many,
+        )  # fmt: skip
 
         def width_of(client: Client) -> int:
             return widths[min(problem.batch_size or client.drawn, client.drawn)]
@@ -158,58 +131,49 @@ class Engine:
             given = problem.spec, width, width in mixed, buffers
             return ClientPart(client, self.network, head, *given)
 
+        def first_rows(part: ClientPart, some: Sequence[Client]) -> Row:
+            return part.first_rows(some, problem.heads) | {PLACE: self.examples.places(some)}
+
         self.table: ClientTable[ClientPart] = ClientTable(
             clients,
             device,
-            key=lambda one: part_key(one, problem.heads, width_of(one), choice.many),
+            key=lambda one: part_key(one, problem.heads, width_of(one), problem.many),
             new_part=new_part,
-            first_rows=lambda part, some: part.first_rows(some, problem.heads),
+            first_rows=first_rows,
         )
-        self.examples = Examples(
-            clients, self.network.module, device, batch_size=problem.batch_size, seed=problem.seed,
-            steps=problem.spec.steps, pooled=not choice.many,
-        )  # fmt: skip
         self._evaluator = Evaluator(self.table, self.examples, self.network)
         self.evaluate = self._evaluator.evaluate
-        self.private = self._private_clients(problem)
+        self.private: dict[str, PrivateClient] = {}  # they work on a copy that is as it was given
+        some = [client for client in clients if client.privacy is not None]
+        plain = FlatNetwork(problem.network, device) if some else self.network
+        for client in some:
+            data, part = self.examples.split(client.name, "train"), self.table.one(client.name)[0]
+            assert data is not None
+            x, y = data
+            assert isinstance(x, Tensor)  # other inputs are refused before
+            assert isinstance(y, Tensor)
+            given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed
+            self.private[client.name] = PrivateClient(client, *given)
         self._joint: JointPass | None = None
-        if choice.executor == "joint":
+        if executor == "joint":
             products = Needs.GRAM in problem.needs
             self._joint = JointPass(self.network, problem.norm_layer, products=products)
         inputs = {client.name: client.train[0] for client in clients}
         self._ahead = ReadingAhead(self.examples.batches, inputs)
         self._plan: Plan | None = None
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
-
-    def _private_clients(self, problem: Problem) -> dict[str, PrivateClient]:
-        """The clients that clip and add noise; they work on a copy that is as it was given."""
-        some = [client for client in problem.clients if client.privacy is not None]
-        plain = FlatNetwork(problem.network, self.device) if some else self.network
-        found = {}
-        for client in some:
-            data = self.examples.split(client.name, "train")
-            assert data is not None
-            x, y = data
-            assert isinstance(x, Tensor)  # other inputs are refused before
-            assert isinstance(y, Tensor)
-            head = self.table.one(client.name)[0].head
-            given = (client, head, plain, (x, y), self.spec, problem.batch_size, self.seed)
-            found[client.name] = PrivateClient(*given)
-        return found
+        self._updates = self._gradient = self.network.vector.new_empty(0, 0)
 
     def moved_columns(self) -> list[Tensor]:
         """Every column of the table that a round changes."""
-        return [
-            part.rows[key] for part in self.table.parts for key in [*part.moved, FIRST_LOSS, ROUNDS]
-        ]
+        return [p.rows[key] for p in self.table.parts for key in [*p.moved, FIRST_LOSS, ROUNDS]]
 
     def rows_of(self, group: Block) -> Row:
         """Copies of what a round reads and changes of the clients of a group."""
-        part = group.part
-        keys = [*part.moved, *(key for key in part.rows.fresh if key.startswith(CONSTANT))]
+        rows = group.part.rows
         if self.capturing and group.whole:  # a graph keeps copies of its own
-            return {key: part.rows[key] for key in keys}
-        return part.rows.take(group.index, keys)
+            return {key: rows[key] for key in group.part.read}
+        return {key: rows[key].index_select(0, group.index) for key in group.part.read}
 
     def plan(self, active: Sequence[str]) -> Plan:
         """Who takes part, and where their rows are; kept while the same clients take part."""
@@ -221,8 +185,16 @@ class Engine:
         turns = [torch.from_numpy(group.turns).to(self.device) for group in groups]
         order = torch.cat(turns) if turns else torch.empty(0, dtype=torch.int64)
         size = self.sizes if places is None else self.sizes[places]
-        owners = [self.clients[name].owner for group in groups for name in group.names]
-        self._plan = Plan(tuple(active), groups, turns, order, places, size, owners)
+        first: dict[str, int] = {}
+        names = [self.clients[name].owner for group in groups for name in group.names]
+        owners = tuple(first.setdefault(name, k) for k, name in enumerate(names))
+        once, owner = None, order
+        if self._joint is not None and active:
+            batches = [group.part.batch for group in groups for _ in group.names]
+            once = SharedExamples.of(owners, batches, self.device)
+            each = np.repeat(np.arange(len(batches)), batches)
+            owner = torch.from_numpy(each).to(self.device)
+        self._plan = Plan(tuple(active), groups, turns, order, places, size, owners, once, owner)
         return self._plan
 
     def run_clients(
@@ -231,41 +203,48 @@ class Engine:
         """Everybody in ``active`` works on the shared vector [P], or on networks [active, P].
 
         With ``updates`` the reports hold every client's update, which a joint pass does not form.
+        Updates are written over by the next call.
         """
         plan = self.plan(active)
         if not active:
             none, empty = plan.size, shared.new_empty(0, shared.shape[-1])
-            return StackedReports(
-                none > 0, none, none, none, none, [], updates=empty, rows=plan.places
-            )
+            return Reports(none > 0, none, none, none, none, [], updates=empty, rows=plan.places)
         joint = self._joint is not None and not updates
         batches = [
             self.examples.block(group, round_number) if joint or self.runs_at_once(group) else None
             for group in plan.groups
         ]
-        first = self._first_losses(plan, shared, round_number)
+        first = None
+        if self.spec.first_loss != "first_round":
+            first = self._first_losses(plan, shared, round_number)
         with self._chance("noise", round_number) if self.name == "vmap" else nullcontext():
-            worked = self.work(shared, plan, batches, first, round_number, joint)
-        fine = worked.fine()
+            worked = self.work(shared, plan, batches, round_number, joint, first)
+        total = worked.ratio + worked.norm
+        total = total + torch.cat([row[OWN].sum(dim=1) for row in worked.rows])
+        if worked.updates is not None:
+            total = total + worked.updates.sum(dim=1)[plan.order]
+        fine = torch.isfinite(total)
         if bool(fine.all()):
             self.write(plan, worked)
             return self.reports(plan, worked)
         if joint:  # client by client, to leave out those that fail
             return self.run_clients(shared, round_number, active, updates=True)
-        bad = {name for name, ok in zip(plan.names, fine.tolist(), strict=True) if not ok}
         self.write(plan, worked, fine)
-        return self.reports(plan, worked, fine, bad)
+        return self.reports(plan, worked, fine)
 
     def work(
         self,
         shared: Tensor,
         plan: Plan,
         batches: Sequence[Batch | None],
-        first: Sequence[Tensor],
         round_number: int,
         joint: bool,
+        first: Sequence[Tensor] | None = None,
     ) -> Worked:
-        """The clients' part of a round, on copies of their rows; nothing is decided on the host."""
+        """The clients' part of a round, on copies of their rows; nothing is decided on the host.
+
+        ``first`` are the first losses, if they are known beyond what the table holds.
+        """
         rows = [self.rows_of(group) for group in plan.groups]
         options = self.spec.head_rates.at(round_number) if self.spec.head_rates else None
         updates: Tensor | None = None
@@ -273,32 +252,37 @@ class Engine:
             group.part.whole.train()
         if joint:
             assert self._joint is not None
-            given = [batch for batch in batches if batch is not None]
+            read = [batch for batch in batches if batch is not None]
             loss, norm = self._joint.run(
-                shared, plan.groups, rows, given, self.spec, options, plan.owners, self.features
+                shared, plan, rows, read, self.spec, options, self.features
             )
         else:
+            count, size = len(plan.active), shared.shape[-1]
+            if self.capturing:
+                updates = shared.new_empty(count, size)
+            else:  # kept between rounds: new memory costs more than what is written to it
+                if len(self._updates) < count:
+                    self._updates = shared.new_empty(count, size)
+                    self._gradient = shared.new_empty(1, size)
+                updates = self._updates[:count]
             pieces = list[Callable[[], list[Report]]]()
             for group, turns, row, batch in zip(
                 plan.groups, plan.turns, rows, batches, strict=True
             ):
                 omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
+                given = group, row, omega, updates, options
                 pieces.append(
-                    partial(self._in_turn, group, row, omega, round_number, options)
+                    partial(self._in_turn, *given, round_number)
                     if batch is None
-                    else partial(self._at_once, group, row, batch, shared, omega, options)
+                    else partial(self._at_once, *given, batch, shared.ndim == 1, turns)
                 )
             found = [report for some in in_branches(pieces, self.device) for report in some]
-            columns = ("update", "loss", "gradient_norm")
-            updates, loss, norm = (
-                torch.cat([getattr(report, key) for report in found])
-                if len(found) > 1
-                else getattr(found[0], key)
-                for key in columns
-            )
+            loss = torch.cat([report.loss for report in found])
+            norm = torch.cat([report.grad_norm for report in found])
         known = list[Tensor]()
         losses = loss.split([len(group.names) for group in plan.groups])
-        for group, before, now in zip(plan.groups, first, losses, strict=True):
+        for k, (group, now) in enumerate(zip(plan.groups, losses, strict=True)):
+            before = group.part.rows[FIRST_LOSS][group.index] if first is None else first[k]
             if (private := self.private.get(group.names[0])) is not None:
                 now = now.clamp_min(FLOOR * private.bound)
             known.append(torch.where(before.isnan(), now, before))
@@ -310,13 +294,15 @@ class Engine:
         group: Block,
         row: Row,
         omega: Tensor,
-        round_number: int,
+        updates: Tensor,
         options: Mapping[str, Any] | None,
+        round_number: int,
     ) -> list[Report]:
         """The clients of one part, one after another; their rows are moved."""
         found, part = list[Report](), group.part
         for k, name in enumerate(self._ahead.in_turn(group.names, round_number)):
             mine = {key: value[k : k + 1] for key, value in row.items()}
+            into = updates[group.turns[k], None]
             counter = "noise", self.clients[name].owner, round_number
             # under vmap all clients of a round draw from one stream
             with nullcontext() if self.name == "vmap" else self._chance(*counter):
@@ -325,12 +311,15 @@ class Engine:
                     gradients = self._noisy(group, k, omega[k], mine, round_number)
                 else:
                     batch, task = self.examples.one(name, round_number), self.clients[name].task
-                    gradients = BlockGradients(part, batch, None, task, self.choice.pure)
+                    room = into, self._gradient
+                    gradients = BlockGradients(part, batch, None, task, self.pure, *room)
                 work = self._work(part, gradients)
                 report = local_update(work, self.spec, omega[k : k + 1], mine, options)
             if isinstance(gradients, PrivateGradients):
                 measured = self.network.vector[self.norm_layer].numel()
                 report = gradients.finish(report, measured)
+            if report.update.data_ptr() != into.data_ptr():
+                into.copy_(report.update)
             found.append(report)
         return found
 
@@ -338,28 +327,48 @@ class Engine:
         self,
         group: Block,
         row: Row,
-        batch: Batch,
-        shared: Tensor,
         omega: Tensor,
+        updates: Tensor,
         options: Mapping[str, Any] | None,
+        batch: Batch,
+        one_network: bool,
+        turns: Tensor,
     ) -> list[Report]:
         """The clients of one part, as many in one call as fit; their rows are moved."""
         part, names, spec = group.part, group.names, self.spec
         run, found = local_update, list[Report]()
-        frozen = self.choice.pure and shared.ndim == 1 and not part.reaches_in
-        if frozen and spec.head_steps and not spec.together:  # heads share the network's outputs
-            self.network.use(shared)
-            features = self.features(group, batch, 0, spec.head_steps)
-            head_phase(self._work(part, features.gradients(batch)), spec, omega, row, options)
+        frozen = self.pure and one_network and not part.reaches_in
+        if (
+            frozen and spec.head_steps and not spec.joint_phases
+        ):  # heads share the network's outputs
+            self.network.use(omega[0])
+            steps = range(spec.head_steps)
+            features = self.features(group, batch, steps)
+            gradients = (
+                head_gradient(part, row, features(k), batch.y(k), own=True)[2] for k in steps
+            )
+            step_heads(part, row, gradients, spec, options)
             run = shared_phase
-        for start in range(0, len(names), self.choice.chunk):
-            here = slice(start, start + self.choice.chunk)
+        for start in range(0, len(names), self.chunk):
+            here = slice(start, start + self.chunk)
             mine = {key: value[here] for key, value in row.items()}
-            plain = len(names[here]) == 1 and not part.padded
-            count = None if plain else len(names[here])
-            task = self.clients[names[start]].task
-            gradients = BlockGradients(part, batch.part(here), count, task, self.choice.pure)
-            found.append(run(self._work(part, gradients), spec, omega[here], mine, options))
+            count, into, later = len(names[here]), None, None
+            if len(names) == len(updates):
+                into = updates[here]
+            elif count == 1 and not self.capturing:  # a graph is replayed with other turns
+                into = updates[group.turns[start], None]
+            if count == 1 and not self.capturing:
+                later = self._gradient
+            block = BlockGradients(
+                part, batch.part(here), None if count == 1 and not part.padded else count,
+                self.clients[names[start]].task, self.pure, into, later,
+            )  # fmt: skip
+            report = run(self._work(part, block), spec, omega[here], mine, options)
+            if into is None:
+                updates.index_copy_(0, turns[here], report.update)
+            elif report.update.data_ptr() != into.data_ptr():
+                into.copy_(report.update)
+            found.append(report)
         return found
 
     def _work(self, part: ClientPart, gradients: Gradients) -> Work:
@@ -374,10 +383,11 @@ class Engine:
         chance = private.chance_of(row[OWN][0], rounds, omega, round_number)
         return PrivateGradients(private, part.shared, part.own, part.head, chance)
 
-    def features(self, group: Block, batch: Batch, first: int, steps: int) -> FrozenFeatures:
+    def features(self, group: Block, batch: Batch, steps: range) -> Callable[[int], Tensor]:
         """What the network, as it is, makes of the batches of some head steps."""
-        given = (group, batch, first, steps, self.capturing)
-        return FrozenFeatures(self.network.module, self.examples, *given)
+        others = self.capturing and not group.whole  # may be there when a graph is replayed
+        module, examples = self.network.module, self.examples
+        return frozen_features(module, examples, group, batch, steps, every_visit=others)
 
     def write(self, plan: Plan, worked: Worked, fine: Tensor | None = None) -> None:
         """Write back the rows of the clients that did well; None: of all."""
@@ -395,47 +405,44 @@ class Engine:
                 start += len(index)
                 index, numbers = index[own], numbers[own.cpu().numpy()]
                 new = {key: value[own] for key, value in new.items()}
-            part.rows.put(index, new, () if self.capturing else numbers.tolist())
+            part.put(index, new, () if self.capturing else numbers.tolist())
             if not self.capturing:
                 part.known_rows.update(numbers.tolist())
 
-    def reports(
-        self, plan: Plan, worked: Worked, fine: Tensor | None = None, bad: Collection[str] = ()
-    ) -> Reports:
-        """What the server sees of a round."""
-        table = torch.stack([worked.loss, worked.ratio, worked.norm])
-        updates = worked.updates
+    def reports(self, plan: Plan, worked: Worked, fine: Tensor | None = None) -> Reports:
+        """What the server sees of a round; ``fine``: of the clients that did well."""
+        table, updates = torch.stack([worked.loss, worked.ratio, worked.norm]), worked.updates
+        if len(plan.groups) > 1:  # in the order of the active
+            table = torch.empty_like(table).index_copy_(1, plan.order, table)
         active = torch.ones_like(plan.size, dtype=torch.bool)
+        given: dict[str, Any] = {"failed": [], "rows": plan.places}
         if fine is not None:
             assert updates is not None
-            table, updates = table.where(fine, 0.0), updates.where(fine[:, None], 0.0)
-            active = plan.in_order(fine)
-        loss, ratio, norm = plan.in_order(table)
-        failed = [name for name in plan.active if name in bad]
-        given: dict[str, Any] = {"failed": failed, "rows": plan.places}
+            active = active.index_copy(0, plan.order, fine)
+            table, updates = table.where(active, 0.0), updates.where(active[:, None], 0.0)
+            told = zip(plan.active, active.tolist(), strict=True)
+            given["failed"] = [name for name, ok in told if not ok]
+        loss, ratio, norm = table
         if updates is None:
-            assert self._joint is not None
             given |= {"joint": self._joint, "turns": plan.order}
             return JointReports(active, plan.size, loss, ratio, norm, **given)
-        if len(plan.groups) > 1:
-            updates = torch.empty_like(updates).index_copy_(0, plan.order, updates)
-        return StackedReports(active, plan.size, loss, ratio, norm, updates=updates, **given)
+        return Reports(active, plan.size, loss, ratio, norm, updates=updates, **given)
 
     def runs_at_once(self, group: Block) -> bool:
         """Whether a group's clients run in one call; private ones and sequences take turns."""
         client = self.clients[group.names[0]]
-        joined = self.examples.can_pool(client.name) or self.choice.many
+        joined = client.name in self.examples.where or self.many
         fits = joined or isinstance(client.train[0], Streamed)
         return self.name == "vmap" and client.privacy is None and fits
 
     def reads_at_once(self, group: Block) -> bool:
         """Whether a group's batches are one lookup in pooled examples."""
         at_once = self._joint is not None or self.runs_at_once(group)
-        return at_once and all(map(self.examples.can_pool, group.names))
+        return at_once and all(name in self.examples.where for name in group.names)
 
     def seed_round(self, round_number: int) -> None:
         """Seed what dropout draws from in a round that is replayed from a graph."""
-        if not self.choice.pure and self.device.type == "cuda":
+        if not self.pure and self.device.type == "cuda":
             here = torch.cuda.default_generators[torch.cuda.current_device()]
             here.manual_seed(number(self.seed, "noise", round_number) % 2**63)
 
@@ -455,10 +462,8 @@ class Engine:
                 generator.set_state(state)
 
     def _first_losses(self, plan: Plan, shared: Tensor, round_number: int) -> list[Tensor]:
-        """F_0 of the clients, group by group; NaN where their first round will tell it."""
-        found, how = self.known_first(plan), self.spec.first_loss
-        if how == "first_round":
-            return found
+        """F_0 of the clients, group by group."""
+        found, how = [g.part.rows[FIRST_LOSS][g.index] for g in plan.groups], self.spec.first_loss
         for group, turns, first in zip(plan.groups, plan.turns, found, strict=True):
             if not bool(first.isnan().any()):
                 continue
@@ -480,21 +485,12 @@ class Engine:
                 first[new] = self._evaluator.training_losses(some, own, together)
         return found
 
-    @staticmethod
-    def known_first(plan: Plan) -> list[Tensor]:
-        """The first losses that are known, NaN for others."""
-        rows = [group.part.rows[FIRST_LOSS] for group in plan.groups]
-        return [
-            first.clone() if group.whole else first[group.index]
-            for group, first in zip(plan.groups, rows, strict=True)
-        ]
-
     def tune_heads(self, shared: Tensor, steps: int, round_number: int) -> None:
         """``steps`` on each client's head alone, on the finished and frozen network (FedBABU).
 
         Batches continue with those of round ``round_number``; the network is in evaluation mode.
         """
-        how = replace(self.spec, head_steps=steps, schedule="alternating")
+        how = replace(self.spec, head_steps=steps, phases="alternating")
         for group in self.table.group(self.names):
             row = self.rows_of(group)
             group.part.whole.eval()
@@ -508,7 +504,7 @@ class Engine:
                 with self._chance("final", name):
                     head_phase(self._work(group.part, one), how, omega, mine)
             new = {key: row[key] for key in group.part.moved}
-            group.part.rows.put(group.index, new, group.rows.tolist())
+            group.part.put(group.index, new, group.rows.tolist())
 
     def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
         """Each client tunes a copy of the network and its head; what each kept, by name."""
@@ -539,13 +535,14 @@ class Engine:
         """Write a client's row; ``network`` is its own from now on, unless it is None."""
         part, number = self.table.one(name)
         if network is not None:
-            self.table.give_room_for_networks(part, network)
+            part.add_column(NETWORK, torch.full_like(network, torch.nan))
             row = row | {NETWORK: network[None]}
-        part.rows.put(torch.tensor([number], device=self.device), row, [number])
+        part.put(torch.tensor([number], device=self.device), row, [number])
 
     def exported(self, name: str) -> Exported:
         """Copies of what a client has learned, as modules on the CPU."""
-        return exported(*self.table.one(name), self.table.network(name))
+        part, number = self.table.one(name)
+        return part.exported(number, self.table.network(name))
 
     def exported_all(self) -> dict[str, Exported]:
         """What every client has learned."""
@@ -554,7 +551,7 @@ class Engine:
     def install(self, name: str, client: Exported) -> None:
         """Let a client have what :meth:`exported` returned, of this engine or another."""
         network = None if client.network is None else client.network.to(self.device)
-        self._keep(name, row_of(self.table.one(name)[0], client), network)
+        self._keep(name, self.table.one(name)[0].row_of(client), network)
 
     def head_rows(self, names: Sequence[str]) -> Tensor:
         """The heads of some clients, which are of one shape, as rows.
@@ -582,12 +579,12 @@ class Engine:
         """Give clients the heads that :meth:`head_rows` returned."""
         for group, turns in self._grouped(names):
             group.part.rows[OWN][group.index, : heads.shape[1]] = heads.to(self.device)[turns]
-            group.part.rows.mark(group.rows.tolist())
+            group.part.put(group.index, {}, group.rows.tolist())
 
     def mark(self, names: Sequence[str]) -> None:
         """Let a checkpoint hold the rows of these clients, as they are now."""
         for group in self.table.group(names):
-            group.part.rows.mark(group.rows.tolist())
+            group.part.put(group.index, {}, group.rows.tolist())
 
     def _grouped(self, names: Sequence[str]) -> list[tuple[Block, Tensor]]:
         """Clients by part, and where they are among ``names``; kept, since groups stay the same."""
@@ -614,7 +611,7 @@ class Engine:
     @property
     def journal(self) -> ClientTable[ClientPart] | None:
         """The table, where a checkpoint writes only the rows that changed."""
-        return self.table if self.choice.many else None
+        return self.table if self.many else None
 
     def state_dict(self) -> dict[str, Any]:
         """The rows of all clients that took part so far, as copies."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedgradnorm._client import Client
 from fedgradnorm._engines.examples import Block, Examples
 from fedgradnorm._engines.parts import CLASSES, SCALE, ClientPart
-from fedgradnorm._engines.scores import HostTargets, Scores, blaming
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.evaluation import answers, evaluate, in_parts, represented
 from fedgradnorm._state.table import BUFFER, NETWORK, OWN, ClientTable
 from fedgradnorm.models._flat import FlatNetwork
@@ -19,6 +20,11 @@ from fedgradnorm.models._input_rows import Inputs, call, concatenated, has_seque
 from fedgradnorm.models._streamed.rows import Streamed
 
 ROWS_AT_ONCE = 4096  # examples of many clients in one pass
+NUMBERS_HELD = 2**22  # answers and targets that wait on a GPU to be measured together
+
+Answered = tuple[Client, Tensor, Tensor]
+"""A client, what its head answers for all examples of a split, and the targets."""
+Scores = dict[str, dict[str, float]]
 
 
 class Evaluator:
@@ -32,7 +38,6 @@ class Evaluator:
     ) -> None:
         self._table, self._examples, self._network = table, examples, network
         self._statistics = bool(network.buffers())
-        self._host_targets = HostTargets()
 
     @torch.no_grad()
     def training_losses(self, group: Block, shared: Tensor, together: bool) -> Tensor:
@@ -56,17 +61,15 @@ class Evaluator:
             here = (sizes == size).nonzero()[0]
             some = group.only(here)
             x, y = self._examples.whole(some.names)
-            constant = [key for key in (SCALE, CLASSES) if key in part.rows]  # no padding here
-            row = part.rows.take(some.index, [OWN, *part.buffers, *constant])
+            keys = [OWN, *part.buffers, *(k for k in (SCALE, CLASSES) if k in part.rows)]
+            row = {key: part.rows[key][some.index] for key in keys}  # without padding
             own = part.own.views(row[OWN]) | {k.removeprefix(BUFFER): row[k] for k in part.buffers}
             outputs = part.heads_outputs(own, self._features(part, x), len(some.names))
             found[torch.from_numpy(here).to(found.device)] = part.losses(outputs, y, row).double()
         return found
 
     @torch.no_grad()
-    def evaluate(
-        self, shared: Tensor, split: str, names: Collection[str] | None = None
-    ) -> dict[str, dict[str, float]]:
+    def evaluate(self, shared: Tensor, split: str, names: Collection[str] | None = None) -> Scores:
         """Loss and metrics of the clients in ``names`` that have this split; None: of all.
 
         A client's own network is used where it has one. Examples of clients that share everything
@@ -75,8 +78,8 @@ class Evaluator:
         clients, position = self._table.clients, self._table.position.__getitem__
         wanted = clients if names is None else sorted(names, key=position)
         asked = [name for name in wanted if getattr(clients[name], split) is not None]
-        scores = Scores(split, self._host_targets)
-        together = list[str]()
+        alone, together = list[str](), list[str]()
+        found = Scores()
         for group in self._table.group(asked):
             rows, alike = group.part.rows, self._shares_features(group.part)
             own = [False] * len(group.names)
@@ -84,53 +87,61 @@ class Evaluator:
                 own = (~rows[NETWORK][group.index, 0].isnan()).tolist()
             for name, has_network in zip(group.names, own, strict=True):
                 x = getattr(clients[name], split)[0]
-                if has_network or not alike or isinstance(x, Streamed) or has_sequences(x):
-                    self._evaluate_one(scores, shared, name, split)
+                if isinstance(x, Streamed):
+                    found[name] = self._streamed(shared, name, split)
+                elif has_network or not alike or has_sequences(x):
+                    alone.append(name)
                 else:
                     together.append(name)
-        some, held, form = list[str](), 0, ""
-        for name in sorted(together, key=position):  # as many as fit one pass
-            x = getattr(clients[name], split)[0]
-            own_form = form_words(row_form(x))
-            if some and (held + len(x) > ROWS_AT_ONCE or own_form != form):
-                self._evaluate_together(scores, shared, some, split)
-                some, held = [], 0
-            some.append(name)
-            held, form = held + len(x), own_form
-        if some:
-            self._evaluate_together(scores, shared, some, split)
-        return scores.in_order(asked)
+        found |= measured(self._alone(shared, alone, split), split)
+        found |= measured(self._together(shared, sorted(together, key=position), split), split)
+        return {name: found[name] for name in asked}
 
-    def _evaluate_one(self, scores: Scores, shared: Tensor, name: str, split: str) -> None:
+    def _streamed(self, shared: Tensor, name: str, split: str) -> dict[str, float]:
         client, pair = self._table.clients[name], self._examples.split(name, split)
         assert pair is not None
-        x, y = pair
-        front, head = self._modules(name, shared)
-        with blaming(name, split):
-            if isinstance(x, Streamed):
-                scores.put({name: evaluate(client.task, front, head, x, y, client.scaling)})
-                return
-            output = answers(head, represented(front, x))
-        assert isinstance(y, Tensor)
-        scores.add(client, output, y)
+        try:
+            modules = self._modules(name, shared)
+            return evaluate(client.task, *modules, *pair, client.scaling)
+        except ConfigError as error:
+            raise ConfigError(f"client {name!r}, {split} data: {error}") from error
 
-    def _evaluate_together(
-        self, scores: Scores, shared: Tensor, names: Sequence[str], split: str
-    ) -> None:
-        pairs = {name: self._examples.split(name, split) for name in names}
-        held = {id(pair[0]): pair[0] for pair in pairs.values() if pair is not None}
-        self._network.use(shared)
-        first = self._table.one(names[0])[0]
-        features = self._features(first, concatenated(list(held.values())))
-        parts = dict(zip(held, features.split([len(x) for x in held.values()]), strict=True))
-        for name, pair in pairs.items():
+    def _alone(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
+        """Clients one by one, each with all that is its own."""
+        for name in names:
+            pair = self._examples.split(name, split)
             assert pair is not None
-            part, number = self._table.one(name)
-            part.load({key: part.rows[key][number] for key in [OWN, *part.buffers]})
-            with blaming(name, split):
-                output = answers(part.head, [parts[id(pair[0])]])
             assert isinstance(pair[1], Tensor)
-            scores.add(self._table.clients[name], output, pair[1])
+            front, head = self._modules(name, shared)
+            yield self._table.clients[name], answers(head, represented(front, pair[0])), pair[1]
+
+    def _together(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
+        """Clients that share everything in front of their heads, as many as fit one pass."""
+        passes = list[list[str]]()
+        held, form = 0, ""
+        for name in names:
+            x = getattr(self._table.clients[name], split)[0]
+            own_form = form_words(row_form(x))
+            if not passes or held + len(x) > ROWS_AT_ONCE or own_form != form:
+                passes.append([])
+                held = 0
+            passes[-1].append(name)
+            held, form = held + len(x), own_form
+        for some in passes:
+            pairs = {name: self._examples.split(name, split) for name in some}
+            inputs = {id(pair[0]): pair[0] for pair in pairs.values() if pair is not None}
+            self._network.use(shared)
+            part = self._table.one(some[0])[0]
+            features = self._features(part, concatenated(list(inputs.values())))
+            sizes = [len(x) for x in inputs.values()]
+            of = dict(zip(inputs, features.split(sizes), strict=True))
+            for name, pair in pairs.items():
+                assert pair is not None
+                assert isinstance(pair[1], Tensor)
+                part, number = self._table.one(name)
+                part.load({key: part.rows[key][number] for key in [OWN, *part.buffers]})
+                output = answers(part.head, [of[id(pair[0])]])
+                yield self._table.clients[name], output, pair[1]
 
     def _modules(self, name: str, shared: Tensor) -> tuple[nn.Module, nn.Module]:
         """Network and head as modules that hold a client's numbers, until the next call.
@@ -149,3 +160,55 @@ class Evaluator:
     def _shares_features(self, part: ClientPart) -> bool:
         """Whether nothing in front of the heads is a client's own."""
         return not part.reaches_in and not self._statistics and part.stem is None
+
+
+def measured(answered: Iterable[Answered], split: str) -> Scores:
+    """Each client's loss and metrics.
+
+    On a GPU every number that is asked for waits for all work. So answers wait there for those of
+    others, and come to the host with one copy. Losses and metrics of one's own may hold tensors of
+    one device: they are measured where the answers are, and so are very many of these.
+    """
+    found, waiting, held = Scores(), list[Answered](), 0
+
+    def measure(client: Client, output: Tensor, y: Tensor) -> None:
+        try:
+            found[client.name] = client.task.measure(output, y.to(output.device), client.scaling)
+        except ConfigError as error:
+            raise ConfigError(f"client {client.name!r}, {split} data: {error}") from error
+
+    def fetch() -> None:
+        outputs = on_host([tensor for _, *pair in waiting for tensor in pair])
+        for k, (client, _, _) in enumerate(waiting):
+            measure(client, outputs[2 * k], outputs[2 * k + 1])
+        waiting.clear()
+
+    for client, output, y in answered:
+        alone = not is_far(output) or not client.task.measures_anywhere
+        if alone or output.numel() > NUMBERS_HELD:
+            measure(client, output, y)
+            continue
+        waiting.append((client, output, y))
+        held += output.numel() + y.numel()
+        if held > NUMBERS_HELD:
+            fetch()
+            held = 0
+    fetch()
+    return found
+
+
+def is_far(output: Tensor) -> bool:
+    """Whether it is not on the host."""
+    return output.is_cuda
+
+
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the host; those of one type come with one copy."""
+    found: list[Tensor] = list(tensors)
+    for kind in {tensor.dtype for tensor in tensors}:
+        places = [k for k, tensor in enumerate(tensors) if tensor.dtype == kind]
+        flat = torch.cat([tensors[k].flatten() for k in places]).cpu()
+        parts = flat.split([tensors[k].numel() for k in places])
+        for k, part in zip(places, parts, strict=True):
+            found[k] = part.view(tensors[k].shape)
+    return found

@@ -7,17 +7,16 @@ examples of a round are gathered from where they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.gradients import Batch
-from fedgradnorm._engines.parts import ClientPart
+from fedgradnorm._engines.parts import PLACE, ClientPart
 from fedgradnorm._round.batches import batches_of
 from fedgradnorm._state.table import Group
 from fedgradnorm.models._fitting import as_input
@@ -28,72 +27,51 @@ from fedgradnorm.tasks._missing import labelled
 
 Block = Group[ClientPart]
 Split = tuple[Inputs, Targets]
-Numbers = NDArray[np.int64]
-KEPT = 64  # groups of clients whose places in the pools are remembered
+MOST_UNREAD = 4  # examples are joined whole where a round reads at least one in so many
 
 
-class Lookup:
-    """Batches as rows of pooled examples."""
+class Batch:
+    """The examples that a block of clients reads, by step: client after client.
 
-    def __init__(
-        self, x: Inputs, y: Tensor, rows: Tensor, x_begin: Tensor, y_begin: Tensor
-    ) -> None:
-        """``rows`` [clients, steps, batch] count from where each client's examples begin."""
-        self._x, self._y, self.rows = x, y, rows
-        self._x_begin, self._y_begin = x_begin, y_begin
-        self._read: dict[int, Inputs] = {}
-        self._targets: dict[int, Tensor] = {}
+    ``rows`` ``[clients, steps, batch]`` count from where each client's inputs and targets begin,
+    ``begin`` ``[clients, 2]``. One client with examples of its own needs none.
+    """
+
+    def __init__(self, x: Inputs, y: Targets, rows: Tensor, begin: Tensor | None = None) -> None:
+        self._x, self._y, self.rows, self._begin = x, y, rows, begin
+        self._read: dict[tuple[str, int], Any] = {}
 
     def x(self, step: int) -> Inputs:
-        """The inputs of a step, client after client."""
-        if step not in self._read:
-            at = (self.rows[:, step] + self._x_begin).reshape(-1)
-            self._read[step] = self._x[at]
-        return self._read[step]
+        """Inputs ``[clients x batch, ...]``."""
+        if self._begin is None:
+            return self._x[self.rows[0, step]]
+        if ("x", step) not in self._read:
+            at = (self.rows[:, step] + self._begin[:, :1]).reshape(-1)
+            self._read["x", step] = self._x[at]
+        found: Inputs = self._read["x", step]
+        return found
 
     def y(self, step: int) -> Tensor:
-        """The targets of a step."""
-        if step not in self._targets:
-            self._targets[step] = self._y[(self.rows[:, step] + self._y_begin).reshape(-1)]
-        return self._targets[step]
+        """Targets ``[clients x batch, ...]``."""
+        if self._begin is None:
+            return self._y[self.rows[0, step]]
+        if ("y", step) not in self._read:
+            at = (self.rows[:, step] + self._begin[:, 1:2]).reshape(-1)
+            self._read["y", step] = self._y[at]
+        found: Tensor = self._read["y", step]
+        return found
 
-    def own_rows(self, step: int) -> Tensor:
-        """The examples' numbers among those of their client."""
-        return self.rows[:, step]
-
-    def part(self, some: slice) -> Lookup:
+    def part(self, some: slice) -> Batch:
         """The batches of some of the clients."""
-        begins = self._x_begin[some], self._y_begin[some]
-        return Lookup(self._x, self._y, self.rows[some], *begins)
-
-
-class OneClient:
-    """A client's batches, of whatever form its examples have; ``rows`` are [steps, batch]."""
-
-    def __init__(self, data: Split, rows: Tensor) -> None:
-        self._data, self._rows = data, rows
-
-    def x(self, step: int) -> Inputs:
-        """The inputs of a step."""
-        return self._data[0][self._rows[step]]
-
-    def y(self, step: int) -> Tensor:
-        """The targets of a step."""
-        return self._data[1][self._rows[step]]
-
-    def own_rows(self, step: int) -> Tensor:
-        """The examples' numbers."""
-        return self._rows[step][None]
-
-    def part(self, some: slice) -> OneClient:  # noqa: ARG002
-        """There is one client."""
-        return self
+        begin = None if self._begin is None else self._begin[some]
+        return Batch(self._x, self._y, self.rows[some], begin)
 
 
 class Examples:
     """The examples of all clients of an engine; ``pooled`` joins those that are used for training.
 
-    Examples that several clients hold, as several tasks of one client do, are there once.
+    Examples that several clients hold, as several tasks of one client do, are there once. ``where``
+    tells which pools hold a client's inputs and targets, and where they begin.
     """
 
     def __init__(
@@ -112,13 +90,12 @@ class Examples:
         self._dtype = next(network.parameters()).dtype
         self.batches = batches_of(clients, batch_size, seed, steps)
         self.pooled = pooled
+        self.where: dict[str, tuple[str, int, str, int]] = {}
         self._placed: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
         self._splits: dict[tuple[str, str], Split] = {}
+        self._whole: dict[str, Split] = {}
         self._x: dict[str, Inputs] = {}
         self._y: dict[str, Tensor] = {}
-        self._where: dict[str, tuple[str, int, str, int]] = {}
-        self._begins: dict[tuple[str, ...], tuple[str, str, Tensor, Tensor]] = {}
-        self._starts: dict[tuple[str, ...], Tensor] = {}
         if pooled:
             self._join()
 
@@ -132,29 +109,31 @@ class Examples:
             if isinstance(x, Streamed) or not isinstance(y, Tensor) or has_sequences(x):
                 continue
             x, y = self._inputs(x, client.stem), self._targets(y)
-            form = f"{form_words(row_form(x))} {_kinds(x)}"
+            kinds = ",".join(str(leaf.dtype) for leaf in leaves(x).values())
+            form, kind = f"{form_words(row_form(x))} {kinds}", f"y {y.dtype} {tuple(y.shape[1:])}"
             if id(x) not in seen:
                 seen[id(x)] = form, sizes.get(form, 0)
                 sizes[form] = sizes.get(form, 0) + len(x)
                 inputs.setdefault(form, []).append(x)
-            kind = f"y {y.dtype} {tuple(y.shape[1:])}"
-            self._where[name] = (*seen[id(x)], kind, sizes.get(kind, 0))
+            self.where[name] = (*seen[id(x)], kind, sizes.get(kind, 0))
             sizes[kind] = sizes.get(kind, 0) + len(y)
             targets.setdefault(kind, []).append(y)
         self._x = {form: parts[0] if len(parts) == 1 else concatenated(parts)
                    for form, parts in inputs.items()}  # fmt: skip
         self._y = {kind: torch.cat(parts) for kind, parts in targets.items()}
         views: dict[tuple[str, int], Inputs] = {}
-        for name, (form, begin, kind, at) in self._where.items():
+        for name, (form, begin, kind, at) in self.where.items():
             size = self.batches.sizes[name]
             if (form, begin) not in views:
                 views[form, begin] = self._x[form][begin : begin + size]
             self._splits[name, "train"] = views[form, begin], self._y[kind][at : at + size]
         self._placed.clear()
 
-    def can_pool(self, name: str) -> bool:
-        """Whether a client's training examples were joined with others'."""
-        return name in self._where
+    def places(self, clients: Sequence[Client]) -> Tensor:
+        """Where each client's inputs and targets begin in their pools, and how many it has."""
+        sizes, where, nowhere = self.batches.sizes, self.where, ("", 0, "", 0)
+        found = [(*where.get(c.name, nowhere)[1::2], sizes[c.name]) for c in clients]
+        return torch.tensor(found)
 
     def split(self, name: str, split: str) -> Split | None:
         """A client's examples on the device; None where it has no such split."""
@@ -164,20 +143,26 @@ class Examples:
             pair = client.learns_from() if split == "train" else getattr(client, split)
             if pair is None:
                 return None
-            placed = self._inputs(pair[0], client.stem), self._placed_targets(pair[1])
-            if not self.pooled and split == "train" and not isinstance(pair[0], Streamed):
+            x, y = pair
+            targets: Targets = (
+                y.placed(self._targets)
+                if isinstance(y, StreamedTargets)
+                else self._targets(torch.as_tensor(y))
+            )
+            placed = self._inputs(x, client.stem), targets
+            if not self.pooled and split == "train" and not isinstance(x, Streamed):
                 return placed  # registered clients keep their examples where they are
             self._splits[key] = placed
         return self._splits[key]
 
-    def one(self, name: str, round_number: int) -> OneClient:
-        """A client's batches of a round, for one client at a time."""
+    def one(self, name: str, round_number: int) -> Batch:
+        """A client's batches of a round, of whatever form its examples have."""
         rows = self.batches.drawn([name], round_number)[name]
         data = self.split(name, "train")
         assert data is not None
-        return OneClient(data, torch.from_numpy(rows).to(self.device))
+        return Batch(*data, torch.from_numpy(rows).to(self.device)[None])
 
-    def counted(self, name: str, first: int, steps: int) -> OneClient:
+    def counted(self, name: str, first: int, steps: int) -> Batch:
         """A client's batches from number ``first`` on, counted from the run's start."""
         data = self.split(name, "train")
         assert data is not None
@@ -185,80 +170,63 @@ class Examples:
         # here every task may have batches of its own
         if isinstance(y, Tensor) and self.clients[name].task.gaps:
             x, y = x[there := labelled(y)], y[there]
-        batches = self.batches.only(name, len(x))
-        rows = batches.many([name], first, steps)[name]
-        return OneClient((x, y), torch.from_numpy(rows).to(self.device))
+        rows = self.batches.only(name, len(x)).many([name], first, steps)[name]
+        return Batch(x, y, torch.from_numpy(rows).to(self.device)[None])
 
     def block(self, group: Block, round_number: int) -> Batch:
         """The batches of a block of clients in a round."""
-        drawn = self.batches.drawn(group.names, round_number)
+        names, width = group.names, group.part.batch
+        drawn = self.batches.drawn(names, round_number)
         if group.part.padded:
-            for name, rows in drawn.items():
-                missing = group.part.batch - rows.shape[1]
-                drawn[name] = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
-        if self.can_pool(group.names[0]):
-            return self.lookup(group.names, np.stack([drawn[name] for name in group.names]))
-        return self._gathered(group.names, drawn)
-
-    def lookup(self, names: Sequence[str], rows: Numbers) -> Lookup:
-        """Pooled examples by each client's own row numbers [clients, steps, batch]."""
-        form, kind, x_begin, y_begin = self.begins(names)
-        drawn = torch.from_numpy(rows).to(self.device)
-        return Lookup(self._x[form], self._y[kind], drawn, x_begin, y_begin)
-
-    def pooled_rows(
-        self, names: Sequence[str], rows: Tensor, x_begin: Tensor, y_begin: Tensor
-    ) -> Lookup:
-        """Pooled examples of clients of one form, by row numbers that are on the device."""
-        form, _, kind, _ = self._where[names[0]]
-        return Lookup(self._x[form], self._y[kind], rows, x_begin[:, None], y_begin[:, None])
-
-    def begins(self, names: Sequence[str]) -> tuple[str, str, Tensor, Tensor]:
-        """Which pools hold clients' inputs and targets, and where each client's begin."""
-        key = tuple(names)
-        if key not in self._begins:
-            where = [self._where[name] for name in names]
-            begin = torch.tensor([(x, y) for _, x, _, y in where]).to(self.device)[..., None]
-            if len(self._begins) > KEPT:
-                self._begins.clear()
-            self._begins[key] = where[0][0], where[0][2], begin[:, 0], begin[:, 1]
-        return self._begins[key]
-
-    def starts(self, names: Sequence[str]) -> Tensor:
-        """Where each client's examples begin if those of ``names`` are joined; kept."""
-        key = tuple(names)
-        if key not in self._starts:
-            sizes = np.array([self.batches.sizes[name] for name in names])
-            if len(self._starts) > KEPT:
-                self._starts.clear()
-            self._starts[key] = torch.from_numpy(np.cumsum(sizes) - sizes).to(self.device)
-        return self._starts[key]
-
-    def _gathered(self, names: Sequence[str], drawn: Mapping[str, Numbers]) -> Lookup:
-        feeds = {n: x.feed for n in names if isinstance(x := self.clients[n].train[0], Streamed)}
+            for name, own in drawn.items():
+                missing = width - own.shape[1]
+                drawn[name] = np.pad(own, ((0, 0), (0, missing))) if missing else own
+        rows = torch.from_numpy(np.stack([drawn[name] for name in names]))
+        if names[0] in self.where:
+            return self.lookup(group, rows.to(self.device))
+        pairs = [self._training(name) for name in names]
+        feeds = {
+            n: x.feed for n, (x, _) in zip(names, pairs, strict=True) if isinstance(x, Streamed)
+        }
+        sizes = np.array([self.batches.sizes[name] for name in names])
+        if not feeds and sizes.sum() <= MOST_UNREAD * rows.numel():
+            begin = torch.from_numpy(np.cumsum(sizes) - sizes)[:, None].expand(-1, 2)
+            return Batch(*self._joined(pairs), rows.to(self.device), begin.to(self.device))
         for name, feed in feeds.items():
             feed.expect([np.ascontiguousarray(drawn[name]).reshape(-1)])
-        inputs, targets = list[Inputs](), list[Tensor]()
-        for name in names:
-            x, y = self.clients[name].learns_from()
-            rows = torch.from_numpy(np.ascontiguousarray(drawn[name])).view(-1)
-            inputs.append(_some(x, rows))
-            targets.append(_some(y, rows))
+        some = list[Any]()
+        for name, pair, own in zip(names, pairs, rows.flatten(1), strict=True):
+            some.append([v.index_select(0, own) if isinstance(v, Tensor) else v[own] for v in pair])
             if name in feeds:
                 feeds[name].rest()
-        steps, batch = drawn[names[0]].shape
-        x = as_input(concatenated(inputs), self._network, self.device)
-        rows = torch.arange(len(x), device=self.device).view(len(names), steps, batch)
-        begin = rows[:, :1, 0]
-        return Lookup(x, self._targets(torch.cat(targets)), rows - begin[..., None], begin, begin)
+        x, y = self._joined(some)
+        numbers = torch.arange(len(x), device=self.device).view(rows.shape)
+        begin = numbers[:, 0, :1].expand(-1, 2)
+        return Batch(x, y, numbers - begin[:, :1, None], begin)
+
+    def lookup(self, group: Block, rows: Tensor) -> Batch:
+        """Pooled examples of a block, by row numbers [clients, steps, batch] on the device."""
+        form, _, kind, _ = self.where[group.names[0]]
+        begin = group.part.rows[PLACE].index_select(0, group.index)
+        return Batch(self._x[form], self._y[kind], rows, begin)
 
     def whole(self, names: Sequence[str]) -> tuple[Inputs, Tensor]:
-        """All training examples of clients of one size, joined: client after client."""
-        if all(map(self.can_pool, names)):
-            rows = np.arange(self.batches.sizes[names[0]], dtype=np.int64)
-            found = self.lookup(names, np.tile(rows, (len(names), 1, 1)))
-            return found.x(0), found.y(0)
-        pairs = [self.clients[name].learns_from() for name in names]
+        """All training examples of some clients, joined: client after client."""
+        if all(name in self.where for name in names):
+            pairs = [self._splits[name, "train"] for name in names]
+            ys = [y for _, y in pairs if isinstance(y, Tensor)]
+            return concatenated([x for x, _ in pairs]), torch.cat(ys)
+        return self._joined([self._training(name) for name in names])
+
+    def _training(self, name: str) -> Split:
+        """A client's training examples where they are; kept, unless some are left out."""
+        if (pair := self._whole.get(name)) is None:
+            pair = self.clients[name].learns_from()
+            if pair[0] is self.clients[name].train[0]:
+                self._whole[name] = pair
+        return pair
+
+    def _joined(self, pairs: Sequence[Split]) -> tuple[Inputs, Tensor]:
         y = self._targets(torch.cat([y for _, y in pairs if isinstance(y, Tensor)]))
         return as_input(concatenated([x for x, _ in pairs]), self._network, self.device), y
 
@@ -272,18 +240,78 @@ class Examples:
                 self._placed[key] = found
         return found[1]
 
-    def _placed_targets(self, y: Targets) -> Targets:
-        if isinstance(y, StreamedTargets):
-            return y.placed(self._targets)
-        return self._targets(torch.as_tensor(y))
-
     def _targets(self, y: Tensor) -> Tensor:
         return y.to(self.device, self._dtype) if y.is_floating_point() else y.to(self.device)
 
 
-def _some(values: Any, rows: Tensor) -> Any:
-    return values.index_select(0, rows) if isinstance(values, Tensor) else values[rows]
+@dataclass(frozen=True)
+class SharedExamples:
+    """Examples of a joint batch that several tasks of one client share, so that each passes once.
+
+    An example of the joint batch is one that passes (``back``), as one of its tasks (``turn``).
+    For each that passes, ``first`` is its first place in the joint batch and ``places`` are all of
+    them, [passing, tasks]; where there are fewer, the size of the joint batch.
+    """
+
+    first: Tensor
+    back: Tensor
+    turn: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(
+        cls, owners: Sequence[int], batches: Sequence[int], device: torch.device
+    ) -> SharedExamples | None:
+        """Which examples are the same, ``batches`` of each owner; None where all differ."""
+        if len(set(owners)) == len(owners):
+            return None
+        places: dict[int, list[Tensor]] = {}
+        start = 0
+        for owner, batch in zip(owners, batches, strict=True):
+            places.setdefault(owner, []).append(torch.arange(start, start + batch))
+            start += batch
+        first = torch.cat([own[0] for own in places.values()])
+        back, turn = torch.empty(start, dtype=torch.int64), torch.empty(start, dtype=torch.int64)
+        table, passed = torch.full((len(first), max(map(len, places.values()))), start), 0
+        for own in places.values():
+            rows = torch.arange(passed, passed + len(own[0]))
+            for k, mine in enumerate(own):
+                back[mine], turn[mine], table[rows, k] = rows, k, mine
+            passed += len(own[0])
+        return cls(*(part.to(device) for part in (first, back, turn, table)))
+
+    def summed(self, gradient: Tensor) -> Tensor:
+        """All tasks' output gradients together, in an order that does not change."""
+        padded = torch.cat([gradient, torch.zeros_like(gradient[:1])])
+        return padded[self.places].sum(dim=1)
+
+    def each_task(
+        self, gradient: Tensor, through: Callable[[Tensor], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """What ``through`` makes of each task's part, for every example of the joint batch."""
+        padded = torch.cat([gradient, torch.zeros_like(gradient[:1])])
+        turns = [through(padded[self.places[:, k]]) for k in range(self.places.shape[1])]
+        return [torch.stack(parts)[self.turn, self.back] for parts in zip(*turns, strict=True)]
 
 
-def _kinds(x: Inputs) -> str:
-    return ",".join(str(leaf.dtype) for leaf in leaves(x).values())
+@dataclass(frozen=True)
+class Plan:
+    """The clients of a round by part, and where they are: nothing in it depends on the round.
+
+    ``owners`` numbers who they belong to, group after group: tasks of one client have one number.
+    """
+
+    active: tuple[str, ...]
+    groups: list[Block]
+    turns: list[Tensor]  # of each group, among the active
+    order: Tensor  # all turns in a row
+    places: Tensor | None  # of the active among all; None: all are active
+    size: Tensor
+    owners: tuple[int, ...]
+    once: SharedExamples | None  # in a joint batch
+    owner: Tensor  # the client of each example of a joint batch
+
+    @property
+    def names(self) -> list[str]:
+        """The clients, group after group."""
+        return [name for group in self.groups for name in group.names]

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgradnorm._engines.device_batches import DeviceBatches
-from fedgradnorm._engines.engine import Engine, Plan
-from fedgradnorm._engines.examples import Block, Lookup
-from fedgradnorm._engines.gradients import Batch
+from fedgradnorm._engines.engine import Engine
+from fedgradnorm._engines.examples import Batch, Examples, Plan
 from fedgradnorm._state.table import FIRST_LOSS
 
 log = logging.getLogger("fedgradnorm")
 
+DEVICES = {"cuda"}  # that have graphs
+AT_ONCE = 1 << 24  # row numbers that are sorted together
 LONGEST = 512  # rounds whose results are kept on the device
 WARM = 3  # ordinary rounds before one is captured: libraries choose their kernels in them
 
@@ -44,14 +43,14 @@ class Graph:
         capture: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
         self._engine, self._sizes = engine, [len(group.names) for group in plan.groups]
-        self._parts = [(id(group.part), len(group.names)) for group in plan.groups]
+        self._form = _form(plan)
         self._reads = [
             n * engine.spec.steps * g.part.batch
             for n, g in zip(self._sizes, plan.groups, strict=True)
         ]
         clients, device = sum(self._sizes), engine.device
-        # per round: index, order and places of clients, where their examples begin, row numbers
-        width = 5 * clients + sum(self._reads)
+        # per round: index, order and places of clients, and the row numbers that they read
+        width = 3 * clients + sum(self._reads)
         self._table = torch.zeros(LONGEST, width, dtype=torch.int64, device=device)
         self._slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._columns: tuple[str, ...] = ()
@@ -71,50 +70,28 @@ class Graph:
 
     def fits(self, plan: Plan) -> bool:
         """Whether a round of this plan is one of the graph's."""
-        return self._parts == [(id(group.part), len(group.names)) for group in plan.groups]
+        return self._form == _form(plan)
 
     def fill(self, first: int, plans: Sequence[Plan], begin: int) -> None:
         """Write the lines of rounds ``first + begin`` and on into the table."""
+        clients, end = sum(self._sizes), len(plans)
         if self._draws is not None:  # everybody, every time: rows are drawn where they are read
             if begin == 0:
-                line = self._line(plans[0])
-                self._table[:, : len(line)] = line
-            count = len(plans) - begin
-            self._table[begin : begin + count, -sum(self._reads) :] = self._draws.draw(
-                first + begin, count
-            )
+                self._table[:, : 3 * clients] = _line(plans[0])
+            rows = self._draws.draw(first + begin, end - begin)
+            self._table[begin:end, 3 * clients :] = rows
             return
         lines = []
-        for k, plan in enumerate(plans[begin:], start=begin):
-            blocks = [self._engine.examples.block(group, first + k) for group in plan.groups]
-            rows = [block.rows.reshape(-1) for block in blocks if isinstance(block, Lookup)]
-            lines.append(torch.cat([self._line(plan), *rows]))
-        self._table[begin : begin + len(lines)] = torch.stack(lines)
-
-    def _line(self, plan: Plan) -> Tensor:
-        begins = [self._engine.examples.begins(group.names) for group in plan.groups]
-        places = (
-            torch.arange(len(plan.order), device=plan.order.device)
-            if plan.places is None
-            else plan.places
-        )
-        return torch.cat(
-            [
-                *(group.index for group in plan.groups),
-                plan.order,
-                places,
-                *(x[:, 0] for _, _, x, _ in begins),
-                *(y[:, 0] for _, _, _, y in begins),
-            ]
-        )
+        for k, plan in enumerate(plans[begin:], start=first + begin):
+            blocks = [self._engine.examples.block(group, k) for group in plan.groups]
+            lines.append(torch.cat([_line(plan), *(block.rows.reshape(-1) for block in blocks)]))
+        self._table[begin:end] = torch.stack(lines)
 
     def _round(self, plan: Plan, one_round: OneRound) -> Mapping[str, Tensor]:
         """The round whose line is at the slot."""
         engine, clients = self._engine, sum(self._sizes)
         line = self._table.index_select(0, self._slot)[0]
-        index, order, places, x_begin, y_begin, rows = line.split(
-            [clients] * 5 + [sum(self._reads)]
-        )
+        index, order, places, rows = line.split([clients] * 3 + [sum(self._reads)])
         parts = zip(plan.groups, index.split(self._sizes), strict=True)
         given = replace(
             plan,
@@ -125,13 +102,9 @@ class Graph:
             size=engine.sizes[places],
         )
         batches = list[Batch]()
-        splits = zip(
-            plan.groups, rows.split(self._reads), x_begin.split(self._sizes),
-            y_begin.split(self._sizes), strict=True,
-        )  # fmt: skip
-        for group, own, x, y in splits:
+        for group, own in zip(given.groups, rows.split(self._reads), strict=True):
             shape = len(group.names), engine.spec.steps, group.part.batch
-            batches.append(engine.examples.pooled_rows(group.names, own.view(shape), x, y))
+            batches.append(engine.examples.lookup(group, own.view(shape)))
         engine.capturing = True
         try:
             return one_round(engine, given, batches)
@@ -162,7 +135,8 @@ class Graph:
                 self._replay()
             done += step
         floating = [t for some in self._live for t in some if t.is_floating_point()]
-        firsts = {t.data_ptr() for t in self._unchecked()}
+        # columns that hold NaN for clients that never took part
+        firsts = {part.rows[FIRST_LOSS].data_ptr() for part in self._engine.table.parts}
         ends = torch._foreach_norm([t for t in floating if t.data_ptr() not in firsts])
         results, end = self._log[: len(plans)].cpu(), torch.stack([e.double() for e in ends]).cpu()
         if not (torch.isfinite(results).all() and torch.isfinite(end).all()):
@@ -170,9 +144,16 @@ class Graph:
             return None
         return [dict(zip(self._columns, table.tolist(), strict=True)) for table in results]
 
-    def _unchecked(self) -> list[Tensor]:
-        """Columns that hold NaN for clients that never took part."""
-        return [part.rows[FIRST_LOSS] for part in self._engine.table.parts]
+
+def _form(plan: Plan) -> tuple[object, ...]:
+    """What the plans of one graph have in common."""
+    return plan.owners, *((id(group.part), len(group.names)) for group in plan.groups)
+
+
+def _line(plan: Plan) -> Tensor:
+    everybody = torch.arange(len(plan.order), device=plan.order.device)
+    places = everybody if plan.places is None else plan.places
+    return torch.cat([*(group.index for group in plan.groups), plan.order, places])
 
 
 class Graphs:
@@ -192,7 +173,7 @@ class Graphs:
         self._engine, self._one_round = engine, one_round
         self._changed, self._server_why_not = changed, why_not
         self._graph: Graph | None = None
-        self._warm = 0
+        self.warm = 0  # ordinary rounds that went well
         self._never = ""
 
     def why_not(self) -> str | None:
@@ -200,25 +181,17 @@ class Graphs:
         engine = self._engine
         if self._never:
             return self._never
-        if not isinstance(engine, Engine) or not self._on_gpu(engine):
+        if not isinstance(engine, Engine) or engine.device.type not in DEVICES:
             return "it is for a GPU"
-        if engine.name == "loop" or engine.private or engine.choice.many:
+        if engine.name == "loop" or engine.private or engine.many:
             return "clients run one by one, or are registered by the hundreds"
         if engine.spec.head_rates:
             return "the heads' learning rate follows a schedule"
         return self._server_why_not()
 
-    @staticmethod
-    def _on_gpu(engine: Engine) -> bool:
-        return engine.device.type == "cuda"
-
-    def went_well(self) -> None:
-        """An ordinary round brings a graph nearer."""
-        self._warm += 1
-
     def forget(self) -> None:
         """A graph is tied to the tensors that it was made with, and there may be others."""
-        self._graph, self._warm = None, 0
+        self._graph, self.warm = None, 0
 
     def run(self, first: int, actives: Sequence[Sequence[str]]) -> list[dict[str, list[float]]]:
         """Rounds from ``first`` on, as many as fit one graph; columns of each.
@@ -226,11 +199,14 @@ class Graphs:
         Empty, and nothing has happened, where they have to be run one by one.
         """
         engine = self._engine
-        if self._warm < WARM or not all(actives) or self.why_not() is not None:
+        if self.warm < WARM or not all(actives) or self.why_not() is not None:
             return []
         plans = [engine.plan(active) for active in actives[:LONGEST]]
-        if not all(self._usable(engine, plan) for plan in plans):
-            return []
+        tells = engine.spec.first_loss == "first_round"
+        for group in (group for plan in plans for group in plan.groups):
+            known = tells or group.part.known_rows.issuperset(group.rows.tolist())
+            if not known or not engine.reads_at_once(group):
+                return []
         graph = self._graph
         changed = self._changed(engine)
         if graph is not None and not (_same(graph.changed, changed) and graph.fits(plans[0])):
@@ -247,23 +223,12 @@ class Graphs:
         results = graph.run(first, plans[:fitting])
         if results is None:
             self.forget()  # ordinary rounds find out who it was
-            self._warm = -LONGEST
+            self.warm = -LONGEST
             return []
         for plan in plans[:fitting]:
             for group in plan.groups:
-                group.part.rows.mark(group.rows.tolist())
+                group.part.put(group.index, {}, group.rows.tolist())
         return results
-
-    def _usable(self, engine: Engine, plan: Plan) -> bool:
-        """Whether all clients read pooled examples in one call, and have a first loss."""
-        tells = engine.spec.first_loss == "first_round"
-        return all(
-            engine.reads_at_once(group) and (tells or self._known(group)) for group in plan.groups
-        )
-
-    @staticmethod
-    def _known(group: Block) -> bool:
-        return group.part.known_rows.issuperset(group.rows.tolist())
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -276,17 +241,76 @@ def _captured(round_once: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     gc.collect()  # forgotten graphs are freed now, not while this one is captured
-    with _no_collection(), torch.cuda.graph(graph):
-        round_once()
-    return graph.replay
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with torch.cuda.graph(graph):
+            round_once()
     finally:
         if was_on:
             gc.enable()
+    return graph.replay
+
+
+class DeviceBatches:
+    """Row numbers of all clients, group after group: those that :class:`Batches` draws.
+
+    On a GPU with many clients, drawing on the host would keep the device waiting.
+    """
+
+    def __init__(self, examples: Examples, plan: Plan) -> None:
+        batches, self._device = examples.batches, examples.device
+        self._steps = batches.steps
+        self._groups: list[tuple[int, int, list[tuple[int, Tensor, Tensor]]]] = []
+        for group in plan.groups:
+            by_size: dict[int, list[int]] = {}
+            for k, name in enumerate(group.names):
+                by_size.setdefault(batches.sizes[name], []).append(k)
+            alike = []
+            for size, members in by_size.items():
+                bases = [_signed(batches.base[group.names[k]]) for k in members]
+                where = torch.tensor(members, device=self._device)
+                alike.append((size, torch.tensor(bases, device=self._device), where))
+            self._groups.append((len(group.names), group.part.batch, alike))
+
+    def draw(self, first: int, rounds: int) -> Tensor:
+        """Row numbers ``[rounds, numbers]`` from round ``first`` on."""
+        found = []
+        for clients, width, alike in self._groups:
+            shape = rounds, clients, self._steps, width
+            table = torch.zeros(shape, dtype=torch.int64, device=self._device)
+            for size, bases, where in alike:
+                batch = min(width, size)  # of fewer examples; the rest is padding
+                reads = self._steps * batch
+                start, stop = first * reads, (first + rounds) * reads
+                passes = torch.arange(start // size, -(-stop // size), device=self._device)
+                some = max(1, AT_ONCE // (len(passes) * size))
+                for k in range(0, len(bases), some):
+                    keys = _scrambled(bases[k : k + some, None] + passes)
+                    drawn = permutations(keys, size).flatten(1)[:, start % size :]
+                    own = drawn[:, : rounds * reads].reshape(-1, rounds, self._steps, batch)
+                    table[:, where[k : k + some], :, :batch] = own.transpose(0, 1)
+            found.append(table.flatten(1))
+        return torch.cat(found, dim=1)
+
+
+def permutations(keys: Tensor, size: int) -> Tensor:
+    """``batches.permutations`` in PyTorch's signed numbers, which compare differently."""
+    steps = torch.arange(1, size + 1, device=keys.device) * _signed(0x9E3779B97F4A7C15)
+    values = _scrambled(keys[..., None] + steps)
+    return (values ^ _signed(1 << 63)).argsort(dim=-1)  # no two are equal
+
+
+def _scrambled(values: Tensor) -> Tensor:
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = (values ^ _shifted(values, shift)) * _signed(factor)
+    return values ^ _shifted(values, 31)
+
+
+def _shifted(values: Tensor, by: int) -> Tensor:
+    """To the right, with zeros coming in."""
+    return (values >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

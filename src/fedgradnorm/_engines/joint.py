@@ -5,6 +5,11 @@ all. The gradient at the last layer comes first in a backward pass: each client'
 measured there, the weights are moved, each client's part of the output gradient is scaled by its
 weight, and one backward pass gives the aggregate. Nobody's full gradient is ever formed, also where
 the weighting needs all inner products of them (see :class:`ProductTap`).
+
+A layer's gradient is a sum over the examples of the batch. Call the layer's inputs A and the
+gradient at its outputs D. Client k's gradient of a linear layer is D_k^T A_k. Its squared length is
+sum((A_k A_k^T) * (D_k D_k^T)): two small products instead of a matrix as large as the layer.
+Other layers go through vmap over the client axis.
 """
 
 from __future__ import annotations
@@ -12,78 +17,159 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
 
-from fedgradnorm._engines.branches import in_branches
-from fedgradnorm._engines.gradients import Batch
-from fedgradnorm._engines.head_phase import FrozenFeatures
-from fedgradnorm._engines.heads import head_gradient
-from fedgradnorm._engines.norm_tap import NormTap, ProductTap
-from fedgradnorm._engines.parts import ClientPart
+from fedgradnorm._engines.examples import Batch, Block, Plan, SharedExamples
+from fedgradnorm._engines.gradients import head_gradient, step_heads
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.local_update import LocalSpec, clipped
+from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._state.table import OPTIMIZER, OWN, Group, Row
+from fedgradnorm._state.table import Row
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import call, concatenated
 
-Block = Group[ClientPart]
+Layers = dict[str, tuple[Tensor, Tensor]]
+"""Inputs and output gradients of layers, by name."""
+Features = Callable[[Block, Batch, range], Callable[[int], Tensor]]
+"""What the network, as it is, makes of a block's batches, by step."""
 
 
-@dataclass(frozen=True)
-class SharedExamples:
-    """Examples of a joint batch that several tasks of one client share, so that each passes once.
+class NormTap:
+    """Remembers inputs and outputs of the measured layers in a forward pass."""
 
-    An example of the joint batch is one that passes (``back``), as one of its tasks (``turn``).
-    For each that passes, ``first`` is its first place in the joint batch and ``places`` are all of
-    them, [passing, tasks]; where there are fewer, the size of the joint batch.
+    def __init__(self, network: nn.Module, measured: Sequence[str]) -> None:
+        self.layers: dict[str, list[str]] = {}
+        for name in measured:
+            owner, _, parameter = name.rpartition(".")
+            self.layers.setdefault(owner, []).append(parameter)
+        self.modules = {owner: network.get_submodule(owner) for owner in self.layers}
+        own = {network.get_parameter(name) for name in measured}
+        users = [p for m in network.modules() for p in m.parameters(recurse=False) if p in own]
+        self.tied = len(users) > len(own)
+        self.seen: list[tuple[str, Tensor, Tensor]] = []
+        self.on = True  # other passes than the joint one are not remembered
+
+        def remember(owner: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if self.on and torch.is_grad_enabled():
+                first: Any = inputs[0] if inputs else None  # called by keyword: not to be measured
+                self.seen.append((owner, first, output))
+
+        for owner, module in self.modules.items():
+            module.register_forward_hook(partial(remember, owner))
+
+    def problem(self) -> str | None:
+        """Why the layers seen in the last forward pass cannot be measured, if they cannot."""
+        if self.tied:
+            return "a parameter of the measured layer belongs to several layers"
+        owners = [owner for owner, _, _ in self.seen]
+        if sorted(owners) != sorted(self.layers):
+            return "a measured layer is not called exactly once in a forward pass"
+        if not all(isinstance(part, Tensor) for seen in self.seen for part in seen[1:]):
+            return "a measured layer does not map one tensor to one tensor"
+        if any(output._version for _, _, output in self.seen):  # then the gradient is another's
+            return "the output of a measured layer is changed in place"
+        return None
+
+    def taken(self, output: Tensor, gradient: Tensor, once: SharedExamples | None) -> Layers:
+        """What the layers saw, for every example of the joint batch, in their own precision.
+
+        Tasks that share an example have different gradients there, so each goes back by itself.
+        """
+        outputs = [out for _, _, out in self.seen]
+        back = partial(torch.autograd.grad, output, outputs, retain_graph=True)
+        gradients = back(gradient) if once is None else once.each_task(gradient, back)
+        found = Layers()
+        for (owner, inputs, _), d in zip(self.seen, gradients, strict=True):
+            own: Tensor = getattr(self.modules[owner], self.layers[owner][0])
+            a = inputs.detach() if once is None else inputs.detach()[once.back]
+            a = a.to(own.dtype) if a.is_floating_point() else a  # else indices of an embedding
+            found[owner] = a, d.detach().to(own.dtype)
+        self.seen.clear()
+        return found
+
+    def squared(self, layers: Layers, rows: slice, batch: int) -> Tensor:
+        """|gradient on the measured layers|^2 of each client in ``rows``, ``batch`` each."""
+        found = list[Tensor]()
+        for owner, (inputs, gradient) in layers.items():
+            module, wanted = self.modules[owner], self.layers[owner]
+            a = inputs[rows].unflatten(0, (-1, batch))
+            d = gradient[rows].unflatten(0, (-1, batch))
+            if type(module) is nn.Linear and a.ndim == 3:
+                found.append(linear_squared(a, d, wanted))
+                continue
+            own = {name: getattr(module, name).detach() for name in wanted}
+
+            def one(a: Tensor, d: Tensor, module: nn.Module = module, own: Row = own) -> Tensor:
+                pull = vjp(lambda p: functional_call(module, p, (a,)), own)[1]
+                return torch.stack([g.square().sum() for g in pull(d)[0].values()]).sum()
+
+            found.append(vmap(one)(a, d))
+        return sum(found[1:], start=found[0])
+
+
+def linear_squared(a: Tensor, d: Tensor, wanted: Sequence[str]) -> Tensor:
+    """Squared length of each client's gradient of a linear layer: inputs, output gradients.
+
+    Both are [client, example, ...]. The bias is a weight whose input is always 1, so together with
+    the weight it adds 1 to each A_k A_k^T.
+    """
+    if wanted == ["bias"]:
+        return d.sum(dim=1).square().sum(dim=1)
+    bias = "bias" in wanted
+    if a.shape[1] ** 2 <= a.shape[2] * d.shape[2]:
+        inputs = torch.bmm(a, a.transpose(1, 2))
+        if bias:
+            inputs += 1
+        pairs = inputs.mul_(torch.bmm(d, d.transpose(1, 2)))
+        return pairs.sum(dim=(1, 2)).clamp_min_(0)
+    total = torch.bmm(d.transpose(1, 2), a).square_().sum(dim=(1, 2))
+    return total + d.sum(dim=1).square_().sum(dim=1) if bias else total
+
+
+class ProductTap(NormTap):
+    """Remembers all layers with parameters: inner products and sums of gradients, without them.
+
+    Where all parameters are in linear layers, client k's gradient of a layer is D_k^T A_k, so
+
+        <D_i^T A_i, D_j^T A_j> = sum over examples a of i and b of j of (A A^T)_ab (D D^T)_ab,
+
+    which is two products of the batch with itself; sum_k c_k D_k^T A_k is one product per layer.
     """
 
-    first: Tensor
-    back: Tensor
-    turn: Tensor
-    places: Tensor
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network, [n for n, p in network.named_parameters() if p.requires_grad])
 
-    @classmethod
-    def of(
-        cls, owners: Sequence[str], batches: Sequence[int], device: torch.device
-    ) -> SharedExamples | None:
-        """Which examples are the same, ``batches`` of each owner; None where all differ."""
-        if len(set(owners)) == len(owners):
-            return None
-        places: dict[str, list[Tensor]] = {}
-        start = 0
-        for owner, batch in zip(owners, batches, strict=True):
-            places.setdefault(owner, []).append(torch.arange(start, start + batch))
-            start += batch
-        first = torch.cat([own[0] for own in places.values()])
-        back, turn = torch.empty(start, dtype=torch.int64), torch.empty(start, dtype=torch.int64)
-        table, passed = torch.full((len(first), max(map(len, places.values()))), start), 0
-        for own in places.values():
-            rows = torch.arange(passed, passed + len(own[0]))
-            for k, mine in enumerate(own):
-                back[mine], turn[mine], table[rows, k] = rows, k, mine
-            passed += len(own[0])
-        return cls(*(part.to(device) for part in (first, back, turn, table)))
+    def problem(self) -> str | None:
+        """Why the products cannot be taken from the last forward pass, if they cannot."""
+        linear = all(type(module) is nn.Linear for module in self.modules.values())
+        if not linear or any(inputs.ndim != 2 for _, inputs, _ in self.seen):
+            return "not all of its layers are linear"
+        return super().problem()
 
-    def summed(self, gradient: Tensor) -> Tensor:
-        """All tasks' output gradients together, in an order that does not change."""
-        return self._with_nothing(gradient)[self.places].sum(dim=1)
+    def summed(self, network: FlatNetwork, layers: Layers, factors: Tensor) -> Tensor:
+        """The gradient of a weighted sum of losses; ``factors`` are those of each example."""
+        found: dict[str, Tensor] = {}
+        for layer, (a, d) in layers.items():
+            weighted = d * factors.to(d.dtype)[:, None]
+            for name in self.layers[layer]:
+                part = weighted.T @ a if name == "weight" else weighted.sum(dim=0)
+                found[f"{layer}.{name}" if layer else name] = part
+        return network.flatten([found[name] for name in network.slices])
 
-    def each_task(
-        self, gradient: Tensor, through: Callable[[Tensor], Sequence[Tensor]]
-    ) -> list[Tensor]:
-        """What ``through`` makes of each task's part, for every example of the joint batch."""
-        padded = self._with_nothing(gradient)
-        turns = [through(padded[self.places[:, k]]) for k in range(self.places.shape[1])]
-        return [torch.stack(parts)[self.turn, self.back] for parts in zip(*turns, strict=True)]
-
-    @staticmethod
-    def _with_nothing(gradient: Tensor) -> Tensor:
-        return torch.cat([gradient, torch.zeros_like(gradient[:1])])
+    def gram(self, layers: Layers, owner: Tensor, clients: int) -> Tensor:
+        """Products of all pairs of clients' gradients; ``owner`` is the client of each example."""
+        member = (owner == torch.arange(clients, device=owner.device)[:, None]).double()
+        total = torch.zeros(clients, clients, dtype=torch.float64, device=owner.device)
+        for layer, (a, d) in layers.items():
+            wanted = self.layers[layer]
+            alike = a @ a.T if "weight" in wanted else d.new_zeros(len(d), len(d))
+            alike = alike + float("bias" in wanted)
+            total += member @ (alike * (d @ d.T)).double() @ member.T
+        return total
 
 
 class JointPass:
@@ -92,169 +178,97 @@ class JointPass:
     def __init__(self, network: FlatNetwork, norm_layer: Sequence[str], products: bool) -> None:
         self.network = network
         self._tap = NormTap(network.module, norm_layer)
-        self._products = ProductTap(network.module) if products else None
-        self._output = self._gradient = torch.empty(0)
-        self._layers: dict[str, tuple[Tensor, Tensor]] = {}
+        self.products = ProductTap(network.module) if products else None
+        self._taps = [tap for tap in (self._tap, self.products) if tap is not None]
+        self._output = self._gradient = self.owner = torch.empty(0)
+        self.layers = Layers()
         self._once: SharedExamples | None = None
-        self._plan: tuple[object, Any] = (None, None)
-        self._owner = torch.empty(0)
-        for tap in (self._tap, self._products):
-            if tap is not None:
-                tap.on = False
+        for tap in self._taps:
+            tap.on = False
 
     def run(
         self,
         shared: Tensor,
-        groups: Sequence[Block],
+        plan: Plan,
         rows: Sequence[Row],
         batches: Sequence[Batch],
         spec: LocalSpec,
         options: Mapping[str, Any] | None,
-        owners: Sequence[str],
-        later: Callable[[Block, Batch, int, int], FrozenFeatures],
+        later: Features,
     ) -> tuple[Tensor, Tensor]:
         """The clients' part of a round: losses and gradient norms, group after group.
 
         ``later`` gives the features of head steps after the first.
         """
-        network, parts = self.network, [group.part for group in groups]
-        counts = [len(group.names) for group in groups]
-        self._once, self._owner = self._planned(parts, counts, owners)
+        network, once = self.network, plan.once
+        self._once, self.owner = once, plan.owner
         x = concatenated([batch.x(0) for batch in batches])
         network.use(shared)
         network.module.train()
         self._output = self._gradient = torch.empty(0)  # the last round's graph must be gone
-        taps = [tap for tap in (self._tap, self._products) if tap is not None]
-        for tap in taps:
+        for tap in self._taps:
             tap.on = True
-        self._output = call(network.module, x if self._once is None else x[self._once.first])
-        for tap in taps:
+        self._output = call(network.module, x if once is None else x[once.first])
+        for tap in self._taps:
             tap.on = False
-        features = self._spread(self._output.detach())
-        sizes = [part.batch * count for part, count in zip(parts, counts, strict=True)]
-        pieces = [
-            partial(self._heads, group, row, batch, z, spec, options, later)
-            for group, row, batch, z in zip(
-                groups, rows, batches, features.split(sizes), strict=True
-            )
-        ]
+        features = self._output.detach() if once is None else self._output.detach()[once.back]
+        stretches = list[tuple[int, int, int]]()  # of examples, of clients of one batch size
+        pieces = list[Callable[[], tuple[Tensor, Tensor]]]()
+        start = 0
+        for group, row, batch in zip(plan.groups, rows, batches, strict=True):
+            end, size = start + group.part.batch * len(group.names), group.part.batch
+            z = features[start:end]
+            pieces.append(partial(_heads, group, row, batch, z, spec, options, later))
+            if stretches and stretches[-1][2] == size:
+                stretches[-1] = stretches[-1][0], end, size
+            else:
+                stretches.append((start, end, size))
+            start = end
         losses, gradients = zip(*in_branches(pieces, features.device), strict=True)
         self._gradient = torch.cat(gradients)
-        norms = self._measured(parts, counts)
+        seen = self._tap.taken(self._output, self._gradient, once)
+        if self.products is not None:
+            self.layers = self.products.taken(self._output, self._gradient, once)
+        norms = torch.cat([self._tap.squared(seen, slice(a, b), n) for a, b, n in stretches])
         return torch.cat(losses).double(), norms.double().sqrt()
-
-    @staticmethod
-    def _heads(
-        group: Block,
-        row: Row,
-        batch: Batch,
-        features: Tensor,
-        spec: LocalSpec,
-        options: Mapping[str, Any] | None,
-        later: Callable[[Block, Batch, int, int], FrozenFeatures],
-    ) -> tuple[Tensor, Tensor]:
-        """The head steps of a part's clients; losses, and d loss / d features."""
-        part, steps = group.part, 0 if spec.together else spec.head_steps
-        more = later(group, batch, 1, steps) if steps > 1 else None
-        for step in range(steps):
-            here = more.of(step) if more is not None and step else features
-            gradient = head_gradient(part, row, here, batch.y(step), own=True)[2]
-            assert gradient is not None
-            _step_heads(part, row, gradient, spec, options)
-        own = spec.together
-        losses, back, gradient = head_gradient(
-            part, row, features, batch.y(0), own=own, inputs=True
-        )
-        assert back is not None
-        if gradient is not None:
-            _step_heads(part, row, gradient, spec, options)
-        return losses, back
-
-    def _planned(
-        self, parts: Sequence[ClientPart], counts: Sequence[int], owners: Sequence[str]
-    ) -> tuple[SharedExamples | None, Tensor]:
-        """Which examples are shared, and whose each is; kept while the same clients take part."""
-        key = (tuple(owners), tuple(counts), tuple(map(id, parts)))
-        if self._plan[0] != key:
-            sizes = [part.batch for part, n in zip(parts, counts, strict=True) for _ in range(n)]
-            device = self.network.vector.device
-            once = SharedExamples.of(owners, sizes, device)
-            owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(
-                device
-            )
-            self._plan = key, (once, owner)
-        found: tuple[SharedExamples | None, Tensor] = self._plan[1]
-        return found
-
-    def _spread(self, values: Tensor) -> Tensor:
-        return values if self._once is None else values[self._once.back]
-
-    def _measured(self, parts: Sequence[ClientPart], counts: Sequence[int]) -> Tensor:
-        """Each client's squared gradient norm; clients of one batch size are measured together."""
-        at_layer = self._taken(self._tap)
-        if self._products is not None:
-            self._layers = self._products.with_inputs(self._taken(self._products))
-            self._products.seen.clear()
-        start = 0
-        stretches = list[tuple[int, int, int]]()
-        for part, count in zip(parts, counts, strict=True):
-            end = start + part.batch * count
-            if stretches and stretches[-1][2] == part.batch:
-                stretches[-1] = stretches[-1][0], end, part.batch
-            else:
-                stretches.append((start, end, part.batch))
-            start = end
-        found = [self._tap.squared(at_layer, slice(a, b), batch) for a, b, batch in stretches]
-        self._tap.seen.clear()
-        return torch.cat(found)
-
-    def _taken(self, tap: NormTap) -> list[Tensor]:
-        """The output gradients of a tap's layers, whose inputs are then those of every example.
-
-        Tasks that share an example have different gradients there, so each goes back by itself.
-        """
-        if self._once is None:
-            return tap.gradients(self._output, self._gradient)
-        once = self._once
-        found = once.each_task(self._gradient, lambda part: tap.gradients(self._output, part))
-        tap.seen = [(owner, inputs[once.back], output) for owner, inputs, output in tap.seen]
-        return found
 
     def backward(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i grad F_i, by one backward pass; one coefficient per client of the pass."""
-        if self._products is not None:
-            return self._products.summed(self.network, self._layers, coefficients[self._owner])
-        gradient = scaled(self._gradient, coefficients[self._owner])
+        each = coefficients[self.owner]
+        if self.products is not None:
+            return self.products.summed(self.network, self.layers, each)
+        shape = -1, *[1] * (self._gradient.ndim - 1)
+        gradient = self._gradient * each.to(self._gradient.dtype).reshape(shape)
         gradient = gradient if self._once is None else self._once.summed(gradient)
         leaves = [p for p in self.network.module.parameters() if p.requires_grad]
         found = torch.autograd.grad(self._output, leaves, gradient, allow_unused=True)
         return self.network.flatten(found)
 
-    def gram(self, clients: int) -> Tensor:
-        """update_i . update_j for all pairs of clients of the pass."""
-        assert self._products is not None
-        return self._products.gram(self._layers, self._owner, clients)
 
-    @property
-    def forms_products(self) -> bool:
-        """Whether it was made for inner products."""
-        return self._products is not None
-
-
-def _step_heads(
-    part: ClientPart,
+def _heads(
+    group: Block,
     row: Row,
-    gradient: Tensor,
+    batch: Batch,
+    features: Tensor,
     spec: LocalSpec,
     options: Mapping[str, Any] | None,
-) -> None:
-    state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
-    part.head_optimizer.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
-
-
-def scaled(gradient: Tensor, factors: Tensor) -> Tensor:
-    """Each example's gradient times a factor."""
-    return gradient * factors.to(gradient.dtype).reshape(-1, *[1] * (gradient.ndim - 1))
+    later: Features,
+) -> tuple[Tensor, Tensor]:
+    """The head steps of a part's clients; losses, and d loss / d features."""
+    part, steps = group.part, 0 if spec.joint_phases else spec.head_steps
+    more = later(group, batch, range(1, steps)) if steps > 1 else None
+    gradients = (
+        head_gradient(part, row, more(k) if more and k else features, batch.y(k), own=True)[2]
+        for k in range(steps)
+    )
+    step_heads(part, row, gradients, spec, options)
+    losses, back, gradient = head_gradient(
+        part, row, features, batch.y(0), own=spec.joint_phases, inputs=True
+    )
+    assert back is not None
+    if gradient is not None:
+        step_heads(part, row, [gradient], spec, options)
+    return losses, back
 
 
 @dataclass(frozen=True)
@@ -270,13 +284,46 @@ class JointReports(Reports):
 
     def gradients(self) -> Tensor:
         """Refused: a joint pass forms no single client's update."""
-        raise ConfigError("executor 'joint' forms no single gradients; use engine='vmap' or 'loop'")
+        raise ConfigError(
+            "executor 'joint' forms no single gradients; use executor='vmap' or 'loop'"
+        )
 
     def gram(self) -> Tensor:
         """update_i . update_j for all pairs of clients, where the pass was made for it."""
-        if not self.joint.forms_products:
+        joint, turns = self.joint, self.turns
+        if joint.products is None:
             return super().gram()
-        found = self.joint.gram(len(self.turns))
-        back = torch.empty_like(self.turns)
-        back[self.turns] = torch.arange(len(back), device=back.device)
+        found = joint.products.gram(joint.layers, joint.owner, len(turns))
+        back = torch.empty_like(turns)
+        back[turns] = torch.arange(len(back), device=back.device)
         return found[back[:, None], back]
+
+
+T = TypeVar("T")
+
+_STREAMS: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+def in_branches(pieces: Sequence[Callable[[], T]], device: torch.device) -> list[T]:
+    """The results of independent pieces of work, which become branches of a captured CUDA graph.
+
+    One part's work alone leaves most of a GPU idle. While a graph is captured, every piece but the
+    first has a stream of its own, which waits for everything launched before and is joined at the
+    end. Otherwise they run one after another.
+    """
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if not capturing or len(pieces) < 2:
+        return [piece() for piece in pieces]
+    streams = _STREAMS.setdefault(device, [])
+    while len(streams) < len(pieces) - 1:
+        streams.append(torch.cuda.Stream(device))
+    here, others = torch.cuda.current_stream(device), streams[: len(pieces) - 1]
+    for stream in others:
+        stream.wait_stream(here)
+    found = [pieces[0]()]
+    for stream, piece in zip(others, pieces[1:], strict=True):
+        with torch.cuda.stream(stream):
+            found.append(piece())
+    for stream in others:
+        here.wait_stream(stream)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 SCALE, CLASSES = f"{CONSTANT}scale", f"{CONSTANT}classes"
 SHARE = f"{CONSTANT}share"  # of each example of a batch in the mean loss: 0 for padding
+PLACE = f"{CONSTANT}place"  # where its inputs and targets begin in their pools, and its size
 
 
 class FirstHeads(Protocol):
@@ -58,6 +60,16 @@ class Whole(nn.Module):
             return output
         features: Tensor = in_front(self.stem, self.network)(*args, **kwargs)
         return features if what == "features" else self.head(features)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a client has learned: its head, its own parts of the network, its stem and network."""
+
+    head: nn.Module
+    parts: dict[str, Tensor]
+    stem: nn.Module | None = None
+    network: Tensor | None = None
 
 
 class ClientPart(Part):
@@ -90,7 +102,8 @@ class ClientPart(Part):
         self.head_optimizer = optimizers.make(spec.head_optimizer, self.own)
         self.local_optimizer = optimizers.make(spec.local_optimizer, self.shared)
         own = like.new_zeros(self.own.size)
-        fresh = {OWN: own} | _named(OPTIMIZER, self.head_optimizer.start(own))
+        fresh = {OWN: own, PLACE: own.new_zeros(3, dtype=torch.int64)}
+        fresh |= _named(OPTIMIZER, self.head_optimizer.start(own))
         fresh |= _named(BUFFER, self._buffers(self.head, self.stem))
         if spec.keeps_moments and spec.steps_locally:
             fresh |= _named(LOCAL, self.local_optimizer.start(like))
@@ -102,8 +115,9 @@ class ClientPart(Part):
             fresh[CLASSES] = table[0]
         super().__init__(client, fresh)
         self.buffers = [key for key in fresh if key.startswith(BUFFER)]
-        moved = [OWN, *self.buffers, *(k for k in fresh if k.startswith((OPTIMIZER, LOCAL)))]
-        self.moved = moved  # what a round changes
+        moments = [key for key in fresh if key.startswith((OPTIMIZER, LOCAL))]
+        self.moved = [OWN, *self.buffers, *moments]  # what a round changes, and what it reads
+        self.read = [*self.moved, *(key for key in (SCALE, SHARE, CLASSES) if key in fresh)]
         self.tied = _tied(self.whole)
         self.known_rows = set[int]()  # of clients that took part in this process
         linear = type(self.head) is nn.Linear and self.head.bias is not None
@@ -121,7 +135,7 @@ class ClientPart(Part):
 
     def first_rows(self, clients: Sequence[Client], heads: FirstHeads) -> Row:
         """The stacked first rows of new clients."""
-        like = self.rows.fresh[OWN]
+        like = self.fresh[OWN]
         tasks = [client.task for client in clients]
         found = Row()
         if SCALE in self.rows:
@@ -138,7 +152,7 @@ class ClientPart(Part):
         return found | {key: torch.stack([row[key] for row in each]) for key in each[0]}
 
     def _first_row(self, client: Client, head: nn.Module) -> Row:
-        like = self.rows.fresh[OWN]
+        like = self.fresh[OWN]
         head = copy.deepcopy(head).to(like.device)
         stem = own_stem(client.stem, client.name, like)
         named = {f"head.{n}": p for n, p in _trained(head).items()}
@@ -146,6 +160,35 @@ class ClientPart(Part):
         named |= {f"stem.{n}": p for n, p in _trained(stem).items()} if stem is not None else {}
         buffers = self._buffers(head, stem)
         return {OWN: self.own.flat(named, like), **_named(BUFFER, buffers)}
+
+    def exported(self, number: int, network: Tensor | None) -> Exported:
+        """Copies of a row, as modules on the CPU; ``network`` is the client's own, if any."""
+        row = {key: self.rows[key][number].detach().cpu().clone() for key in [OWN, *self.buffers]}
+        own = self.own.views(row[OWN]) | {k.removeprefix(BUFFER): row[k] for k in self.buffers}
+        modules: dict[str, nn.Module | None] = {}
+        for prefix, template in (("head.", self.head), ("stem.", self.stem)):
+            modules[prefix] = copied = copy.deepcopy(template)
+            if copied is not None:
+                for key, tensor in (*copied.cpu().named_parameters(), *copied.named_buffers()):
+                    tensor.data = own[f"{prefix}{key}"].clone()
+        head, prefix = modules["head."], "network."
+        assert head is not None
+        parts = {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
+        return Exported(
+            head, parts, modules["stem."], None if network is None else network.cpu().clone()
+        )
+
+    def row_of(self, client: Exported) -> Row:
+        """Parameters and buffers of a row ``[1, ...]`` that :meth:`exported` would give back."""
+        named = {f"network.{k}": v for k, v in client.parts.items()}
+        for prefix, module in (("head", client.head), ("stem", client.stem)):
+            if module is not None:
+                tensors = (*module.named_parameters(), *module.named_buffers())
+                named |= {f"{prefix}.{key}": tensor for key, tensor in tensors}
+        row = {OWN: self.own.flat(named)[None].to(self.fresh[OWN])}
+        for key in self.buffers:
+            row[key] = named[key.removeprefix(BUFFER)].detach()[None].to(self.fresh[key])
+        return row
 
     def load(self, row: Row) -> tuple[nn.Module, nn.Module]:
         """Let the modules hold a client's row, without copies of parameters: front and head."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from fedgradnorm._client import Client
 from fedgradnorm._engines.choice import make_engine
 from fedgradnorm._engines.engine import Problem
-from fedgradnorm._engines.exported import Exported
-from fedgradnorm._engines.parts import ClientPart
+from fedgradnorm._engines.parts import ClientPart, Exported
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import SENT, Reports

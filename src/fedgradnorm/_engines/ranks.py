@@ -79,7 +79,7 @@ class World:
 
     def anyone(self, mine: bool) -> bool:
         """Whether it is true on any rank."""
-        return any(self.gather(mine))
+        return mine if self.size == 1 else any(self.gather(mine))
 
     def same_network(self, network: nn.Module) -> nn.Module:
         """A copy with rank 0's values, whatever each rank's generator made of it."""

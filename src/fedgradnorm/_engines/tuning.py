@@ -35,13 +35,16 @@ def tune(
     Both end at the chosen step. ``measure`` gives the validation loss of what ``row`` and ``omega``
     hold; without it the last step is taken, if its numbers are finite. Returns what was kept.
     """
-    head, head_state = _started(how, part.own, row[OWN])
     shapes = {name: s for name, s in part.shared.shapes.items() if name in how.parameters}
     places = [torch.arange(s.start, s.stop) for n, s in part.shared.slices.items() if n in shapes]
     moved = torch.cat([torch.empty(0, dtype=torch.int64), *places]).to(omega.device)
-    network, network_state = _started(how, Layout(shapes), omega[:, moved])
+    head = optimizers.make(how.optimizer, part.own)
+    network = optimizers.make(how.optimizer, Layout(shapes))
+    head_state = {k: v[None].clone() for k, v in head.start(row[OWN][0]).items()}
+    network_state = {k: v[None].clone() for k, v in network.start(omega[0, moved]).items()}
+    everything = [omega, *row.values()]
     before = best = math.nan if measure is None else measure()
-    chosen, kept = 0, _copies(row, omega)
+    chosen, kept = 0, [values.clone() for values in everything]
     for number in range(1, how.steps + 1):
         assert gradients is not None
         part.whole.train(bool(places))  # a network of which nothing moves is in evaluation mode
@@ -56,29 +59,13 @@ def tune(
         if measure is not None and (number % how.every == 0 or number == how.steps):
             loss = measure()
             if math.isfinite(loss) and not best <= loss:  # of equal ones the earlier stays
-                best, chosen, kept = loss, number, _copies(row, omega)
-    finite = (bool(torch.isfinite(values).all()) for values in (omega, *row.values()))
+                best, chosen, kept = loss, number, [values.clone() for values in everything]
+    finite = (bool(torch.isfinite(values).all()) for values in everything)
     if measure is None and how.steps and all(finite):
         return {"step": how.steps}
-    for values, copied in zip((omega, *row.values()), kept, strict=True):
+    for values, copied in zip(everything, kept, strict=True):
         values.copy_(copied)
     if measure is None:
         return {"step": chosen}
-    return {"step": chosen, "before": _or_none(before), "after": _or_none(best)}
-
-
-def _started(
-    how: Tuning, layout: Layout, rows: Tensor
-) -> tuple[optimizers.Optimizer, optimizers.State]:
-    """A new optimiser, and its state for one row of these numbers."""
-    optimizer = optimizers.make(how.optimizer, layout)
-    start = optimizer.start(rows[0])
-    return optimizer, {key: value[None].clone() for key, value in start.items()}
-
-
-def _copies(row: Row, omega: Tensor) -> list[Tensor]:
-    return [omega.clone(), *(value.clone() for value in row.values())]
-
-
-def _or_none(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
+    losses = {"before": before, "after": best}
+    return {"step": chosen, **{k: v if math.isfinite(v) else None for k, v in losses.items()}}

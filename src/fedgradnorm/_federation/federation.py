@@ -1,9 +1,10 @@
-"""Clients that share one network, their server, and the engine that runs them."""
+"""The clients of a run around one network, or each alone: their rounds and what comes after."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,27 +12,43 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Batch, Engine, Graphs, Plan, RankedEngine, make_engine
+from fedgradnorm._engines import (
+    LONGEST,
+    Batch,
+    Engine,
+    Exported,
+    Graphs,
+    Plan,
+    Problem,
+    RankedEngine,
+    make_engine,
+)
 from fedgradnorm._engines.ranks import world
-from fedgradnorm._federation.alone import Alone
-from fedgradnorm._federation.clients import Clients, Outcome
-from fedgradnorm._federation.conflict import pairs
-from fedgradnorm._federation.head_averaging import SharedHeads
+from fedgradnorm._federation.checks import check_numbers, check_shared_tasks
+from fedgradnorm._federation.heads import HeadsOnDemand, SharedHeads, probe_of
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
-from fedgradnorm._round.reports import Reports
-from fedgradnorm._round.server import ServerState, recorded, server_step
+from fedgradnorm._round.private.private_plan import check_private, told_to
+from fedgradnorm._round.reports import Record, Reports, pairs, recorded
+from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.weighting import ByTask, Needs, Weighting
+from fedgradnorm._round.tuning import Tuning
+from fedgradnorm._state.table import NETWORK
+from fedgradnorm.models._dividing import private_names
+from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
+from fedgradnorm.models._norm_layer import find_norm_layer, parameters_of
+from fedgradnorm.weighting import ByTask, Equal, Needs, Weighting
 
 SCALARS = (Needs.SIZE, Needs.LOSS, Needs.NORM)
 """Needs that cost the client one number in its report."""
-PACKED = "packed"
+SERVER = "server."  # moments of the server of a client alone, in its row
 
 
-class Federation(Clients):
-    """One shared network and the clients that train it.
+class Federation:
+    """The clients of a run with their server, and the engine that runs them.
+
+    With ``share="none"`` every client is a federation of one: its network and its server's moments
+    are entries of its row, it weighs 1, and ``server`` only holds what all of them begin with.
 
     With Ditto, clients also keep a ``personal`` network v_i and a head for it:
 
@@ -44,8 +61,6 @@ class Federation(Clients):
     algorithm 1.
     """
 
-    personal: Alone | None
-
     def __init__(
         self,
         network: nn.Module,
@@ -53,44 +68,170 @@ class Federation(Clients):
         weighting: Weighting,
         settings: Settings,
         device: torch.device,
-        personal: Alone | None = None,
     ) -> None:
-        shared_heads = SharedHeads(clients, settings.heads, device, settings.head_own)
-        super().__init__(network, clients, settings, shared_heads)
-        self.personal = personal
-        self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
+        trainable_parameters(network)
+        self.network = copy.deepcopy(network)
+        self.clients, self.names = list(clients), [client.name for client in clients]
+        self.settings, self.shares = settings, settings.share == "all"
+        tuning(self.network, settings)  # names layers that it has not
+        tasks = {client.name: client.shared_task for client in clients} if self.shares else {}
+        self.shared_heads = SharedHeads(tasks, settings.heads, device, settings.head_own)
+        self.heads = HeadsOnDemand(self.network, clients, settings, self.shared_heads.names)
+        self.personal: Federation | None = None
+        if settings.ditto:
+            self.personal = Federation(network, clients, Equal(), settings.alone(), device)
+        if not self.shares:
+            weighting = Equal()
         weighting.run_seed = settings.seed
-        if settings.key == "task":
-            weighting = ByTask(weighting, {c.name: c.shared_task for c in clients})
+        if self.shares and settings.weight_per == "task":
+            weighting = ByTask(weighting, tasks)
         weighting.bind(self.names)
-        self.sums = client_sums(clients, weighting, settings)
-        needs = weighting.needs if self.sums is None else weighting.needs | Needs.GRADIENT
-        many = settings.few_take_part(len({c.owner for c in clients})) and not self.shared_heads
-        problem = self.problem(device, needs, shares=True, many=many)
-        if settings.engine == "auto" and asked_for() > 1 and len(clients) > 1:
+        self.sums = client_sums(clients, weighting, settings) if self.shares else None
+        raw = self.sums is not None or not self.shares
+        needs = weighting.needs | Needs.GRADIENT if raw else weighting.needs
+        few = settings.few_take_part(len({client.owner for client in clients}))
+        many = self.shares and few and not self.shared_heads.groups
+        if many:
+            assert self.heads[self.names[0]]
+        else:  # made before the layer is looked for: clients that do not fit are named
+            self.heads.make_all(self.shared_heads)
+        self.norm_layer = find_norm_layer(
+            self.network, probe_of(self.network, clients[0]), settings.norm_layer
+        )
+        problem = Problem(
+            self.network, self.clients, self.heads, self.norm_layer, settings.local(), device,
+            settings.batch_size, settings.seed, needs, settings.precision == "bf16", self.shares,
+            many,
+        )  # fmt: skip
+        self.engine: Engine | RankedEngine
+        self._alone: Engine  # of clients alone, which no rank shares out
+        if self.shares and settings.executor == "auto" and asked_for() > 1 and len(clients) > 1:
             self.engine = RankedEngine(problem, world())
         else:
-            self.engine = make_engine(settings.engine, problem)
-        self._head_numbers = self.shared_heads.sizes(self.heads)
+            self.engine = self._alone = make_engine(settings.executor, problem)
         self.server = ServerState(
             FlatNetwork(self.network, device).vector,
             weighting,
             optimizers.resolve(settings.server_optimizer, settings.lr),
             aggregate=settings.aggregate,
-            order=settings.order,
+            step_with=settings.step_with,
             rates=settings.server_rates(),
         )
-        self._scalars = sum(need in weighting.needs for need in SCALARS)
-        if self.shared_heads:
+        if not self.shares:
+            own = {f"{SERVER}{key}": value[0] for key, value in self.server.moments.items()}
+            for group in self._alone.table.group(self.names):
+                for key, value in {NETWORK: self.server.shared, **own}.items():
+                    group.part.add_column(key, value)
+        if self.shared_heads.groups:
             self.server.afterwards = self._average_heads
-        if settings.compile and device.type == "cuda":
+        if self.shares and settings.compile and device.type == "cuda":
             self.server.fuse()
         self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
+        self._scalars = sum(need in weighting.needs for need in SCALARS)
+        self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
 
     @property
-    def shared(self) -> Tensor:
-        """The network that the server sends."""
-        return self.server.shared
+    def ends(self) -> Federation:
+        """Whose rows clients evaluate and end with: these, or with Ditto the personal ones."""
+        return self.personal or self
+
+    @property
+    def burst(self) -> int:
+        """How many rounds may be asked for at once."""
+        return LONGEST if self.graphs.why_not() is None else 1
+
+    def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
+        """Some rounds in a row, of which a graph may run several without coming back.
+
+        A round in which everybody failed is the last one. Only the first of these rounds may be one
+        whose conflict is recorded.
+        """
+        found = list[Record]()
+        while (k := len(found)) < len(actives):
+            active, due = list(actives[k]), self.settings.records_conflict(first + k)
+            if len(actives) - k > 1 and not due:
+                tables = self.graphs.run(first + k, actives[k:])
+                some = zip(actives[k:], tables, strict=False)
+                found += [Record(list(names), [], table) for names, table in some]
+                if tables:
+                    continue
+            if not active and self.sums is None:
+                found.append(Record([], [], {}))
+                self.graphs.warm += 1
+                continue
+            reports, weights = self.round(first + k, active)
+            columns = recorded(reports, weights, self.server.weighting.frozen)
+            conflict = pairs(reports, active) if due and self.shares else []
+            numbers = {key: column.tolist() for key, column in columns.items()}
+            found.append(Record(active, list(reports.failed), numbers, conflict))
+            if not reports.failed:
+                self.graphs.warm += 1
+            elif len(reports.failed) == len(active):
+                break  # the run ends here
+        return found
+
+    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
+        """One communication: clients work, the server weighs and steps; all weights after it."""
+        server, settings = self.server, self.settings
+        if not self.shares:
+            return self._round_alone(round_number, active), self._ones()
+        if self.personal is not None and active:
+            self.personal._round_alone(round_number, active, server.shared, settings.ditto)
+        due = settings.records_conflict(round_number)
+        reports = self.engine.run_clients(server.shared, round_number, active, updates=due)
+        server.begin_round(round_number)
+        if self.sums is not None:  # also where nobody came: that nobody did is not to be told
+            return reports, self.sums.server_step(server, reports, round_number)
+        if len(reports.failed) == len(active):
+            return reports, server.weighting.weight
+        return reports, server_step(server, reports)
+
+    def _average_heads(self, reports: Reports, weights: Tensor) -> None:
+        """Who shares a head gets the mean."""
+        given = self.engine.head_rows, reports, weights, self.server.aggregate
+        for names, heads in self.shared_heads.averaged(*given):
+            self.engine.set_head_rows(names, heads)
+
+    def _round_alone(
+        self, round_number: int, active: Sequence[str], to: Tensor | None = None, by: float = 0.0
+    ) -> Reports:
+        """One round of clients alone; their networks v may be pulled: grad F(v) + by (v - to)."""
+        plan = self._alone.plan(active)
+        networks = self._networks(plan)
+        reports = self._alone.run_clients(networks, round_number, active)
+        along = reports.gradients()
+        along = along if to is None else along + by * (networks - to)
+        self.server.begin_round(round_number)
+        self._descend(plan, networks, along, reports.active if reports.failed else None)
+        return reports
+
+    def _networks(self, plan: Plan) -> Tensor:
+        """The networks of a plan's clients, as rows in the order of the active."""
+        rows = [g.part.rows[NETWORK].index_select(0, g.index) for g in plan.groups]
+        if len(rows) == 1:
+            return rows[0]
+        return torch.empty_like(found := torch.cat(rows)).index_copy_(0, plan.order, found)
+
+    def _descend(self, plan: Plan, networks: Tensor, along: Tensor, fine: Tensor | None) -> None:
+        """A server step of every client that did well; None: of all."""
+        server = self.server
+        for group, turns in zip(plan.groups, plan.turns, strict=True):
+            here, some = turns, group
+            if fine is not None:
+                here = turns[fine[turns]]
+                some = group.only(fine[turns].nonzero()[:, 0].cpu().numpy())
+            rows, moved = group.part.rows, networks[here]
+            own = {
+                k: rows[k].index_select(0, some.index) for k in map(SERVER.__add__, server.moments)
+            }
+            state = {key.removeprefix(SERVER): value for key, value in own.items()}
+            server.optimizer.step(moved, along[here], state, server.options)
+            noted = () if self._alone.capturing else some.rows.tolist()
+            group.part.put(some.index, {NETWORK: moved, **own}, noted)
+
+    def _ones(self) -> Tensor:
+        """The weights of clients alone."""
+        return torch.ones(len(self.names), dtype=torch.float64, device=self.engine.device)
 
     def _graph_why_not(self) -> str | None:
         """What of the server's part is decided on the host, if anything is."""
@@ -103,47 +244,100 @@ class Federation(Clients):
         return None if self.server.optimizer.in_rows else "the optimizer steps on the host"
 
     def _changed(self, engine: Engine) -> list[Tensor]:
-        return [*self.server.tensors(), *engine.moved_columns()]
+        """Every tensor that a captured round changes."""
+        if self.shares:
+            return [*self.server.tensors(), *engine.moved_columns()]
+        keys = [NETWORK, *(f"{SERVER}{key}" for key in self.server.moments)]
+        return [*engine.moved_columns(), *(p.rows[key] for p in engine.table.parts for key in keys)]
 
     def _captured(self, engine: Engine, plan: Plan, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """A round that decides nothing on the host."""
-        first, joint = engine.known_first(plan), engine.name == "joint"
-        worked = engine.work(self.server.shared, plan, batches, first, 0, joint)
+        networks = self.server.shared if self.shares else self._networks(plan)
+        worked = engine.work(networks, plan, batches, 0, engine.name == "joint")
         engine.write(plan, worked)
         reports = engine.reports(plan, worked)
-        return recorded(self.server, reports, server_step(self.server, reports))
+        if self.shares:
+            weights = server_step(self.server, reports)
+        else:
+            self._descend(plan, networks, reports.gradients(), None)
+            weights = self._ones()
+        return recorded(reports, weights, self.server.weighting.frozen)
 
-    def _next_round(self, round_number: int, active: Sequence[str]) -> Outcome:
-        """One round, and what became of it."""
-        if not active and self.sums is None:
-            return Outcome([], [], {})
-        reports, weights = self.round(round_number, active)
-        found = recorded(self.server, reports, weights)
-        table = {key: column.tolist() for key, column in found.items()}
-        due = self.settings.records_conflict(round_number)
-        conflict = pairs(reports, active) if due else []
-        return Outcome(list(active), list(reports.failed), table, conflict)
+    def finish(self, round_number: int) -> None:
+        """What comes after the last round: heads tuned on the finished network."""
+        if steps := self.settings.final_head_steps:
+            self.ends.engine.tune_heads(self.ends.server.shared, steps, round_number)
 
-    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
-        """One communication: clients work, the server weighs and steps."""
-        shared, due = self.server.shared, self.settings.records_conflict(round_number)
-        if self.personal is not None and active:
-            self.personal.round(round_number, active, shared, self.settings.ditto)
-        reports = self.engine.run_clients(shared, round_number, active, updates=due)
-        self.server.begin_round(round_number)
-        if self.sums is not None:  # also where nobody came: that nobody did is not to be told
-            return reports, self.sums.server_step(self.server, reports, round_number)
-        if len(reports.failed) == len(active):
-            return reports, self.server.weighting.weight
-        return reports, server_step(self.server, reports)
+    def personalize(self, round_number: int) -> dict[str, dict[str, Any]]:
+        """What comes after that: each client tunes a copy of its own; what each kept, by name."""
+        how, ends = tuning(self.network, self.settings, round_number), self.ends
+        return {} if how is None else ends.engine.personalize(ends.server.shared, how)
 
-    def _average_heads(self, reports: Reports, weights: Tensor) -> None:
-        """Who shares a head gets the mean."""
-        rows = self.engine.head_rows
-        for names, heads in self.shared_heads.averaged(
-            rows, reports, weights, self.server.aggregate
-        ):
-            self.engine.set_head_rows(names, heads)
+    def evaluate(
+        self, split: str, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Loss and metrics of the clients in ``names`` that have this split; None: of all."""
+        return self.ends.engine.evaluate(self.ends.server.shared, split, names)
+
+    def shared_network(self, vector: Tensor) -> nn.Module:
+        """A network with these numbers, as a module of its own, on the CPU."""
+        flat = FlatNetwork(self.network)
+        flat.vector.copy_(vector)
+        return flat.module
+
+    def all_trained(self) -> dict[str, Exported]:
+        """What every client has learned; under torchrun all ranks take part in this."""
+        return self.ends.engine.exported_all()
+
+    def install(self, name: str, client: Exported) -> None:
+        """Let a client end with something else."""
+        self.ends.engine.install(name, client)
+
+    def head_tables(self) -> list[tuple[list[str], Tensor, Tensor]] | None:
+        """Everybody's linear head in stacked rows: names, weights, biases, for each shape.
+
+        None where few clients are registered, or have more than a linear head.
+        """
+        engine = self.ends.engine
+        if engine.journal is None or not engine.only_linear_heads():
+            return None
+        by_shape: dict[tuple[int, int], list[str]] = {}
+        for client in self.clients:
+            if (shape := self.heads.shape(client)) is None:
+                return None
+            by_shape.setdefault(shape, []).append(client.name)
+        found = []
+        for (outputs, features), names in by_shape.items():
+            rows = engine.head_rows(names).cpu()
+            weight, bias = rows.split([outputs * features, outputs], dim=1)
+            found.append((names, weight.reshape(-1, outputs, features), bias.contiguous()))
+        return found
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """A client's row with the network that it works with as its own, as copies."""
+        return {NETWORK: self.ends.server.shared.clone()} | self.ends.engine.client_state(name)
+
+    def give(self, name: str, part: Mapping[str, Any]) -> None:
+        """Let a client have what ``part`` returned; the shared network stays as it is."""
+        self.ends.engine.load_client(name, part)
+
+    def begin(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
+    ) -> None:
+        """Start with these own parts of clients, and with networks of those that train their own.
+
+        ``statistics`` are running statistics and private layers of the network.
+        """
+        if self.personal is not None:
+            self.personal.begin(statistics, networks)
+        networks = {} if self.shares else networks
+        self.engine.mark(list(statistics))  # a resumed run does not know the other run
+        trained = self.engine.exported_all() if any(statistics.values()) or networks else {}
+        for name, now in trained.items():
+            if statistics.get(name) or name in networks:
+                own = {**now.parts, **statistics.get(name, {})}
+                network = networks.get(name, now.network)
+                self.engine.install(name, replace(now, parts=own, network=network))
 
     def weights(self) -> list[float]:
         """Each client's weight as it is now."""
@@ -154,37 +348,33 @@ class Federation(Clients):
         """What a client and the server exchange in a round: ``shared`` down, the report up.
 
         A head that is averaged goes both ways too. To several tasks of one client ``shared`` comes
-        once: it is counted with the first of them.
+        once: it is counted with the first of them. A client alone exchanges nothing.
         """
+        if not self.shares:
+            return 0
         shared = self.server.shared
         down = shared.numel() if name in self._receivers else 0
-        numbers = shared.numel() + down + 2 * self._head_numbers.get(name, 0)
+        numbers = shared.numel() + down + 2 * self.shared_heads.sizes.get(name, 0)
         return numbers * shared.element_size() + 8 * self._scalars
 
-    def begin(
-        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
-    ) -> None:
-        """Start with these own parts of clients; networks are for the personal ones."""
-        super().begin(statistics, {})
-        if self.personal is not None:
-            self.personal.begin(statistics, networks)
-
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Server and clients, everything needed to continue.
+        """Server and clients, everything needed to continue; the client table only with ``rows``.
 
-        Without ``rows`` it lacks the client table, and has weights as tensors.
+        All that clients alone have is in that table.
         """
-        sums = {} if self.sums is None else {"sums": self.sums.state_dict()}
-        server = self.server.state_dict(None if rows else packed(self.server.weighting))
-        clients = {"clients": self.engine.state_dict()} if rows else {}
-        personal = {} if self.personal is None else {"personal": self.personal.state_dict()}
-        return {"server": server} | clients | sums | personal
+        found = {"clients": self.engine.state_dict()} if rows else {}
+        if self.shares:
+            found["server"] = self.server.state_dict()
+        if self.sums is not None:
+            found["sums"] = self.sums.state_dict()
+        if self.personal is not None:
+            found["personal"] = self.personal.state_dict()
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
-        server = state["server"]
-        weighting = unpacked(server["weighting"], self.names)
-        self.server.load_state_dict({**server, "weighting": weighting})
+        if self.shares:
+            self.server.load_state_dict(state["server"])
         if "clients" in state:
             self.engine.load_state_dict(state["clients"])
         if self.sums is not None:
@@ -193,26 +383,34 @@ class Federation(Clients):
             self.personal.load_state_dict(state["personal"])
 
 
-def packed(weighting: Weighting) -> dict[str, Any] | None:
-    """A weighting's state with a tensor over all clients for each kind of number.
+def make_federation(
+    network: nn.Module,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    settings: Settings,
+    device: torch.device,
+) -> Federation:
+    """A federation with a weighting of its own, of clients that are first checked together."""
+    check_private(clients, settings, told_to(weighting))
+    check_numbers(clients, network)
+    if settings.share == "none":
+        client_sums(clients, weighting, settings)  # refused: there is no sum to hide a client in
+    else:
+        check_shared_tasks(clients, settings, weighting)
+    return Federation(network, clients, copy.deepcopy(weighting), settings, device)
 
-    A table per client is slow to make and to write for many clients. None where a method keeps more
-    than such rows.
-    """
-    if type(weighting).state_dict is not Weighting.state_dict:
+
+def tuning(network: nn.Module, settings: Settings, round_number: int = 0) -> Tuning | None:
+    """How clients tune after so many rounds; None: not. A ConfigError names unknown layers."""
+    if (table := settings.personalize) is None:
         return None
-    tables = {key: row.cpu().clone() for key, row in weighting.rows.items()}
-    extra = copy.deepcopy(weighting.extra)
-    return {"clients": dict(weighting._away), PACKED: tables, **extra}
-
-
-def unpacked(state: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """The state of a weighting as it loads it; one that is not packed is left as it is."""
-    if PACKED not in state:
-        return state
-    columns = {key: table.tolist() for key, table in state[PACKED].items()}
-    if any(len(column) != len(names) for column in columns.values()):
-        raise ValueError(f"weights of another number of clients than {len(names)}")
-    rows = {n: {key: column[i] for key, column in columns.items()} for i, n in enumerate(names)}
-    rest = {key: value for key, value in state.items() if key != PACKED}
-    return {**rest, "clients": {**state["clients"], **rows}}
+    what, names = table["what"], tuple[str, ...]()
+    if isinstance(what, list):
+        private = private_names(network)  # these move with the head
+        named = parameters_of(network, what, "personalize.what")
+        names = tuple(name for name in named if name not in private)
+    elif what == "network":
+        names = tuple(trainable_parameters(network))
+    head = optimizers.resolve(settings.head_optimizer, settings.lr)
+    first = round_number * settings.local().steps + settings.final_head_steps
+    return Tuning(table["steps"], {**head, "lr": table["lr"]}, names, first)

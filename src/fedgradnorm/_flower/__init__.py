@@ -10,5 +10,5 @@ serving       ``serve``: SuperLink, coordinator, run folder
 slots         a client's own state on disk
 keeping       ... and the state that does best on its validation rows
 participant   a client's answers
-joining       ``join``
+join          ``join``
 """

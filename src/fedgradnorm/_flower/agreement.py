@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.head_averaging import own_names
+from fedgradnorm._federation.heads import own_names
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.private.client_sums import check_client_level
 from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, key_of, scope_of, ungrouped
@@ -64,9 +64,9 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
             )
     check_tuning(settings.personalize)
     made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
-    if made_here and settings.head_start == "targets":
+    if made_here and settings.head_init == "targets":
         raise ConfigError(
-            f"head_start = {settings.head_start!r} cannot be run over the network with heads = "
+            f"head_init = {settings.head_init!r} cannot be run over the network with heads = "
             f"{settings.heads!r}: the server makes the head that clients begin with together, and "
             "knows nobody's targets; leave it at 'random', keep a bias for each client "
             "(head_own = 'bias'), or keep heads personal (heads = 'own')"
@@ -136,7 +136,7 @@ def sent_scalars(weighting: Weighting, settings: Settings) -> tuple[str, ...]:
     if Needs.LOSS in weighting.needs:
         names += weighting.losses
     if Needs.NORM in weighting.needs:
-        names.append("gauge_norm")
+        names.append("grad_norm")
     return tuple(names)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import TrainingError
-from fedgradnorm._federation.conflict import pairs
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
@@ -22,13 +21,13 @@ from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
     Refused,
-    check_gauge,
+    check_grad_norm,
     decode_answer,
     size_in_bytes,
 )
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.reports import SENT, StackedReports
+from fedgradnorm._round.reports import SENT, Reports, pairs
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
@@ -67,14 +66,14 @@ class Coordinator:
         agreement: Agreement,
         exchange: Exchange,
         patience: Patience,
-        gauge: Tensor | None = None,
+        norm_layer: Tensor | None = None,
         heads: GroupHeads | None = None,
         tasks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.server, self.names, self.agreement = server, names, agreement
         self.tasks = dict(tasks or {})
         self.rows = rows_of(names, self.tasks)
-        self.exchange, self.patience, self.gauge = exchange, patience, gauge
+        self.exchange, self.patience, self.norm_layer = exchange, patience, norm_layer
         self.heads = heads
         self.run = secrets.token_hex(8)
         self.round = 0
@@ -174,7 +173,7 @@ class Coordinator:
             else:
                 good[name] = answer
                 self.attendance.good(name)
-        self.notices.collected(self.round + 1, list(good), silent, refused)
+        self.notices.collected(self.round + 1, silent, refused)
         return good
 
     def _tried(self, name: str, content: RecordDict | Refused, order: Any) -> Any:
@@ -192,8 +191,8 @@ class Coordinator:
         answer = decode_answer(content, order, self.agreement.scalars, longest, tasks)
         if order.kind == "train":
             for task, (update, scalars) in answer.of_tasks(tasks).items():
-                if self.gauge is not None and "gauge_norm" in scalars:
-                    check_gauge(update, scalars["gauge_norm"], self.gauge)
+                if self.norm_layer is not None and "grad_norm" in scalars:
+                    check_grad_norm(update, scalars["grad_norm"], self.norm_layer)
                 self._check_size(row_name(name, task), scalars.get("size"))
         return answer
 
@@ -227,14 +226,16 @@ class Coordinator:
         for name in good:
             self.states[name] += 1
         self.round += 1
-        held = self.server.weighting.held
+        frozen = self.server.weighting.frozen
         rows: list[Row] = []
         for i, (name, client) in enumerate(self.rows.items()):
             if client not in active or (client in good and name not in told):
                 continue
             row: Row = {"round": self.round, "epoch": float(self.round), "client": name}
             row.update(split="batch", active=int(name in told), weight=weights[i])
-            row.update(held=0 if held is None else int(held[i]), bytes=self.bytes[client])
+            row.update(
+                weight_frozen=0 if frozen is None else int(frozen[i]), bytes=self.bytes[client]
+            )
             known = told[name][1] if name in told else {}
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
@@ -247,7 +248,7 @@ class Coordinator:
         return self._progress(rows, weight)
 
     def _average_heads(
-        self, good: Mapping[str, Answer], reports: StackedReports, weights: Tensor
+        self, good: Mapping[str, Answer], reports: Reports, weights: Tensor
     ) -> list[Cut]:
         """Who shares a head gets the mean with the next order; which heads were over a bound."""
         sent = {name: answer.head for name, answer in good.items() if answer.head is not None}
@@ -261,7 +262,7 @@ class Coordinator:
         counts, shown = (self.round, self.agreement.rounds), key.replace("_", " ")
         return Progress(*counts, float(self.round), known, weight, shown=shown)
 
-    def _reports(self, told: Mapping[str, tuple[Tensor, Mapping[str, float]]]) -> StackedReports:
+    def _reports(self, told: Mapping[str, tuple[Tensor, Mapping[str, float]]]) -> Reports:
         """What was told as rows, in their order, as an engine in one process has them."""
 
         def column(key: str) -> Tensor:
@@ -272,7 +273,7 @@ class Coordinator:
         updates = shared.new_zeros(len(self.rows), len(shared))
         for name, (update, _) in told.items():
             updates[places[name]] = update
-        return StackedReports(
+        return Reports(
             active=torch.tensor([name in told for name in self.rows]),
             size=column("size"),
             **{key: column(key) for key in SENT},

@@ -8,15 +8,19 @@ with, the same as in one process; no client has a say in it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.head_averaging import SharedHeads, flat_head, own_parameters
-from fedgradnorm._federation.making_heads import start_head
+from fedgradnorm._federation.heads import (
+    SharedHeads,
+    flat_head,
+    head_groups,
+    own_parameters,
+    start_head,
+)
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.reports import Reports
@@ -27,35 +31,26 @@ from fedgradnorm._runs.layout import FEDERATION
 ALL = "all"  # the name of the one group that everybody is in
 
 
-@dataclass(frozen=True)
-class Named:
-    """A client as the server knows it."""
-
-    name: str
-    shared_task: str
-
-
 class GroupHeads:
     """The heads of all groups between two rounds, and how the next ones come about.
 
-    ``starts`` are the first ones, by group. The mean is that of ``SharedHeads``, with the shares of
-    the server's own step. ``bounds`` are the server's: a head that goes further than they allow
-    from the one that was sent is brought nearer first.
+    ``tasks`` are the shared tasks of clients, ``starts`` the first heads, by group. The mean is
+    that of ``SharedHeads``, with the shares of the server's own step. ``bounds`` are the server's:
+    a head that goes further than they allow from the one that was sent is brought nearer first.
     """
 
     def __init__(
         self,
-        members: Sequence[Named],
+        tasks: Mapping[str, str],
         how: Heads,
         starts: Mapping[str, Tensor],
         bounds: Bounds | None = None,
     ) -> None:
         self.bounds = bounds
-        self.shared = SharedHeads(members, how, torch.device("cpu"))
-        self.rows = {member.name: row for row, member in enumerate(members)}
-        task = {member.name: member.shared_task for member in members}
+        self.shared = SharedHeads(tasks, how, torch.device("cpu"))
+        self.rows = {name: row for row, name in enumerate(tasks)}
         self.group = {
-            name: ALL if how == "all" else task[name]
+            name: ALL if how == "all" else tasks[name]
             for names in self.shared.groups
             for name in names
         }
@@ -130,9 +125,9 @@ def group_heads(
         return None
     task = {name: label for label, terms in tasks.items() for name in terms.clients}
     _check_tasks(names, tasks, task, settings.heads)
-    members = [Named(name, task.get(name, name)) for name in names]
+    members = {name: task.get(name, name) for name in names}
     starts: dict[str, Tensor] = {}
-    for group in SharedHeads(members, settings.heads, torch.device("cpu")).groups:
+    for group in head_groups(members, settings.heads):
         first, terms = group[0], tasks[task[group[0]]]
         size = terms.features or features
         if size is None:

@@ -9,6 +9,7 @@ network, so it is not judged again.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import BEST
 from fedgradnorm._state.table import ROUNDS
-from fedgradnorm._training.best import Best, min_rounds
+from fedgradnorm._training.best import Best
 from fedgradnorm._training.callbacks import VALIDATION
 
 log = logging.getLogger("fedgradnorm")
@@ -75,15 +76,14 @@ class Keeping:
 
     def __init__(self, folder: Path, present: Present, settings: Settings) -> None:
         self.path, self.present = folder / BEST, present
-        self._patience = settings.patience, min_rounds(settings)
+        self.settings = settings
         self.best, self.values = self._none(), dict[int, Evaluation]()
         if self.path.exists():
             self._read()
 
     def _none(self) -> Best:
-        return Best(
-            self.present.state_dict, self.present.load_state_dict, *self._patience, lenient=True
-        )
+        present = self.present
+        return Best(present.state_dict, present.load_state_dict, self.settings, lenient=True)
 
     def _read(self) -> None:
         try:
@@ -106,12 +106,12 @@ class Keeping:
             return
         self.values[round_number] = self.present.validate()
         loss = {name: found["loss"] for name, found in self.values[round_number].items()}
-        self.best.note(round_number, loss)
+        self.best.judge(round_number, loss)
         checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
         self.path.chmod(0o600)
 
-    def about(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """What is kept, for run.json; nothing where no evaluation could be used."""
-        if not self.best.found:
+        if not math.isfinite(self.best.value):
             return {}
-        return {"stopped_early": False, "kept": self.best.about()}
+        return {"stopped_early": False, "kept": self.best.for_manifest()}

@@ -1,4 +1,4 @@
-"""What the server's log says of its clients: who is silent, refused, held or diverging."""
+"""What the server's log says of its clients: who is silent, refused, frozen or diverging."""
 
 from __future__ import annotations
 
@@ -11,40 +11,36 @@ from fedgradnorm._training.monitor import ClientWarnings, Monitor
 
 
 class Notices:
-    """One line when a client's trouble begins, one when it ends; see ``monitor``."""
+    """One line when a client's problem begins, and counts at the end; see ``monitor``."""
 
     def __init__(self, names: Sequence[str], rows: Sequence[str], settings: Settings) -> None:
         left_out = "client {name!r} left out: {why}"
         refused = "answer of {name!r} refused: {why}"
-        self.silent = ClientWarnings(names, left_out, "answers again", "left out")
-        self.refused = ClientWarnings(names, refused, "sends good answers again", "refused")
+        self.silent = ClientWarnings(names, left_out, "left out")
+        self.refused = ClientWarnings(names, refused, "refused")
         self.monitor = Monitor(rows, settings)
 
     def collected(
-        self,
-        round_number: int,
-        good: Sequence[str],
-        silent: Mapping[str, str],
-        refused: Mapping[str, str],
+        self, round_number: int, silent: Mapping[str, str], refused: Mapping[str, str]
     ) -> None:
-        """Note what came of the orders of a round: good answers, none, and refused ones."""
-        self.silent.note(round_number, [*good, *refused], silent)
-        self.refused.note(round_number, good, refused)
+        """Note which orders of a round had no answer, and which a refused one."""
+        self.silent.note(round_number, silent)
+        self.refused.note(round_number, refused)
 
     def recorded(self, round_number: int, rows: Sequence[Row]) -> None:
         """Note whose weight was frozen in a round, and whose loss has grown."""
         active = {row["client"]: row for row in rows if row["active"]}
-        frozen = {name: row["held"] for name, row in active.items()}
+        frozen = {name: row["weight_frozen"] for name, row in active.items()}
         losses, ratios = (
             {name: row[key] for name, row in active.items() if row.get(key) is not None}
             for key in ("loss", "loss_ratio")
         )
-        self.monitor.note(round_number, frozen, losses, ratios)
+        self.monitor.note(round_number, [], frozen, losses, ratios)
 
-    def sum_up(self) -> None:
+    def sum_up(self, rounds: int) -> None:
         """Log the counts of the whole run."""
         for warnings in (self.silent, self.refused, self.monitor.frozen):
-            warnings.sum_up()
+            warnings.sum_up(rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""

@@ -14,10 +14,15 @@ from torch import Tensor, nn
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines import Engine, Problem
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._federation.clients import gauge_of, tuned_parameters, tuning
-from fedgradnorm._federation.head_averaging import flat_head, own_parameters, shared_columns
-from fedgradnorm._federation.head_start import log_starts
-from fedgradnorm._federation.making_heads import HeadsOnDemand
+from fedgradnorm._federation.federation import tuning
+from fedgradnorm._federation.heads import (
+    HeadsOnDemand,
+    flat_head,
+    log_starts,
+    own_parameters,
+    probe_of,
+    shared_columns,
+)
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
@@ -29,10 +34,10 @@ from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.private_gradients import question
 from fedgradnorm._round.private.private_plan import check_private, expected_rounds
 from fedgradnorm._round.reports import SENT
-from fedgradnorm._runs.about import FORMAT, of_task
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.layout import LEDGER, RESULT
+from fedgradnorm._runs.manifest import FORMAT, of_task
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._state.table import OWN, ROUNDS
 from fedgradnorm._training.alone import log_personal
@@ -40,6 +45,7 @@ from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import row_form
+from fedgradnorm.models._norm_layer import find_norm_layer
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -73,14 +79,16 @@ class Participant:
                 f"{client.owner!r}, which has several tasks; leave it at 'own'"
             )
         heads = HeadsOnDemand(self.network, self.rows, settings)
-        heads.make_all(dict)
-        gauge = gauge_of(self.network, [client], settings)
-        log_division(self.network, gauge)
+        heads.make_all()
+        norm_layer = find_norm_layer(
+            self.network, probe_of(self.network, client), settings.norm_layer
+        )
+        log_division(self.network, norm_layer)
         log_starts(self.rows, settings)
         gpu = settings.device != "cpu" and torch.cuda.is_available()
         device = torch.device("cuda" if gpu else "cpu")
         how, batch = settings.local(), settings.batch_size
-        given = (self.network, self.rows, heads, gauge, how, device, batch, settings.seed)
+        given = (self.network, self.rows, heads, norm_layer, how, device, batch, settings.seed)
         self.engine = Engine(Problem(*given))
         self.ledger: Ledger | None = None
         if client.privacy is not None:
@@ -94,7 +102,7 @@ class Participant:
             head = heads[client.name]
             own = own_parameters(head, settings.head_own, client.name)
             self.like_head, self._common = flat_head(head, own), shared_columns(head, own)
-        self.tuned = tuned_parameters(self.network, settings)
+        tuning(self.network, settings)  # names layers that the network has not
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
@@ -178,7 +186,7 @@ class Participant:
             end = f"/{task}" if task else ""
             wanted = ((THERE,) if task else ()) + self.agreement.scalars
             scalars |= {key + end: every[key] for key in wanted}
-        sent = reports.gradients().cpu()
+        sent = reports.gradients().cpu().clone()  # the next round writes over it
         updates = sent.new_zeros(len(names), sent.shape[1])
         updates[[names.index(name) for name in active]] = sent
         return Answer(
@@ -213,11 +221,11 @@ class Participant:
             keeping.judge(order.round)
             keeping.best.restore()
             self._keeping = {}  # the best state is not held twice; the file has it still
-        how = tuning(self.agreement.settings, self.tuned, order.round)
+        how = tuning(self.network, self.agreement.settings, order.round)
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order, keeping, more | (keeping.about() if keeping else {}))
+        run = self._run(order, keeping, more | (keeping.for_manifest() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
@@ -235,11 +243,11 @@ class Participant:
             own = None if learned.network is None else self._network(learned.network)
             trained[row.name] = TrainedClient.from_client(row, learned, own)
         heads = {name: one.head for name, one in trained.items()}
-        about = {
+        manifest = {
             "format": FORMAT,
             "settings": {
                 key: getattr(self.agreement.settings, key)
-                for key in ("seed", "shared", "frozen", "head_start")
+                for key in ("seed", "shared", "frozen", "head_init")
             },
             "weighting": {"name": "federation"},
             "clients": {row.name: _info(row) for row in self.rows},
@@ -247,7 +255,7 @@ class Participant:
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run(trained, about, self._history(order.run, order.round, keeping), shared)
+        return Run(trained, manifest, self._history(order.run, order.round, keeping), shared)
 
     def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
         """The evaluations on the way, where there were any, and that of what is kept.

@@ -30,19 +30,19 @@ from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._round.server import ServerState
-from fedgradnorm._runs.about import FORMAT, describe_weighting, now, read_about
 from fedgradnorm._runs.blueprint import blueprints
-from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.folder import RunFolder
+from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import (
-    ABOUT,
     CA,
     FEDERATION,
     LINK_DATABASE,
     LINK_LOG,
+    MANIFEST,
     ROSTER,
     public_key,
 )
+from fedgradnorm._runs.manifest import FORMAT, describe_weighting, now, read_manifest
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm._version import __version__
@@ -51,7 +51,7 @@ from fedgradnorm.experiments._execute import free_folder, output_folder
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.models._fitting import representation_size
 from fedgradnorm.models._flat import FlatNetwork
-from fedgradnorm.models._gauge import find_gauge
+from fedgradnorm.models._norm_layer import find_norm_layer
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -89,11 +89,13 @@ def serve(
     sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement, terms)
     link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
     operator = Operator(terms.address, (federation / CA).read_bytes(), link)
-    with Claim(folder, config.text()) as claim:
+    with FolderLock(folder, config.text()) as folder_lock:
         link.check_free()
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator, heads)
-        about = _about(network, weighting, agreement, terms)
-        keeper = RunFolder(claim, coordinator, about, resume)  # a refusal starts no process
+        manifest = _manifest(network, weighting, agreement, terms)
+        keeper = RunFolder(
+            folder_lock, coordinator, manifest, resume
+        )  # a refusal starts no process
         with closing(keeper), link:
             try:
                 if not resume:
@@ -103,11 +105,14 @@ def serve(
                 operator.start()
                 _meet(operator, terms, coordinator, waiting)
                 _rounds(coordinator, keeper, show)
-                coordinator.notices.sum_up()
+                coordinator.notices.sum_up(coordinator.round)
                 log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
                 network_now = _trained(network, coordinator)
-                about = {**keeper.about, "held": coordinator.notices.monitor.frozen.totals}
-                keeper.finish(Run({}, about, coordinator.history, network_now))
+                manifest = {
+                    **keeper.manifest,
+                    "weight_frozen": coordinator.notices.monitor.frozen.times,
+                }
+                keeper.finish(Run({}, manifest, coordinator.history, network_now))
             finally:
                 operator.stop()
     return coordinator
@@ -179,11 +184,11 @@ def run_folder(config: Config, resume: bool) -> Path:
     name = f"{config.name}-{config.method}-seed{config.seed}"
     if not resume:
         return free_folder(parent, name)
-    found = [p.parent for p in parent.glob(f"{name}*/{ABOUT}")]
-    open_ones = [p for p in found if not read_about(p)["finished"]]
+    found = [p.parent for p in parent.glob(f"{name}*/{MANIFEST}")]
+    open_ones = [p for p in found if not read_manifest(p)["finished"]]
     if not open_ones:
         raise RunFolderError(f"{parent} holds no unfinished run {name}: nothing to resume")
-    return max(open_ones, key=lambda p: read_about(p).get("started", ""))
+    return max(open_ones, key=lambda p: read_manifest(p).get("started", ""))
 
 
 def _coordinator(
@@ -201,14 +206,14 @@ def _coordinator(
         weighting,
         optimizers.resolve(settings.server_optimizer, settings.lr),
         aggregate=settings.aggregate,
-        order=settings.order,
+        step_with=settings.step_with,
         bounds=terms.bounds,
         rates=settings.server_rates(),
     )
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
-    gauge = _gauge(network, config)
-    given = (server, list(terms.clients), agreement, operator, patience, gauge, heads)
+    norm_layer = _norm_layer(network, config)
+    given = (server, list(terms.clients), agreement, operator, patience, norm_layer, heads)
     if agreement.private is not None:
         noisy = settings.privacy is not None
         return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
@@ -234,14 +239,14 @@ def _inputs(config: Config) -> tuple[int, ...] | None:
     return shapes.get(config.network.name)
 
 
-def _gauge(network: nn.Module, config: Config) -> Tensor | None:
-    """Where to measure a gauge norm again; None where an update is no plain gradient."""
+def _norm_layer(network: nn.Module, config: Config) -> Tensor | None:
+    """Where to measure a gradient norm again; None where an update is no plain gradient."""
     settings, shape = config.settings, _inputs(config)
-    if settings.update != "gradient" or settings.proximal:
+    if settings.sends != "gradient" or settings.proximal:
         return None
-    if shape is None and settings.gauge is None:  # without data the last layer cannot be found
+    if shape is None and settings.norm_layer is None:  # without data the last layer cannot be found
         return None
-    names = find_gauge(network, torch.zeros(2, *(shape or ())), settings.gauge)
+    names = find_norm_layer(network, torch.zeros(2, *(shape or ())), settings.norm_layer)
     slices = FlatNetwork(network).slices
     return torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
 
@@ -252,7 +257,7 @@ def _trained(network: nn.Module, coordinator: Coordinator) -> nn.Module:
     return flat.module
 
 
-def _about(
+def _manifest(
     network: nn.Module, weighting: Weighting, agreement: Agreement, terms: FederationFile
 ) -> dict[str, Any]:
     """What is stored with the run. The server knows only the names of the clients."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._client import Client
-from fedgradnorm._federation.sharing import check_shared_labels, check_shared_tasks
+from fedgradnorm._federation.checks import check_shared_tasks
 from fedgradnorm._flower.coordinator import Coordinator
-from fedgradnorm._flower.joining import joined
+from fedgradnorm._flower.join import joined
 from fedgradnorm._flower.serving import Show, serve
 from fedgradnorm._flower.setup import fill_client, init_federation
 from fedgradnorm._options import options_of
@@ -48,7 +48,6 @@ def tasks_of(config: Config, clients: Sequence[Client]) -> dict[str, Any]:
     if config.settings.heads == "own":
         return {}
     check_shared_tasks(clients, config.settings, Equal())
-    check_shared_labels(clients, config.settings.heads)
     tasks: dict[str, dict[str, Any]] = {}
     for client in clients:
         table = {"outputs": client.task.outputs, "clients": []}

@@ -32,7 +32,7 @@ class Privacy:
             loss ratio is always 1.
         loss_clip: the largest loss of one row that counts in full; by default twice that of a guess
             among the classes, 4 for numbers, times the task's ``loss_scale``.
-        norm: whether the gauge norm is ``corrected`` for the length of the noise, or ``noised``.
+        norm: whether the gradient norm is ``corrected`` for the length of the noise, or ``noised``.
         secret: a file with 32 secret bytes that decide batches and noise; it is made if it is not
             there. "seed": the run's seed decides them. Whoever knows the seed can repeat the run
             and take the noise away. The default is the seed in one process, and a file beside its

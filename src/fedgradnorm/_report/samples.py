@@ -70,7 +70,7 @@ class Sample:
 
 def sample_of(run: StoredRun) -> Sample:
     """The numbers of a run, as far as it got."""
-    seconds = run.about.get("seconds")
+    seconds = run.manifest.get("seconds")
     by, mine = run.judged, dict[str, list[Row]]()
     for row in run.rows:
         mine.setdefault(row["client"], []).append(row)

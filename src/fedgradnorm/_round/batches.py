@@ -18,7 +18,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.seeding import each_number
 
-AT_ONCE = 1 << 20  # examples sorted together; more are sorted one permutation at a time
+AT_ONCE = 1 << 20  # examples sorted together; more are sorted client by client
 MOST = 1 << 25  # examples of one round: drawing them takes about a gigabyte
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,42 +35,6 @@ def permutations(keys: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
     steps = np.arange(1, size + 1, dtype=np.uint64) * GOLDEN
     order: NDArray[np.int64] = np.argsort(_scrambled(keys[..., None] + steps), kind="stable")
     return order
-
-
-def part_of_permutation(key: np.uint64, size: int, begin: int, end: int) -> NDArray[np.int64]:
-    """Places ``begin`` to ``end`` of a key's permutation, without sorting the others.
-
-    The scrambled numbers are distinct, so places do not depend on how they are sorted.
-    """
-    values = _scrambled(key + np.arange(1, size + 1, dtype=np.uint64) * GOLDEN)
-    there = np.argpartition(values, (begin, end - 1))[begin:end]
-    found: NDArray[np.int64] = there[np.argsort(values[there])]
-    return found
-
-
-def stretches(
-    bases: NDArray[np.uint64], size: int, batch: int, first: int, steps: int
-) -> NDArray[np.int64]:
-    """Examples [clients, steps, batch] of clients of one size, from batch ``first`` on.
-
-    They are a stretch of each client's endless stream of passes.
-    """
-    start, stop = first * batch, (first + steps) * batch
-    passes = range(start // size, -(-stop // size))
-    keys = _scrambled(bases[:, None] + np.array(passes, dtype=np.uint64))
-    if keys.size * size <= AT_ONCE:
-        offset = start - passes[0] * size
-        rows = permutations(keys, size).reshape(len(bases), -1)
-        found = rows[:, offset : offset + steps * batch]
-    else:
-        places = [(max(0, start - k * size), min(size, stop - k * size)) for k in passes]
-        parts = [
-            part_of_permutation(key, size, *place)
-            for one in keys
-            for key, place in zip(one, places, strict=True)
-        ]
-        found = np.concatenate(parts)
-    return found.reshape(len(bases), steps, batch)
 
 
 class Batches:
@@ -147,15 +111,25 @@ class Batches:
         return batch
 
     def many(self, names: Sequence[str], first: int, steps: int) -> dict[str, NDArray[np.int64]]:
-        """Examples [steps, batch] of each client for ``steps`` batches from ``first`` on."""
+        """Examples [steps, batch] of each client for ``steps`` batches from ``first`` on.
+
+        They are a stretch of each client's endless stream of passes.
+        """
         found: dict[str, NDArray[np.int64]] = {}
         by_size: dict[int, list[str]] = {}
         for name in names:
             by_size.setdefault(self.sizes[name], []).append(name)
         for size, alike in by_size.items():
+            batch = self.batch[alike[0]]
+            start, stop = first * batch, (first + steps) * batch
+            passes = np.arange(start // size, -(-stop // size), dtype=np.uint64)
             bases = np.array([self.base[name] for name in alike], dtype=np.uint64)
-            drawn = stretches(bases, size, self.batch[alike[0]], first, steps)
-            found.update(zip(alike, drawn, strict=True))
+            keys = _scrambled(bases[:, None] + passes)
+            here = slice(start % size, start % size + steps * batch)
+            together = keys.size * size <= AT_ONCE
+            for own in [slice(None)] if together else [slice(k, k + 1) for k in range(len(keys))]:
+                streams = permutations(keys[own], size).reshape(-1, len(passes) * size)[:, here]
+                found.update(zip(alike[own], streams.reshape(-1, steps, batch), strict=True))
         return found
 
 

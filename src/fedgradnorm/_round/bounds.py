@@ -82,12 +82,19 @@ class Bounds:
         """
         if int((share != 0).sum()) < FEWEST:
             return share, []
-        lighter, heavy = self._lighter(share)
-        factor, long = _at_most("share", lighter.abs() * length, self.share or spread)
+        size, factor, heavy = share.abs(), torch.ones_like(share), list[Cut]()
+        top = int(size.argmax())
+        part = float(size[top] / size.sum())
+        if part > self.weight:  # which is >= 1/2, so that only the largest can be over it
+            rest = torch.cat([size[:top], size[top + 1 :]]).sum()
+            factor[top] = self.weight / (1 - self.weight) * rest / size[top]
+            heavy.append(Cut(top, "weight", part, self.weight))
+        lighter = share * factor
+        shorter, long = _at_most("share", lighter.abs() * length, self.share or spread)
         if not heavy and not long:
             return share, []
-        shorter = lighter * factor
-        return shorter * (share.abs().sum() / shorter.abs().sum()), heavy + long
+        bounded = lighter * shorter
+        return bounded * (size.sum() / bounded.abs().sum()), heavy + long
 
     def shortened(self, length: Tensor) -> tuple[Tensor, list[Cut]]:
         """The factor of each head's change, given the lengths of the changes of a group's heads.
@@ -95,18 +102,6 @@ class Bounds:
         No change is longer than the bound of a share, in medians of the changes that are not 0.
         """
         return _at_most("head", length, self.share or FARTHEST)
-
-    def _lighter(self, share: Tensor) -> tuple[Tensor, list[Cut]]:
-        """No part of the weights over the bound, which is >= 1/2: only the largest can be."""
-        size = share.abs()
-        top = int(size.argmax())
-        part = float(size[top] / size.sum())
-        if part <= self.weight:
-            return share, []
-        rest = torch.cat([size[:top], size[top + 1 :]]).sum()
-        factor = torch.ones_like(share)
-        factor[top] = self.weight / (1 - self.weight) * rest / size[top]
-        return share * factor, [Cut(top, "weight", part, self.weight)]
 
 
 def _at_most(name: str, values: Tensor, largest: float) -> tuple[Tensor, list[Cut]]:

@@ -24,9 +24,9 @@ from fedgradnorm._state.table import OPTIMIZER, OWN, Row
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]
-Update = Literal["gradient", "delta", "model"]
+Sends = Literal["gradient", "delta", "model"]
 ReportLoss = Literal["before", "after"]
-Schedule = Literal["alternating", "together"]
+Phases = Literal["alternating", "joint"]
 LOCAL = "local."  # moments of the local optimiser that are kept across rounds
 
 
@@ -37,9 +37,9 @@ class LocalSpec:
     head_steps: int = 1
     shared_steps: int = 1
     first_loss: FirstLoss = "dataset"
-    update: Update = "gradient"
+    sends: Sends = "gradient"
     report_loss: ReportLoss = "before"
-    schedule: Schedule = "alternating"
+    phases: Phases = "alternating"
     head_optimizer: Mapping[str, Any] | None = None
     local_optimizer: Mapping[str, Any] | None = None
     proximal: float = 0.0
@@ -57,17 +57,17 @@ class LocalSpec:
     @property
     def steps(self) -> int:
         """Batches a client reads in a round: step s of either phase takes batch s."""
-        return self.shared_steps if self.together else max(self.head_steps, self.shared_steps)
+        return self.shared_steps if self.joint_phases else max(self.head_steps, self.shared_steps)
 
     @property
-    def together(self) -> bool:
+    def joint_phases(self) -> bool:
         """Whether head and shared network step together, on one backward pass."""
-        return self.schedule == "together"
+        return self.phases == "joint"
 
     @property
     def steps_locally(self) -> bool:
         """Whether the local copy of the shared network moves at all."""
-        return self.shared_steps > 1 or self.update != "gradient" or self.report_loss == "after"
+        return self.shared_steps > 1 or self.sends != "gradient" or self.report_loss == "after"
 
     @property
     def keeps_moments(self) -> bool:
@@ -107,7 +107,7 @@ class Report:
 
     update: Tensor
     loss: Tensor
-    gradient_norm: Tensor
+    grad_norm: Tensor
 
 
 def local_update(
@@ -129,7 +129,7 @@ def head_phase(
 
     ``options`` are those of the heads' optimiser in this round, where a schedule moves them.
     """
-    for step in range(0 if spec.together else spec.head_steps):
+    for step in range(0 if spec.joint_phases else spec.head_steps):
         gradient = work.gradients.of(shared, row, step, shared=False, own=True)[2]
         assert gradient is not None
         _step_own(work, spec, row, gradient, options)
@@ -140,7 +140,7 @@ def shared_phase(
 ) -> Report:
     """``shared_steps`` gradients on the shared network, and what is sent of them:
 
-        update = mean_s grad F(omega_s),   gradient_norm = |update on the measured layer|,
+        update = mean_s grad F(omega_s),   grad_norm = |update on the measured layer|,
         loss = mean_s F(omega_s)
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
@@ -149,11 +149,18 @@ def shared_phase(
     each gradient of what is the client's own.
     """
     omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
-    moments = _local_state(work.local, spec, row, shared)
+    moments: optimizers.State = {}  # of the local optimiser: kept in the row, or new in every round
+    if spec.keeps_moments:
+        moments = {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
+    elif spec.steps_locally:
+        fresh = work.local.start(shared[0])
+        moments = {k: v.expand(len(shared), *v.shape).clone() for k, v in fresh.items()}
     total = loss = pull = shared.new_zeros(())
-    sends_gradient = spec.update == "gradient"  # else only the measured layer's mean is needed
+    sends_gradient = spec.sends == "gradient"  # else only the measured layer's mean is needed
     for step in range(spec.shared_steps):
-        here, gradient, own = work.gradients.of(omega, row, step, shared=True, own=spec.together)
+        here, gradient, own = work.gradients.of(
+            omega, row, step, shared=True, own=spec.joint_phases
+        )
         assert gradient is not None
         gradient = clipped(gradient, spec.clip)
         measured = gradient if sends_gradient else gradient[:, work.norm_layer]
@@ -170,9 +177,14 @@ def shared_phase(
             here = work.gradients.losses(omega, row, step)
         loss = loss + here.double() / spec.shared_steps
     norm = (total[:, work.norm_layer] if sends_gradient else total).norm(dim=1).double()
-    if sends_gradient and spec.proximal:
-        total = total + pull
-    update = _sent(spec, shared, omega, total)
+    if sends_gradient:
+        total = total + pull if spec.proximal else total
+        update = total if spec.shared_steps == 1 else total.div_(spec.shared_steps)
+    else:
+        update = shared - omega
+        if spec.sends == "delta":  # as a gradient
+            assert spec.local_optimizer is not None
+            update = update / (spec.shared_steps * spec.local_optimizer["lr"])
     return Report(update, loss, norm / spec.shared_steps)
 
 
@@ -181,29 +193,6 @@ def _step_own(
 ) -> None:
     state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
     work.head.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
-
-
-def _local_state(
-    optimizer: optimizers.Optimizer, spec: LocalSpec, row: Row, shared: Tensor
-) -> optimizers.State:
-    """The local optimiser's moments: kept in the row, or new in every round."""
-    if not spec.steps_locally:
-        return {}
-    if spec.keeps_moments:
-        return {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
-    fresh = optimizer.start(shared[0])
-    return {key: value.expand(len(shared), *value.shape).clone() for key, value in fresh.items()}
-
-
-def _sent(spec: LocalSpec, shared: Tensor, omega: Tensor, total: Tensor) -> Tensor:
-    """The mean of the gradients, given their sum; the model's way as a gradient; or the way."""
-    if spec.update == "gradient":
-        return total if spec.shared_steps == 1 else total.div_(spec.shared_steps)
-    way = shared - omega
-    if spec.update == "delta":
-        assert spec.local_optimizer is not None
-        way = way / (spec.shared_steps * spec.local_optimizer["lr"])
-    return way
 
 
 def clipped(gradient: Tensor, most: float | None) -> Tensor:

@@ -20,25 +20,15 @@ from fedgradnorm._errors import ConfigError, choose
 ScheduleSpec = str | Mapping[str, Any] | Sequence[Any]
 """A class of torch.optim.lr_scheduler by name, a table of its options, or a list of these."""
 
-UNKNOWN = 1000
-"""Rounds of a run that has epochs instead, until its clients are known."""
-_FOLLOWED = ("lr", "momentum", "betas")
-"""The options of an optimiser that a schedule may change."""
-
-
-_NOT_BY_ROUND = {
-    "LRScheduler",
-    "ReduceLROnPlateau",
-    "LambdaLR",
-    "MultiplicativeLR",
-    "SequentialLR",
-    "ChainedScheduler",
-}
-"""The base class, one that follows a loss, and those made of functions or other schedulers."""
+UNKNOWN = 1000  # rounds of a run that has epochs instead, until its clients are known
+_FOLLOWED = ("lr", "momentum", "betas")  # the options of an optimizer that a schedule may change
+# The base class, one that follows a loss, and those made of functions or other schedulers:
+_NOT_BY_ROUND = """LRScheduler ReduceLROnPlateau LambdaLR MultiplicativeLR SequentialLR
+    ChainedScheduler"""
 _CLASSES = {
     name.lower().removesuffix("lr"): getattr(lr_scheduler, name)
     for name in lr_scheduler.__all__
-    if name not in _NOT_BY_ROUND
+    if name not in _NOT_BY_ROUND.split()
 } | {"cosine": lr_scheduler.CosineAnnealingLR}
 
 
@@ -85,46 +75,37 @@ class Rates:
     def __init__(
         self, spec: ScheduleSpec | None, optimizer: Mapping[str, Any], rounds: int | None = None
     ) -> None:
-        tables = filled(spec, rounds, optimizer["lr"])
         self._trial = optimizers.build([torch.zeros(1, requires_grad=True)], optimizer)
-        self._schedulers = [_made(self._trial, table) for table in tables]
-        self._found = [self._now()]
+        self._schedulers = []
+        (group,) = self._trial.param_groups
+        momentum = "betas" in group or bool(group.get("momentum"))
+        for options in filled(spec, rounds, optimizer["lr"]):
+            name = options.pop("name")
+            if "cycle_momentum" in inspect.signature(_CLASSES[name]).parameters:
+                options = {"cycle_momentum": momentum, **options}
+            try:
+                if options.get("cycle_momentum") and not momentum:
+                    raise ValueError("cycle_momentum needs an optimizer with a momentum")
+                self._schedulers.append(_CLASSES[name](self._trial, **options))
+            except Exception as error:  # torch checks some options, and stumbles over others
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise ConfigError(
+                    f"schedule {name!r}: {reason} (its options: {shown(options)})"
+                ) from error
+        self._found = [{key: group[key] for key in _FOLLOWED if key in group}]
 
     def __bool__(self) -> bool:
         return bool(self._schedulers)
 
     def at(self, round_number: int) -> dict[str, Any]:
         """The options of a round, the first being 0; past the end of a schedule, the last ones."""
-        while len(self._found) <= round_number:
+        while len(self._found) <= round_number and self._schedulers:
             self._trial.step()  # has no gradient; torch expects it before the scheduler's step
             try:
                 for scheduler in self._schedulers:
                     scheduler.step()
             except ValueError:  # a cycle that is over
-                return self._found[-1]
-            self._found.append(self._now())
-        return self._found[round_number]
-
-    def _now(self) -> dict[str, Any]:
-        (group,) = self._trial.param_groups
-        return {key: group[key] for key in _FOLLOWED if key in group}
-
-
-def _made(trial: torch.optim.Optimizer, table: Mapping[str, Any]) -> lr_scheduler.LRScheduler:
-    """A scheduler of ``trial``; a cycle moves the momentum only of an optimizer that has one."""
-    kind = _CLASSES[table["name"]]
-    options = {key: value for key, value in table.items() if key != "name"}
-    group = trial.param_groups[0]
-    momentum = "betas" in group or bool(group.get("momentum"))
-    if "cycle_momentum" in inspect.signature(kind).parameters:
-        options = {"cycle_momentum": momentum, **options}
-    try:
-        if options.get("cycle_momentum") and not momentum:
-            raise ValueError("cycle_momentum needs an optimizer with a momentum")
-        made: lr_scheduler.LRScheduler = kind(trial, **options)
-    except Exception as error:  # torch checks some options, and stumbles over others
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"schedule {table['name']!r}: {reason} (its options: {shown(options)})"
-        ) from error
-    return made
+                break
+            (group,) = self._trial.param_groups
+            self._found.append({key: group[key] for key in _FOLLOWED if key in group})
+        return self._found[min(round_number, len(self._found) - 1)]

@@ -7,7 +7,7 @@ finds the same clients.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -63,13 +63,6 @@ def some_of(names: Sequence[str], asked: float, *counter: object) -> list[str]:
     return [names[i] for i in sorted(chosen.tolist())]
 
 
-def check_listed(participation: Participation, names: Sequence[str]) -> None:
-    """A ConfigError unless every list in ``participation`` names existing clients."""
-    if not isinstance(participation, (int, float)):
-        for turn in range(max(1, len(participation))):
-            participants(participation, 0, names, turn)
-
-
 def rows_by_owner(clients: Sequence[Client]) -> dict[str, list[str]]:
     """The rows of clients with several tasks, by client; clients with one task are left out."""
     found: dict[str, list[str]] = {}
@@ -77,13 +70,6 @@ def rows_by_owner(clients: Sequence[Client]) -> dict[str, list[str]]:
         if client.of is not None:
             found.setdefault(client.of, []).append(client.name)
     return found
-
-
-def with_tasks(owners: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    """The rows of clients: one each, or one per task as in :func:`rows_by_owner`."""
-    if not rows:
-        return list(owners)
-    return [name for owner in owners for name in rows.get(owner, (owner,))]
 
 
 class Presence:
@@ -106,23 +92,21 @@ class Presence:
 
     def active(self, participation: Participation, round_number: int) -> list[str]:
         """The rows that participate, in the order of the clients."""
-        drawn = participants(participation, self._seed, self._owners, round_number)
-        return self.with_labels(with_tasks(drawn, self._rows), round_number)
+        names = participants(participation, self._seed, self._owners, round_number)
+        if self._rows:
+            names = [row for owner in names for row in self._rows.get(owner, (owner,))]
+        return self.with_labels(names, round_number) if self._labels else names
 
     def with_labels(self, names: Sequence[str], round_number: int) -> list[str]:
         """Those of ``names`` that have a label in every batch of a round."""
         if self._batches is None:
             return list(names)
-        batches = self._batches.of_round(round_number)
-        return [
-            name
-            for name in names
-            if name not in self._labels or self._labels[name][batches[name]].any(axis=1).all()
-        ]
+        batches, labels = self._batches.of_round(round_number), self._labels
+        return [n for n in names if n not in labels or labels[n][batches[n]].any(axis=1).all()]
 
     def announce(self, rounds: int) -> None:
         """Warn, once, about tasks that will often sit out."""
-        tried = min(rounds, TRIED)
+        tried = min(rounds, TRIED) if self._labels else 0
         there = [set(self.with_labels(list(self._labels), k)) for k in range(tried)]
         for name, labels in self._labels.items():
             share = sum(name in names for names in there) / max(1, tried)

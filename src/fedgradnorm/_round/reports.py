@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,24 +11,28 @@ from torch import Tensor
 
 from fedgradnorm.weighting import Needs, Signals
 
+Pair = tuple[str, str, float]
+"""Two clients and the cosine between their updates."""
+
 
 @dataclass(frozen=True)
-class Reports(ABC):
+class Reports:
     """The reports of one round; axis 0 is the clients that were asked, ``active`` says who counts.
 
-    N full gradients may be too much to hold, so the server only asks for their weighted sum
-    (:meth:`aggregate`), which an executor may answer with a single backward pass.
-
-    Where not all clients were asked, ``rows`` are their indices among all clients.
+    ``updates`` has a row per client. N full gradients may be too much to hold, so the server only
+    asks for their weighted sum (:meth:`aggregate`), which an executor without ``updates`` may
+    answer with a single backward pass. Where not all clients were asked, ``rows`` are their indices
+    among all clients.
     """
 
     active: Tensor
     size: Tensor
     loss: Tensor
     loss_ratio: Tensor
-    gauge_norm: Tensor
+    grad_norm: Tensor
     failed: Sequence[str]
     rows: Tensor | None = field(default=None, kw_only=True)
+    updates: Tensor | None = field(default=None, kw_only=True)
 
     def signals(self, needs: Needs) -> Signals:
         """What a weighting with these needs may see."""
@@ -38,19 +41,21 @@ class Reports(ABC):
             self.size,
             self.loss,
             self.loss_ratio,
-            self.gauge_norm,
+            self.grad_norm,
             gram=self.gram() if Needs.GRAM in needs else None,
             gradients=self.gradients() if Needs.GRADIENT in needs else None,
             rows=self.rows,
         )
 
-    @abstractmethod
     def aggregate(self, coefficients: Tensor) -> Tensor:
         """sum_i c_i update_i."""
+        updates = self.gradients()
+        return coefficients.to(updates.dtype) @ updates
 
-    @abstractmethod
     def gradients(self) -> Tensor:
         """The updates, one row per client."""
+        assert self.updates is not None
+        return self.updates
 
     def gram(self) -> Tensor:
         """update_i . update_j for all pairs of clients."""
@@ -58,19 +63,39 @@ class Reports(ABC):
         return updates @ updates.T
 
 
+@torch.no_grad()
+def pairs(reports: Reports, names: Sequence[str]) -> list[Pair]:
+    """cos_ij = G_ij / sqrt(G_ii G_jj) of all pairs i < j that reported; G is the Gram matrix.
+
+    A pair with a vanished update has no cosine and is left out. The cosines are recorded, never
+    used: recording them does not change the training.
+    """
+    gram = reports.gram().double()
+    length = gram.diagonal().clamp_min(0).sqrt()
+    cosine = (gram / length / length[:, None]).clamp(-1, 1).tolist()
+    there = (reports.active & torch.isfinite(length) & (length > 0)).nonzero().flatten().tolist()
+    return [(names[i], names[j], cosine[i][j]) for i in there for j in there if i < j]
+
+
 @dataclass(frozen=True)
-class StackedReports(Reports):
-    """Reports that hold every client's update as a row of one matrix."""
+class Record:
+    """One round: the clients that took part and a column of numbers per quantity.
 
-    updates: Tensor
+    ``columns`` has ``loss``, ``loss_ratio``, ``grad_norm``, ``weight`` and ``weight_frozen``: one
+    value for each of ``clients``. ``failed`` are the clients whose loss or gradient was not finite.
+    ``record["loss"]`` is a column by client name, without the clients that failed. ``conflict`` has
+    the cosines between clients' updates, in the rounds in which ``record_conflict`` asks for them.
+    """
 
-    def aggregate(self, coefficients: Tensor) -> Tensor:
-        """sum_i c_i update_i."""
-        return coefficients.to(self.updates.dtype) @ self.updates
+    clients: Sequence[str]
+    failed: Sequence[str]
+    columns: Mapping[str, Sequence[float]]
+    conflict: Sequence[Pair] = ()
 
-    def gradients(self) -> Tensor:
-        """The updates themselves."""
-        return self.updates
+    def __getitem__(self, column: str) -> dict[str, float]:
+        failed = set(self.failed)
+        values = zip(self.clients, self.columns.get(column, ()), strict=False)
+        return {name: value for name, value in values if name not in failed}
 
 
 class Column(NamedTuple):
@@ -89,11 +114,13 @@ COLUMNS = {
     "loss": Column("mean loss over the round's batches", lambda r, *_: r.loss, sent=True),
     "weight": Column("the client's weight after the round", lambda _, weights, __: weights),
     "loss_ratio": Column("loss / first loss of the client", lambda r, *_: r.loss_ratio, sent=True),
-    "gauge_norm": Column(
-        "gradient norm on the measured layer", lambda r, *_: r.gauge_norm, sent=True
+    "grad_norm": Column(
+        "gradient norm on the measured layer", lambda r, *_: r.grad_norm, sent=True
     ),
     "active": Column("1, or 0 for a client that failed"),
-    "held": Column("1 where the weight is frozen: the gradient vanished", lambda *found: found[2]),
+    "weight_frozen": Column(
+        "1 where the weight is frozen: the gradient vanished", lambda *found: found[2]
+    ),
     "samples": Column("examples the client has read so far"),
     "bytes": Column("bytes exchanged with the server so far"),
 }
@@ -103,10 +130,12 @@ SENT = tuple(name for name, column in COLUMNS.items() if column.sent)
 """The numbers that a client may be asked for next to its update and its size."""
 
 
-def columns(reports: Reports, weights: Tensor, held: Tensor | None) -> dict[str, Tensor]:
+def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[str, Tensor]:
     """The columns recorded for one round, with one value per reporting client.
 
-    ``weights`` and ``held`` have a number for each client of the reports.
+    ``weights`` and ``frozen`` have a number for each of all clients.
     """
-    held = torch.zeros_like(weights) if held is None else held.to(weights.dtype)
-    return {name: c.read(reports, weights, held) for name, c in COLUMNS.items() if c.read}
+    frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
+    if reports.rows is not None:
+        weights, frozen = weights[reports.rows], frozen[reports.rows]
+    return {name: c.read(reports, weights, frozen) for name, c in COLUMNS.items() if c.read}

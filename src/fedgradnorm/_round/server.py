@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,13 +16,13 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._fusing import Fused
 from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.lr_schedules import Rates
-from fedgradnorm._round.reports import Reports, columns
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._state.layout import Layout
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import only
 
 Aggregate = Literal["mean", "by_size"]
-Order = Literal["new", "old"]
+StepWith = Literal["new", "previous"]
 
 
 class ServerState:
@@ -42,29 +41,26 @@ class ServerState:
         optimizer: Mapping[str, Any],
         *,
         aggregate: Aggregate = "mean",
-        order: Order = "new",
+        step_with: StepWith = "new",
         bounds: Bounds | None = None,
         rates: Rates | None = None,
     ) -> None:
-        self.shared = shared.detach().clone()
-        self.weighting = weighting
-        layout = Layout({"shared": shared.shape})
-        self.optimizer = optimizers.make(optimizer, layout)
+        self.shared, self.weighting = shared.detach().clone(), weighting
+        self.optimizer = optimizers.make(optimizer, Layout({"shared": shared.shape}))
         self.moments = {k: v[None].clone() for k, v in self.optimizer.start(self.shared).items()}
-        self._options: Mapping[str, Any] | None = None
-        self.aggregate, self.order = aggregate, order
-        self.weigh = weigh
+        self.options: Mapping[str, Any] | None = None  # of the optimiser in this round
+        self.aggregate, self.step_with = aggregate, step_with
         self.bounds, self.cuts = bounds, list[Cut]()
-        self.rates = Rates(None, optimizer) if rates is None else rates
+        self.rates, self.weigh = rates, weigh
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def begin_round(self, round_number: int) -> None:
         """Use this round's learning rate from now on."""
-        self._options = self.rates.at(round_number) if self.rates else None
+        self.options = self.rates.at(round_number) if self.rates else None
 
     def step(self, direction: Tensor) -> None:
         """Move the shared network along a direction."""
-        self.optimizer.step(self.shared[None], direction[None], self.moments, self._options)
+        self.optimizer.step(self.shared[None], direction[None], self.moments, self.options)
 
     def fuse(self) -> None:
         """Compile the weighting's many small kernels into a few."""
@@ -74,12 +70,12 @@ class ServerState:
         """Every tensor that a round changes in place."""
         return [self.shared, *self.moments.values(), *self.weighting.tensors()]
 
-    def state_dict(self, weighting: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Everything needed to continue, as copies; ``weighting`` replaces the weighting's."""
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue, as copies."""
         return {
             "shared": self.shared.clone(),
             "optimizer": {key: value.clone() for key, value in self.moments.items()},
-            "weighting": weighting or copy.deepcopy(self.weighting.state_dict()),
+            "weighting": self.weighting.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -98,15 +94,16 @@ class ServerState:
 def server_step(server: ServerState, reports: Reports) -> Tensor:
     """Algorithm 2, server part: new weights p, then one step on g = (1/N) sum_i p_i update_i.
 
-    Returns the weights after the round, one per client. ``order="old"`` steps the network with the
-    weights from before this round, as the centralised GradNorm does. A weighting that computes its
-    own direction is followed instead; ``order`` and ``aggregate`` have no effect then.
+    Returns the weights after the round, one per client. ``step_with="previous"`` steps the
+    network with the weights from before this round, as the centralised GradNorm does. A weighting
+    that computes its own direction is followed instead; ``step_with`` and ``aggregate`` have no
+    effect then.
     """
     weighting, bounds = server.weighting, server.bounds
     signals = reports.signals(weighting.needs)
     if bounds is not None:
         signals, server.cuts = bounds.clipped(signals)
-    weights, share = server.weigh(weighting, signals, server.order, server.aggregate)
+    weights, share = server.weigh(weighting, signals, server.step_with, server.aggregate)
     if bounds is not None:
         length = only(signals.active, reports.gradients().double().norm(dim=1))
         limited, cuts = bounds.limited(share, length, weighting.spread)
@@ -119,27 +116,17 @@ def server_step(server: ServerState, reports: Reports) -> Tensor:
     direction = None
     if type(weighting).direction is not Weighting.direction:
         direction = weighting.direction(signals.among(len(weights)))
-    if direction is None:
-        direction = reports.aggregate(share)
-    server.step(direction)
+    server.step(reports.aggregate(share) if direction is None else direction)
     if server.afterwards is not None:
         server.afterwards(reports, weights)
     return weights
 
 
-def recorded(server: ServerState, reports: Reports, weights: Tensor) -> dict[str, Tensor]:
-    """The columns of the history after :func:`server_step` returned these weights."""
-    held, rows = server.weighting.held, reports.rows
-    if rows is not None:
-        weights, held = weights[rows], None if held is None else held[rows]
-    return columns(reports, weights, held)
-
-
 def weigh(
-    weighting: Weighting, signals: Signals, order: Order, aggregate: Aggregate
+    weighting: Weighting, signals: Signals, step_with: StepWith, aggregate: Aggregate
 ) -> tuple[Tensor, Tensor]:
     """All weights after the round, and the coefficient of each update."""
-    before = signals.of(weighting.weight).clone() if order == "old" else None
+    before = signals.of(weighting.weight).clone() if step_with == "previous" else None
     weights = weighting.update(signals)
     now = signals.of(weights) if before is None else before
     return weights, coefficients(now, signals, aggregate)

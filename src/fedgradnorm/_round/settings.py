@@ -21,21 +21,21 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
-from fedgradnorm._round.local_update import FirstLoss, LocalSpec, ReportLoss, Schedule, Update
+from fedgradnorm._round.local_update import FirstLoss, LocalSpec, Phases, ReportLoss, Sends
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
-from fedgradnorm._round.server import Aggregate, Order
+from fedgradnorm._round.server import Aggregate, StepWith
 from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
 """Registered clients from which on the engines ask how many of them take part in a round."""
 
-EngineName = Literal["auto", "loop", "vmap", "joint"]
-Key = Literal["client", "task"]
+ExecutorName = Literal["auto", "loop", "vmap", "joint"]
+WeightPer = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
-HeadStart = Literal["auto", "random", "targets"]
+HeadInit = Literal["auto", "random", "targets"]
 Keep = Literal["last", "best", "own_best"]
 Optimizer = str | dict[str, Any]
 LrSchedule = str | dict[str, Any] | list[Any] | None
@@ -184,9 +184,10 @@ class Local(_Group):
     shared_steps: int = _setting(
         1, _whole(1), "local steps per round on the shared network, after those on the head."
     )
-    schedule: Schedule = _setting(
-        "alternating", _choice(Schedule),
-        "train the head, then the shared network (``alternating``), or both ``together``.",
+    phases: Phases = _setting(
+        "alternating", _choice(Phases),
+        "train the head, then the shared network (``alternating``), or both in each step "
+        "(``joint``).",
     )
     head_optimizer: Optimizer = _setting(
         "adam", _OPTIMIZER,
@@ -218,8 +219,8 @@ class Local(_Group):
         0.0, _AT_LEAST_0,
         "FedProx's mu: pulls local steps back to the shared network they began with.",
     )
-    update: Update = _setting(
-        "gradient", _choice(Update),
+    sends: Sends = _setting(
+        "gradient", _choice(Sends),
         "what a client sends: the mean raw ``gradient``, the ``delta`` of its copy over "
         "(steps x lr), or its ``model``; with server SGD at rate 1 the server then averages "
         "models. The gradient norm is always that of the mean raw gradient.",
@@ -256,9 +257,9 @@ class Server(_Group):
         "mean", _choice(Aggregate), "all clients count the same (``mean``), or ``by_size``.",
         private=False,
     )
-    order: Order = _setting(
-        "new", _choice(Order),
-        "step with the ``new`` weights (FedGradNorm), or with the ``old`` ones (GradNorm).",
+    step_with: StepWith = _setting(
+        "new", _choice(StepWith),
+        "step with the ``new`` weights (FedGradNorm), or with the ``previous`` ones (GradNorm).",
         private=False,
     )
     privacy: ClientPrivacy | dict[str, Any] | None = _setting(
@@ -307,8 +308,8 @@ class Sharing(_Group):
         '``"bias"``, clients share the weights and differ in level or prevalence.',
         private=False,
     )
-    head_start: HeadStart = _setting(
-        "auto", _choice(HeadStart),
+    head_init: HeadInit = _setting(
+        "auto", _choice(HeadInit),
         "what a head that we make predicts first: the mean (for classes: the shares) of the "
         "client's training ``targets``, or something ``random``, as in the paper. At the targets, "
         "first losses are those of the baseline, and loss ratios mean the same for all tasks. "
@@ -317,13 +318,13 @@ class Sharing(_Group):
         "examples.",
         leaks="starts a head at the mean of the targets", safe="random",
     )
-    key: Key = _setting(
-        "client", _choice(Key),
+    weight_per: WeightPer = _setting(
+        "client", _choice(WeightPer),
         "one weight per ``client``, or per ``task``. Which clients share a task is decided as for "
         "``heads``. It is an error if no two do, except with MGDA, which is FSMGDA then.",
         deployed=False,
     )
-    gauge: str | list[str] | None = _setting(
+    norm_layer: str | list[str] | None = _setting(
         None, _PATTERNS,
         "layers or parameters whose gradient norm is measured; the last shared one by default.",
     )
@@ -362,8 +363,8 @@ class Personalization(_Group):
 class Compute(_Group):
     """Where and how the numbers are computed."""
 
-    engine: EngineName = _setting(
-        "auto", _choice(EngineName),
+    executor: ExecutorName = _setting(
+        "auto", _choice(ExecutorName),
         "run clients one at a time (``loop``, the reference), all clients of one structure in one "
         "call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks the fastest that "
         "can run them, and under torchrun spreads clients over the processes.",
@@ -524,11 +525,11 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
             ditto=0.0,
             heads="own",
             head_own=None,
-            key="client",
+            weight_per="client",
             aggregate="mean",
             record_conflict=0,
             privacy=None,
-            engine="auto" if self.engine == "joint" else self.engine,
+            executor="auto" if self.executor == "joint" else self.executor,
         )
 
     @property
@@ -543,9 +544,9 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
             self.head_steps,
             self.shared_steps,
             self.first_loss,
-            self.update,
+            self.sends,
             self.report_loss,
-            self.schedule,
+            self.phases,
             optimizers.resolve(self.head_optimizer, self.lr),
             optimizers.resolve(self.local_optimizer, self.lr),
             self.proximal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,11 +14,22 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError, RunFolderError
-from fedgradnorm._runs.layout import CLIENTS, HEADS, NETWORK, client_file, temporary
-from fedgradnorm._runs.reading import check_file, opened, present
+from fedgradnorm._runs.layout import (
+    CHECKPOINT,
+    CLIENTS,
+    HEADS,
+    NETWORK,
+    PREVIOUS,
+    client_file,
+    temporary,
+)
+from fedgradnorm._runs.reading import check_file, check_folder, opened, present
+from fedgradnorm._runs.writing import opened_to_write
 
 if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
+
+log = logging.getLogger("fedgradnorm")
 
 Part = bytes | memoryview
 """Some of what a file holds."""
@@ -25,19 +37,26 @@ Part = bytes | memoryview
 CHECKSUM = "blake2b"
 """What a file's metadata call its checksum."""
 
+BOUND = "belongs"
+"""What they call the run and the file name that the content was written for."""
 
-def write_atomically(path: Path, data: Part | Iterable[Part]) -> None:
+
+def write_atomically(path: Path, data: Part | Iterable[Part], previous: Path | None = None) -> None:
     """Write ``data`` so that ``path`` holds either all of it or what it held before.
 
-    It may come in parts, and need then not be in memory at once.
+    It may come in parts, and need then not be in memory at once. A link in the place of ``path`` is
+    replaced, not followed. With ``previous`` the old content is kept under that name.
     """
     here = temporary(path)
     try:
-        with here.open("wb") as file:
+        here.unlink(missing_ok=True)  # of a killed process with our number
+        with opened_to_write(here, "xb") as file:
             for part in [data] if isinstance(data, (bytes, memoryview)) else data:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
+        if previous is not None and present(path):
+            path.replace(previous)  # a kill after this leaves the previous file, which is whole
         here.replace(path)
     finally:
         here.unlink(missing_ok=True)
@@ -54,19 +73,28 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], note: str = "") -> None:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    note: str = "",
+    run: str = "",
+    previous: Path | None = None,
+) -> None:
     """Tensors by name, a text beside them and a checksum of both, as one safetensors file.
 
+    ``run`` is the identity of the run that the file belongs to: together with the file's name it
+    keeps files of different runs, or of different clients, from being taken for each other.
     safetensors itself would copy all tensors twice, and write two entries beside them in an order
     that changes from process to process.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = _header(plain)
     body = [_bytes(plain[name]) for name in header]
-    metadata = {"note": note, CHECKSUM: _checksum(header, note, body)}
+    bound = f"{run} {path.name}" if run else ""
+    metadata = {"note": note, BOUND: bound, CHECKSUM: _checksum(header, note + bound, body)}
     text = json.dumps({"__metadata__": metadata, **header}).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the tensors too
-    write_atomically(path, [len(text).to_bytes(8, "little"), text, *body])
+    write_atomically(path, [len(text).to_bytes(8, "little"), text, *body], previous)
 
 
 def _header(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -96,8 +124,11 @@ _CALLED = {
 _KINDS = list(_CALLED)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
-    """What :func:`write_tensors` wrote; a RunFolderError if the file is damaged."""
+def read_tensors(path: Path, run: str = "", name: str = "") -> tuple[dict[str, Tensor], str]:
+    """What :func:`write_tensors` wrote; a RunFolderError if the file is damaged.
+
+    With ``run`` it must have been written for that run, as the file ``name`` (its own by default).
+    """
     from safetensors import safe_open
 
     if not present(path):
@@ -107,6 +138,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _verify(path, metadata)
+            if run and metadata.get(BOUND) != f"{run} {name or path.name}":
+                raise RunFolderError(
+                    f"{path} belongs to another run or client; put the run's own file back"
+                )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FedGradNormError:
         raise
@@ -122,7 +157,7 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header.pop("__metadata__", None)
         chunks = iter(lambda: file.read(1 << 20), b"")
-        found = _checksum(header, metadata.get("note", ""), chunks)
+        found = _checksum(header, metadata.get("note", "") + metadata.get(BOUND, ""), chunks)
     if found != metadata.get(CHECKSUM):
         raise RunFolderError(
             f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
@@ -139,16 +174,29 @@ def _checksum(header: Mapping[str, Any], note: str, body: Iterable[Part]) -> str
     return digest.hexdigest()
 
 
-def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write a nested dict of tensors and plain values."""
+def save(state: Mapping[str, Any], path: Path, run: str = "", previous: Path | None = None) -> None:
+    """Write a nested dict of tensors and plain values; see :func:`write_tensors`."""
     tensors: dict[str, Tensor] = {}
     skeleton = _strip(state, tensors)
-    write_tensors(path, tensors, json.dumps(skeleton))
+    write_tensors(path, tensors, json.dumps(skeleton), run, previous)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a nested dict back, exactly as it was."""
-    tensors, note = read_tensors(path)
+def latest(folder: Path, run: str) -> dict[str, Any] | None:
+    """The last checkpoint of a run, or the one before where that is damaged; None without any."""
+    newest, before = folder / CHECKPOINT, folder / PREVIOUS
+    if present(newest):
+        try:
+            return load(newest, run)
+        except RunFolderError as error:
+            if not present(before):
+                raise
+            log.warning("%s; continuing from the checkpoint before it", error)
+    return load(before, run, CHECKPOINT) if present(before) else None
+
+
+def load(path: Path, run: str = "", name: str = "") -> dict[str, Any]:
+    """Read a nested dict back, exactly as it was; see :func:`read_tensors`."""
+    tensors, note = read_tensors(path, run, name)
     try:
         state = _fill(json.loads(note), tensors)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
@@ -193,13 +241,14 @@ class InRows(Protocol):
         """All of it as tensors by name, and a text that says whose rows they are."""
 
 
-def write_models(run: Run, folder: Path) -> None:
+def write_models(run: Run, folder: Path, identity: str) -> None:
     """The shared network and each client's head as safetensors with plain state_dict names."""
+    check_folder(folder / CLIENTS)
     (folder / CLIENTS).mkdir(exist_ok=True)
     if run.shared is not None:
-        write_tensors(folder / NETWORK, dict(run.shared.state_dict()))
+        write_tensors(folder / NETWORK, dict(run.shared.state_dict()), run=identity)
     if isinstance(run.clients, InRows):
-        write_tensors(folder / HEADS, *run.clients.tensors())
+        write_tensors(folder / HEADS, *run.clients.tensors(), run=identity)
         return
     for name, client in run.clients.items():
         parts: dict[str, Mapping[str, Tensor]] = {
@@ -210,4 +259,4 @@ def write_models(run: Run, folder: Path) -> None:
             "stem": client.stem.state_dict() if client.stem is not None else {},
         }
         tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
-        write_tensors(client_file(folder, name), tensors)
+        write_tensors(client_file(folder, name), tensors, run=identity)

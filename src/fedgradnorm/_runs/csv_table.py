@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm._runs.writing import writing
+from fedgradnorm._runs.writing import opened_to_write, writing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WHOLE = {"round", "active", "held", "samples", "bytes"}
+_WHOLE = {"round", "active", "weight_frozen", "samples", "bytes"}
 _TEXT = {"client", "other", "split"}
 _WHOLE_OF_MANY, _TEXT_OF_MANY = {"clients"}, {"task", "quantity"}
 """The same in tables whose rows are no client's; elsewhere metrics may have these names."""
@@ -69,7 +69,7 @@ class Table:
 
     def attach(self, path: Path) -> None:
         """Write everything to ``path`` from now on, starting with what is here already."""
-        self._file, self._folder = path.open("w", newline="", encoding="utf-8"), path.parent
+        self._file, self._folder = opened_to_write(path, "w"), path.parent
         self._sum = _digest()
         self._write(self.text())
 
@@ -91,7 +91,7 @@ class Table:
     def reattach(self, path: Path, size: int, checksum: str) -> None:
         """Go on with a file as it was at ``size`` bytes; later rows are of rounds not kept."""
         self.recall(path, size, checksum)
-        self._file, self._folder = path.open("r+", newline="", encoding="utf-8"), path.parent
+        self._file, self._folder = opened_to_write(path, "r+"), path.parent
         self._file.truncate(size)
         self._file.seek(0, io.SEEK_END)
 

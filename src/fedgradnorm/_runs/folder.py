@@ -15,26 +15,29 @@ from fedgradnorm._engines import Journal
 from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import UNCOMPARED, read_about, write_about
-from fedgradnorm._runs.claim import Claim
 from fedgradnorm._runs.csv_table import Table
+from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import (
-    ABOUT,
     CHECKPOINT,
     CLIENTS,
     CONFIG,
     DROPPED,
+    EVENTS,
     FILES,
     LOG,
+    MANIFEST,
+    PREVIOUS,
+    ROWS,
     TEMPORARY,
 )
+from fedgradnorm._runs.manifest import UNCOMPARED, identity, read_manifest, write_manifest
 from fedgradnorm._runs.many.segments import Segments
-from fedgradnorm._runs.reading import check_file, present
+from fedgradnorm._runs.reading import check_file, check_folder, present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._runs.writing import writing
+from fedgradnorm._runs.writing import opened_to_write, writing
 
 Place = str | os.PathLike[str]
-"""Where a run is kept: a folder, or the claim on one that this process holds already."""
+"""Where a run is kept: a folder, or the lock of one that this process holds already."""
 
 SAME = {
     "settings": "settings",
@@ -68,43 +71,44 @@ class RunFolder:
     Everything is checked before anything is written: a refused run leaves the folder as it was.
     """
 
-    def __init__(self, path: Place, trainer: Kept, about: Mapping[str, Any], resume: bool):
+    def __init__(self, path: Place, trainer: Kept, manifest: Mapping[str, Any], resume: bool):
         if resume:
-            read_about(Path(path))  # what is no run folder is not even locked
-        self._claim = path if isinstance(path, Claim) else Claim(path)
-        self.path, self.trainer = self._claim.path, trainer
-        self.about: dict[str, Any] = dict(about)
+            read_manifest(Path(path))  # what is no run folder is not even locked
+        self._folder_lock = path if isinstance(path, FolderLock) else FolderLock(path)
+        self.path, self.trainer = self._folder_lock.path, trainer
+        self.manifest: dict[str, Any] = dict(manifest)
         self._began, self._before = time.perf_counter(), 0.0
         self._kept, self._segments = True, Segments(self.path)
         self._handler: logging.Handler | None = None
         self._level = logging.NOTSET
         try:
-            self._start(about, resume)
+            self._start(manifest, resume)
         except OSError as error:
             self.close()
             raise RunFolderError(f"{self.path} cannot be written to: {error}") from error
         except BaseException:
             self.close()
             raise
-        self._kept = bool(self.about.get("finished"))
+        self._kept = bool(self.manifest.get("finished"))
 
-    def _start(self, about: Mapping[str, Any], resume: bool) -> None:
-        if not resume and present(self.path / ABOUT):
+    def _start(self, manifest: Mapping[str, Any], resume: bool) -> None:
+        if not resume and present(self.path / MANIFEST):
             raise RunFolderError(
                 f"{self.path} already holds a run; resume it, remove it, or choose another folder"
             )
         _check_kinds(self.path)
-        self._begin(self._resumed(about) if resume else None, resume)
+        self._begin(self._resumed(manifest) if resume else None, resume)
 
     def _resumed(self, now: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the checkpoint holds, taken over by the trainer; None where the run starts over."""
-        self.about = read_about(self.path)
-        self._before = float(self.about.get("seconds", 0.0))
-        _check_same(self.path, self.about, json.loads(json.dumps(now)))
-        if not present(self.path / CHECKPOINT):
-            _check_unbegun(self.path, self.about, now)
+        self.manifest = read_manifest(self.path)
+        self._before = float(self.manifest.get("seconds", 0.0))
+        _check_same(self.path, self.manifest, json.loads(json.dumps(now)))
+        self._segments.run = identity(self.manifest)
+        state = checkpoint.latest(self.path, self._segments.run)
+        if state is None:
+            _check_unbegun(self.path, self.manifest, now)
             return None
-        state = checkpoint.load(self.path / CHECKPOINT)
         try:
             self.trainer.load_state_dict(state["trainer"])
             if self.trainer.journal is not None:
@@ -120,15 +124,18 @@ class RunFolder:
 
     def _begin(self, state: Mapping[str, Any] | None, resume: bool) -> None:
         """Write to the folder for the first time: from here on it is this run's."""
-        self._claim.begun = True
+        self._folder_lock.begun = True
+        self._segments.run = identity(self.manifest)
         for left_by_a_kill in filter(Path.is_file, self.path.rglob(TEMPORARY)):
             left_by_a_kill.unlink()
-        if not resume and "start" in self.about:  # before a config that could be resumed without it
-            write_about(self.path, self.about)
-        if self._claim.config and not present(self.path / CONFIG):
-            checkpoint.write_atomically(self.path / CONFIG, self._claim.config.encode())
-        if self._claim.dropped:
-            lines = "".join(f"{line}\n" for line in self._claim.dropped)
+        if (
+            not resume and "start" in self.manifest
+        ):  # before a config that could be resumed without it
+            write_manifest(self.path, self.manifest)
+        if self._folder_lock.config and not present(self.path / CONFIG):
+            checkpoint.write_atomically(self.path / CONFIG, self._folder_lock.config.encode())
+        if self._folder_lock.dropped:
+            lines = "".join(f"{line}\n" for line in self._folder_lock.dropped)
             checkpoint.write_atomically(self.path / DROPPED, lines.encode())
         self._handler = self._start_log()
         for name, table in self.trainer.tables.items():
@@ -137,7 +144,7 @@ class RunFolder:
             else:
                 table.reattach(self.path / name, *_extent(state, name))
         if not resume:
-            write_about(self.path, self.about)
+            write_manifest(self.path, self.manifest)
         elif state is not None:
             self._mark()
 
@@ -148,43 +155,54 @@ class RunFolder:
         """
         journal = self.trainer.journal
         state = self.trainer.state_dict(rows=journal is None)  # under torchrun by all ranks
-        tables = self.trainer.tables
+        tables, run = self.trainer.tables, self._segments.run
         with writing(self.path):
+            self._folder_lock.check()
             sizes = {_size_of(name): table.sync() for name, table in tables.items()}
             sums = {_sum_of(name): table.checksum for name, table in tables.items()}
             rows = {} if journal is None else self._segments.add(journal, whole)
-            checkpoint.save({"trainer": state, **sizes, **sums, **rows}, self.path / CHECKPOINT)
+            found = {"trainer": state, **sizes, **sums, **rows}
+            checkpoint.save(found, self.path / CHECKPOINT, run, self.path / PREVIOUS)
             if journal is not None:
                 self._segments.settle(journal)
             self._mark()
 
+    @property
+    def identity(self) -> str:
+        """What the run's files name as their run."""
+        return self._segments.run
+
     def _mark(self) -> None:
         """Note in run.json that there is a checkpoint: one that is missing later was lost."""
-        if not self.about.get("checkpoint"):
-            self.about["checkpoint"] = True
-            write_about(self.path, self.about)
+        if not self.manifest.get("checkpoint"):
+            self.manifest["checkpoint"] = True
+            write_manifest(self.path, self.manifest)
 
     def finish(self, run: Run) -> None:
         """Write the trained network and heads."""
         if self.trainer.journal is not None:
             self.save_checkpoint(whole=True)
         with writing(self.path):
-            checkpoint.write_models(run, self.path)
-            self.about = run.about
-            self.about["finished"] = True
+            self._folder_lock.check()
+            checkpoint.write_models(run, self.path, self._segments.run)
+            self.manifest = run.manifest
+            self.manifest["finished"] = True
             self._keep_time()
+            (self.path / PREVIOUS).unlink(missing_ok=True)
+            self._segments.finish()
 
     def _keep_time(self) -> None:
         """Write how long the run has taken, the parts before an interruption included."""
         seconds = self._before + time.perf_counter() - self._began
-        self.about["seconds"] = round(seconds, 3)
-        write_about(self.path, self.about)
+        self.manifest["seconds"] = round(seconds, 3)
+        write_manifest(self.path, self.manifest)
         self._kept = True
 
     def close(self) -> None:
         """Let go of the folder."""
         if not self._kept:  # interrupted, or training failed
-            with suppress(OSError):
+            with suppress(OSError, RunFolderError):
+                self._folder_lock.check()
                 self._keep_time()
         for table in self.trainer.tables.values():
             table.close()
@@ -194,13 +212,13 @@ class RunFolder:
             logger.setLevel(self._level)
             with suppress(OSError):  # what it still holds cannot be written
                 self._handler.close()
-        self._claim.release()
+        self._folder_lock.release()
 
     def _start_log(self) -> logging.Handler:
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in self._claim.log)
+        with opened_to_write(self.path / LOG, "a") as file:
+            file.writelines(f"{line}\n" for line in self._folder_lock.log)
         handler = _Log(self.path / LOG, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fedgradnorm")
         self._level = logger.level
         logger.addHandler(handler)
@@ -209,8 +227,20 @@ class RunFolder:
         return handler
 
 
+class _OneLine(logging.Formatter):
+    """Escapes control characters: a name with a line break must not look like another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line as it is written."""
+        text = super().formatMessage(record)
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Log(logging.FileHandler):
-    """A log file; where it cannot be written the run goes on, and says nothing on the terminal."""
+    """A log file; where it cannot be written, training continues without a word on the terminal."""
+
+    def _open(self) -> Any:
+        return opened_to_write(Path(self.baseFilename), "a")
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Nothing: the run's tables and checkpoints meet the same disk, and say so."""
@@ -221,8 +251,8 @@ def _check_kinds(path: Path) -> None:
     for name in FILES:
         if present(path / name):
             check_file(path / name)
-    if present(path / CLIENTS) and not (path / CLIENTS).is_dir():
-        raise RunFolderError(f"{path / CLIENTS} is no folder; remove it")
+    for name in (CLIENTS, ROWS, EVENTS):
+        check_folder(path / name)
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -240,7 +270,7 @@ def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 def _check_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse another start than the run had; none is needed, because its checkpoint holds it."""
-    then, given = (about.get("start", {}).get("fingerprint") for about in (before, now))
+    then, given = (manifest.get("start", {}).get("fingerprint") for manifest in (before, now))
     if given is not None and given != then:
         began = "without another run" if then is None else f"with what run {then} had trained"
         raise RunFolderError(
@@ -249,17 +279,17 @@ def _check_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         )
 
 
-def _check_unbegun(path: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_unbegun(path: Path, manifest: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run without a checkpoint starts over, but only if it never had one."""
-    if about.get("checkpoint") or about["finished"] or present(path / CLIENTS):
+    if manifest.get("checkpoint") or manifest["finished"] or present(path / CLIENTS):
         raise RunFolderError(
             f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; put a copy of the file "
             "back, or start the run again in another folder"
         )
-    if "start" in about and "start" not in now:
+    if "start" in manifest and "start" not in now:
         raise RunFolderError(
             f"{path} was stopped before its first checkpoint, so it needs the run that it started "
-            f"from ({about['start'].get('fingerprint')}) once more; give it as the network, or "
+            f"from ({manifest['start'].get('fingerprint')}) once more; give it as the network, or "
             "start again in another folder"
         )
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._federation.conflict import Pair
-from fedgradnorm._round.reports import COLUMNS
+from fedgradnorm._round.reports import COLUMNS, Pair
 from fedgradnorm._runs.csv_table import Row, Table, read_rows
 from fedgradnorm._runs.reading import opened
 

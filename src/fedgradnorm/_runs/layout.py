@@ -9,7 +9,8 @@ spread.csv               quantiles over clients, where the history has not the r
 conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
 dropped.txt              rows that the data source left out, where it did
-checkpoint.safetensors   everything needed to go on, replaced atomically
+checkpoint.safetensors   everything needed to continue, replaced atomically
+previous.safetensors     the checkpoint before that, until the run has finished
 network.safetensors      the trained shared network, once finished
 clients/NAME.safetensors each client's head, once finished
 heads.safetensors        all heads, where clients are many: instead of a file for each
@@ -26,21 +27,24 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-ABOUT, CONFIG = "run.json", "config.toml"
+MANIFEST, CONFIG = "run.json", "config.toml"
 METRICS, SPREAD, CONFLICT = "metrics.csv", "spread.csv", "conflict.csv"
 LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
-CHECKPOINT, NETWORK = "checkpoint.safetensors", "network.safetensors"
+CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
+NETWORK = "network.safetensors"
 CLIENTS, EVENTS = "clients", "tensorboard"
 HEADS, ROWS = "heads.safetensors", "rows"
 LOCK = ".lock"
-FILES = (CONFIG, LOG, DROPPED, CHECKPOINT, METRICS, SPREAD, CONFLICT, NETWORK, HEADS)
+FILES = (
+    CONFIG, LOG, LINK_LOG, DROPPED, CHECKPOINT, PREVIOUS, METRICS, SPREAD, CONFLICT, NETWORK, HEADS
+)  # fmt: skip
 """What is or will be an ordinary file in a run folder, beside run.json."""
 
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 """What a report of runs writes: its page, and the folders of its tables and figures."""
 
 BENEFIT = "benefit.csv"
-"""Beside the runs of a federation and of its clients alone: what joining is worth to each."""
+"""Beside the runs of a federation and of its clients alone: the benefit of each."""
 
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 """Beside the run folders, where MLflow is told of them."""

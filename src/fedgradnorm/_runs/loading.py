@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import read_about
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm._runs.history import conflict_table, read_history
 from fedgradnorm._runs.layout import (
-    ABOUT,
     CLIENTS,
     CONFLICT,
     HEADS,
+    MANIFEST,
     METRICS,
     NETWORK,
     SPREAD,
     client_file,
 )
+from fedgradnorm._runs.manifest import identity, read_manifest
 from fedgradnorm._runs.many.spread import read_spread, spread_table
 from fedgradnorm._runs.many.stacked_clients import StackedClients, scalings_of, tables_of
 from fedgradnorm._runs.reading import present
@@ -48,22 +48,22 @@ def load(
     then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
     """
     folder = Path(path)
-    about = read_about(folder)
+    manifest = read_manifest(folder)
     if not present(folder / CLIENTS):
         raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
-    plans = _plans(folder, about)
+    plans = _plans(folder, manifest)
     if network is None and plans["network"] is None:
         raise _own_class("network")
-    own = {f"{OWN}{kind.name}": kind for kind in kinds}
+    own, run = {f"{OWN}{kind.name}": kind for kind in kinds}, identity(manifest)
     clients: Mapping[str, TrainedClient]
     if present(folder / HEADS):
-        clients = _in_rows(folder, about["clients"], own)
+        clients = _in_rows(folder, run, manifest["clients"], own)
     else:
         clients = {
-            name: _client(folder, name, info, plans, network, heads or {}, stems or {}, own)
-            for name, info in about["clients"].items()
+            name: _client(folder, run, name, info, plans, network, heads or {}, stems or {}, own)
+            for name, info in manifest["clients"].items()
         }
-    shared = _shared(folder, plans["network"], network, clients)
+    shared = _shared(folder, run, plans["network"], network, clients)
     history = read_history(folder / METRICS)
     pairs = conflict_table()
     if present(folder / CONFLICT):
@@ -71,23 +71,24 @@ def load(
     spread = spread_table()
     if present(folder / SPREAD):
         spread.append(read_spread(folder / SPREAD))
-    return Run(clients, about, history, shared, about["finished"], pairs, spread, folder)
+    return Run(clients, manifest, history, shared, manifest["finished"], pairs, spread, folder)
 
 
-def _plans(folder: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+def _plans(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The blueprints of run.json; each client must have one of its head."""
-    plans = about.get("blueprints", {})
+    plans = manifest.get("blueprints", {})
     heads = plans.get("heads", {})
-    wanted = [] if present(folder / HEADS) else about["clients"]
+    wanted = [] if present(folder / HEADS) else manifest["clients"]
     lost = [f"heads.{name}" for name in wanted if name not in heads]
     lost += [] if "network" in plans else ["network"]
     if lost:
-        raise RunFolderError(f"{folder / ABOUT} is damaged: it has no blueprints.{lost[0]}")
+        raise RunFolderError(f"{folder / MANIFEST} is damaged: it has no blueprints.{lost[0]}")
     return {"network": plans["network"], "heads": heads, "stems": plans.get("stems", {})}
 
 
 def _client(
     folder: Path,
+    run: str,
     name: str,
     info: Mapping[str, Any],
     plans: Mapping[str, Any],
@@ -96,7 +97,7 @@ def _client(
     stems: Heads,
     kinds: Mapping[str, Kind],
 ) -> TrainedClient:
-    tensors = checkpoint.read_tensors(client_file(folder, name))[0]
+    tensors = checkpoint.read_tensors(client_file(folder, name), run)[0]
     what, saved = f"head of client {name!r}", _part(tensors, "head")
     head = _filled(heads.get(name), plans["heads"][name], saved, what)
     own = None
@@ -131,10 +132,10 @@ def _trained(
 
 
 def _in_rows(
-    folder: Path, infos: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
+    folder: Path, run: str, infos: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
 ) -> StackedClients:
     """Many clients, whose heads are in one file."""
-    tensors, note = checkpoint.read_tensors(folder / HEADS)
+    tensors, note = checkpoint.read_tensors(folder / HEADS, run)
     tables = tables_of(folder / HEADS, tensors, note)
     lost = set(infos) - {name for names, _, _ in tables for name in names}
     if lost:
@@ -162,13 +163,15 @@ def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
 
 def _shared(
     folder: Path,
+    run: str,
     plan: Blueprint | None,
     network: nn.Module | None,
     clients: Mapping[str, TrainedClient],
 ) -> nn.Module | None:
     """The shared network, filled; None where every client has its own."""
     if present(folder / NETWORK):
-        shared = _filled(network, plan, checkpoint.read_tensors(folder / NETWORK)[0], "network")
+        saved = checkpoint.read_tensors(folder / NETWORK, run)[0]
+        shared = _filled(network, plan, saved, "network")
     elif isinstance(clients, StackedClients) or all(c.network is None for c in clients.values()):
         raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
     else:

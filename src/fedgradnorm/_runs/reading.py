@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import operator
 import os
@@ -27,9 +28,9 @@ def present(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The file, open for reading; a pipe, a device or a folder in its place is refused."""
+    """The file, open for reading; a link, a pipe, a device or a folder in its place is refused."""
     try:
-        with open(path, "rb", opener=_at_once) as file:
+        with open(path, "rb", opener=_unfollowed) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise RunFolderError(f"{path} is no ordinary file; put the run's own file back")
             yield file
@@ -49,9 +50,15 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def _at_once(path: str, given: int) -> int:
-    """Open without waiting: a pipe would wait for somebody to write into it."""
-    return os.open(path, given | flags("O_NONBLOCK"))
+def _unfollowed(path: str, given: int) -> int:
+    """Open without following a link, or waiting for somebody to write into a pipe."""
+    return os.open(path, given | flags("O_NONBLOCK", "O_NOFOLLOW"))
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a link, or anything else, where a folder of the run is."""
+    if present(path) and not stat.S_ISDIR(path.lstat().st_mode):
+        raise RunFolderError(f"{path} is not a folder of the run but a link or a file; remove it")
 
 
 def flags(*names: str) -> int:
@@ -60,4 +67,6 @@ def flags(*names: str) -> int:
 
 
 def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "is a symbolic link, which could lead out of the folder; put the run's own file back"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

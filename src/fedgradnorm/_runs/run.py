@@ -19,10 +19,10 @@ from fedgradnorm._engines import Exported
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.about import write_about
 from fedgradnorm._runs.csv_table import Table
 from fedgradnorm._runs.history import History, conflict_table
-from fedgradnorm._runs.layout import CLIENTS, CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.manifest import identity, write_manifest
 from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
 from fedgradnorm._runs.prediction_inputs import (
     holds_tensors,
@@ -30,6 +30,7 @@ from fedgradnorm._runs.prediction_inputs import (
     network_inputs,
     refused,
 )
+from fedgradnorm._runs.writing import CHOOSE, writing
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs
@@ -100,13 +101,13 @@ class TrainedClient:
 class Run:
     """The result of :func:`fedgradnorm.train`, and what :func:`fedgradnorm.load` returns.
 
-    ``about`` holds seed, settings, versions and command; ``finished`` is False for a run that was
-    interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
+    ``manifest`` holds seed, settings, versions and command; ``finished`` is False for a run that
+    was interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
     ``folder`` is where the run is kept, if it is.
     """
 
     clients: Mapping[str, TrainedClient]
-    about: dict[str, Any]
+    manifest: dict[str, Any]
     table: History
     shared: nn.Module | None
     finished: bool = True
@@ -116,11 +117,11 @@ class Run:
 
     def __repr__(self) -> str:
         done = max((row["round"] for row in self.table.rows), default=0)
-        rounds = self.about.get("rounds", done)
+        rounds = self.manifest.get("rounds", done)
         state = "finished" if self.finished else "not finished"
         count = f"{len(self.clients)} client{'s' * (len(self.clients) != 1)}"
         where = "" if self.folder is None else f", folder {str(self.folder)!r}"
-        method = self.about.get("weighting", {}).get("name", "")
+        method = self.manifest.get("weighting", {}).get("name", "")
         alone = ", nothing shared" if self.shared is None else ""
         return f"Run({method}{alone}: {count}, {done} of {rounds} rounds, {state}{where})"
 
@@ -130,7 +131,7 @@ class Run:
 
         What was trained for them is not usable. Lower the learning rate, or look at their data.
         """
-        return list(self.about.get("diverged", ()))
+        return list(self.manifest.get("diverged", ()))
 
     @property
     def history(self) -> pd.DataFrame:
@@ -152,7 +153,7 @@ class Run:
         """
         table = self.quantiles
         if not table.rows:
-            known = self.about.get("clients", {})
+            known = self.manifest.get("clients", {})
             groups = groups_of({name: known.get(name, {}) for name in self.clients})
             table = spread_table()
             table.append(spread_rows(self.table.rows, groups, metric_names(self.table)))
@@ -194,7 +195,7 @@ class Run:
     @property
     def weights(self) -> dict[str, float]:
         """Each client's last weight."""
-        if known := self.about.get("weights"):
+        if known := self.manifest.get("weights"):
             return {name: known.get(name, 1.0) for name in self.clients}
         rows = [row for row in self.table.rows if row.get("weight") is not None]
         last = {row["client"]: row["weight"] for row in rows}
@@ -234,7 +235,7 @@ class Run:
             return np.concatenate([np.asarray(part) for part in each])
         wanted = asked_for(client, self.clients[client], kind, outputs)
         one, network = self.clients[client], self.network_of(client)
-        row = self.about.get("clients", {}).get(client, {}).get("inputs")
+        row = self.manifest.get("clients", {}).get(client, {}).get("inputs")
         values = network_inputs(client, x, network, one, row)
         answer = answered(one, self.head_outputs(client, values), wanted)
         return answer.numpy() if isinstance(answer, Tensor) and not holds_tensors(x) else answer
@@ -318,7 +319,7 @@ class Run:
     def benefit(
         self, alone: Run, clients: Iterable[Client], *, by: By = "score", seed: int = 0
     ) -> Benefit:
-        """Whether joining this run pays for ``clients``, over ``alone``: a run with share="none".
+        """What ``clients`` gain in this run over ``alone``, a run with share="none".
 
         Both must be finished runs of these clients, whose test rows are used; some of the clients
         may be left out. Classes are judged by accuracy (``by="loss"``: by the loss), numbers by the
@@ -343,14 +344,14 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""
         folder = Path(path)
-        (folder / CLIENTS).mkdir(parents=True, exist_ok=True)
-        checkpoint.write_models(self, folder)
-        checkpoint.write_atomically(folder / METRICS, self.table.text().encode())
-        if self.quantiles.rows:
-            checkpoint.write_atomically(folder / SPREAD, self.quantiles.text().encode())
-        if self.pairs.rows:
-            checkpoint.write_atomically(folder / CONFLICT, self.pairs.text().encode())
-        write_about(folder, {**self.about, "finished": self.finished})
+        tables = {METRICS: self.table, SPREAD: self.quantiles, CONFLICT: self.pairs}
+        with writing(folder, CHOOSE):
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_models(self, folder, identity(self.manifest))
+            for name, table in tables.items():
+                if table.rows or name == METRICS:
+                    checkpoint.write_atomically(folder / name, table.text().encode())
+            write_manifest(folder, {**self.manifest, "finished": self.finished})
         return folder
 
 

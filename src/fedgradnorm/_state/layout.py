@@ -43,10 +43,19 @@ class Layout:
             return torch.empty(0) if like is None else like.new_empty(0)
         return torch.cat(parts)
 
-    def rows(self, tensors: Iterable[Tensor | None], count: int, like: Tensor) -> Tensor:
-        """Stacked tensors ``[count, *shape]``, in this order, as rows; None stands for zeros."""
+    def rows(
+        self,
+        tensors: Iterable[Tensor | None],
+        count: int,
+        like: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Stacked tensors ``[count, *shape]``, in this order, as rows; None stands for zeros.
+
+        They are written into ``out`` where it is given: new memory costs more than the copy.
+        """
         parts = [
             like.new_zeros(count, size) if part is None else part.reshape(count, size)
             for part, size in zip(tensors, self._sizes, strict=True)
         ]
-        return torch.cat(parts, dim=1) if parts else like.new_empty(count, 0)
+        return torch.cat(parts, dim=1, out=out) if parts else like.new_empty(count, 0)

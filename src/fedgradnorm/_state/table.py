@@ -33,84 +33,54 @@ FEWEST = 64  # rows that memory is reserved for
 UNKNOWN = -1  # the part of a client that was never asked for
 
 
-class Rows:
-    """Stacked tensors that grow; ``fresh`` is the row of a client that has not taken part yet."""
+class Part:
+    """Clients of one structure, in stacked tensors ``rows`` that grow; ``like`` is the first.
 
-    def __init__(self, fresh: Mapping[str, Tensor]) -> None:
-        self.fresh = dict(fresh)
+    ``fresh`` is the row of a client that has not taken part yet.
+    """
+
+    def __init__(self, like: Client, fresh: Mapping[str, Tensor]) -> None:
+        constant = torch.tensor(0, device=fresh[OWN].device)
+        unknown = torch.full_like(constant, torch.nan, dtype=torch.float64)
+        self.like = like
+        self.fresh: Row = {**fresh, FIRST_LOSS: unknown, ROUNDS: constant}
         self.names: list[str] = []
         self.changed = set[int]()  # since they were last saved
         self.known = set[int]()  # no longer as they began
-        self._held: Row = {key: value.new_empty(0, *value.shape) for key, value in fresh.items()}
+        self._held = {key: value.new_empty(0, *value.shape) for key, value in self.fresh.items()}
+        self.rows: Row = dict(self._held)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._held
-
-    def __getitem__(self, key: str) -> Tensor:
-        return self._held[key][: len(self.names)]
-
-    def keys(self) -> list[str]:
-        """The columns."""
-        return list(self._held)
+    def saved(self) -> list[str]:
+        """The columns that a checkpoint holds."""
+        return [key for key in self.rows if not key.startswith(CONSTANT)]
 
     def add_column(self, key: str, fresh: Tensor) -> None:
         """Give every row another entry."""
-        if key not in self._held:
-            held = len(next(iter(self._held.values())))
+        if key not in self.rows:
             self.fresh[key] = fresh
-            self._held[key] = fresh.expand(held, *fresh.shape).clone()
+            self._held[key] = fresh.expand(len(self._held[OWN]), *fresh.shape).clone()
+            self.rows[key] = self._held[key][: len(self.names)]
 
     def add(self, names: Sequence[str], given: Mapping[str, Tensor]) -> range:
         """Rows for new clients: ``given`` stacked, and ``fresh`` for every other key."""
         start, stop = len(self.names), len(self.names) + len(names)
-        held = len(next(iter(self._held.values())))
-        if stop > held:
-            room = max(stop, 2 * held, FEWEST) if held else stop
-            for key, old in self._held.items():
-                self._held[key] = old.new_empty(room, *old.shape[1:])
-                self._held[key][:start] = old[:start]
+        held = len(self._held[OWN])
+        room = max(stop, 2 * held, FEWEST) if held else stop
         self.names += names
         for key, value in self.fresh.items():
-            self._held[key][start:stop] = given.get(key, value)
+            if stop > held:
+                self._held[key] = value.new_empty(room, *value.shape)
+                self._held[key][:start] = self.rows[key]
+            self.rows[key] = self._held[key][:stop]
+            self.rows[key][start:] = given.get(key, value)
         return range(start, stop)
 
-    def take(self, index: Tensor, keys: Iterable[str]) -> Row:
-        """Copies of some rows."""
-        return {key: self._held[key].index_select(0, index) for key in keys}
-
-    def put(self, index: Tensor, values: Mapping[str, Tensor], rows: Iterable[int] = ()) -> None:
+    def put(self, index: Tensor, values: Mapping[str, Tensor], rows: Sequence[int] = ()) -> None:
         """Write the rows at ``index``; ``rows`` are their numbers, which have to be saved."""
         for key, value in values.items():
-            self._held[key].index_copy_(0, index, value)
-        self.mark(rows)
-
-    def mark(self, rows: Iterable[int]) -> None:
-        """These rows have to be saved."""
-        rows = list(rows)
+            self.rows[key].index_copy_(0, index, value)
         self.changed.update(rows)
         self.known.update(rows)
-
-
-class Part:
-    """Clients of one structure; ``like`` is the first of them."""
-
-    def __init__(self, like: Client, fresh: Mapping[str, Tensor]) -> None:
-        self.like = like
-        constant = torch.tensor(0, device=fresh[OWN].device)
-        self.rows = Rows(
-            {
-                **fresh,
-                FIRST_LOSS: torch.full_like(constant, torch.nan, dtype=torch.float64),
-                ROUNDS: constant,
-            }
-        )
-
-    def saved(self) -> list[str]:
-        """The keys that a checkpoint holds."""
-        return [key for key in self.rows.keys() if not key.startswith(CONSTANT)]  # noqa: SIM118
 
 
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -129,7 +99,7 @@ class Group(Generic[AnyPart]):
     @property
     def whole(self) -> bool:
         """Whether these are all rows of the part, in their order."""
-        return len(self.rows) == len(self.part.rows) and bool(
+        return len(self.rows) == len(self.part.names) and bool(
             (self.rows == np.arange(len(self.rows))).all()
         )
 
@@ -199,7 +169,7 @@ class ClientTable(Generic[AnyPart]):
             turns = (numbers == number).nonzero()[0]
             own, part = [clients[k] for k in turns.tolist()], self.parts[number]
             first = {k: v.to(self.device) for k, v in self._first_rows(part, own).items()}
-            self._row_of[places[turns]] = part.rows.add([client.name for client in own], first)
+            self._row_of[places[turns]] = part.add([client.name for client in own], first)
 
     def _number_of(self, client: Client) -> int:
         key = self._key(client)
@@ -216,7 +186,7 @@ class ClientTable(Generic[AnyPart]):
     def known(self) -> list[str]:
         """Who has taken part so far, in the order of clients."""
         return sorted(
-            (part.rows.names[row] for part in self.parts for row in _known(part)),
+            (part.names[row] for part in self.parts for row in _known(part)),
             key=self.position.__getitem__,
         )
 
@@ -234,10 +204,6 @@ class ClientTable(Generic[AnyPart]):
         (group,) = self.group([name])
         self._fill(group, stacked)
 
-    def give_room_for_networks(self, part: AnyPart, like: Tensor) -> None:
-        """Let the clients of a part have networks of their own; nobody has one yet."""
-        part.rows.add_column(NETWORK, torch.full_like(like, torch.nan, device=self.device))
-
     def network(self, name: str) -> Tensor | None:
         """A client's own network as a flat view, if it has one."""
         part, row = self.one(name)
@@ -248,37 +214,36 @@ class ClientTable(Generic[AnyPart]):
     def reset(self, names: Sequence[str]) -> None:
         """Put clients back to how they began."""
         for group in self.group(names):
-            part, fresh = group.part, group.part.rows.fresh
+            part, numbers, count = group.part, group.rows.tolist(), len(group.names)
             first = self._first_rows(part, [self.clients[name] for name in group.names])
-            count = len(group.names)
-            whole = {k: first.get(k, v.expand(count, *v.shape)).to(v) for k, v in fresh.items()}
-            part.rows.put(group.index, whole, group.rows.tolist())
-            part.rows.known.difference_update(group.rows.tolist())
+            fresh = {key: value.expand(count, *value.shape) for key, value in part.fresh.items()}
+            whole = {key: first.get(key, value).to(value) for key, value in fresh.items()}
+            part.put(group.index, whole, numbers)
+            part.known.difference_update(numbers)
 
     def changed(self, everything: bool = False) -> dict[str, Any]:
         """The rows that changed since :meth:`settle`, or all that ever did, for a checkpoint."""
         found = list[dict[str, Any]]()
         for part in self.parts:
-            rows, position = part.rows, self.position
-            chosen = _known(part) if everything else rows.changed
-            order = sorted(chosen, key=lambda row: position[part.rows.names[row]])
+            chosen = _known(part) if everything else part.changed
+            order = sorted(chosen, key=lambda row: self.position[part.names[row]])
             if order:
                 index = torch.tensor(order, device=self.device)
-                tables = {k: v.cpu() for k, v in rows.take(index, part.saved()).items()}
+                tables = {k: part.rows[k].index_select(0, index).cpu() for k in part.saved()}
                 if NETWORK in tables and bool(tables[NETWORK][:, 0].isnan().all()):
                     del tables[NETWORK]  # what is saved does not depend on networks that are gone
-                found.append({"names": [rows.names[k] for k in order], "tables": tables})
+                found.append({"names": [part.names[k] for k in order], "tables": tables})
         return {"parts": sorted(found, key=lambda part: self.position[part["names"][0]])}
 
     def count(self) -> tuple[int, int]:
         """How many rows changed since :meth:`settle`, and how many ever did."""
-        new = sum(len(part.rows.changed) for part in self.parts)
+        new = sum(len(part.changed) for part in self.parts)
         return new, sum(len(_known(part)) for part in self.parts)
 
     def settle(self) -> None:
         """Everything that changed so far has been saved."""
         for part in self.parts:
-            part.rows.changed.clear()
+            part.changed.clear()
 
     def take(self, saved: Mapping[str, Any]) -> None:
         """Restore the rows saved by :meth:`changed`; a ValueError if they do not fit."""
@@ -300,14 +265,16 @@ class ClientTable(Generic[AnyPart]):
 
     def _fill(self, group: Group[AnyPart], tables: Mapping[str, Any]) -> None:
         """Write whole rows; who is given no network has none of its own."""
-        part, rows, first = group.part, group.part.rows, group.names[0]
+        part, first = group.part, group.names[0]
         if NETWORK in tables:
-            self.give_room_for_networks(part, tables[NETWORK][0])
+            part.add_column(
+                NETWORK, torch.full_like(tables[NETWORK][0], torch.nan, device=self.device)
+            )
         if wrong := (set(part.saved()) ^ tables.keys()) - {NETWORK}:
             raise ValueError(f"client {first!r} has no {sorted(wrong)[0]!r}, or one too many")
         new = Row()
         for key in part.saved():
-            like = rows.fresh[key]
+            like = part.fresh[key]
             if key not in tables:
                 new[key] = torch.full_like(like, torch.nan).expand(len(group.names), -1)
                 continue
@@ -316,11 +283,10 @@ class ClientTable(Generic[AnyPart]):
                 shape = tuple(getattr(value, "shape", ()))[1:]
                 raise ValueError(f"{key} of client {first!r} has shape {shape}")
             new[key] = value.to(like)
-        rows.put(group.index, new, group.rows.tolist())
+        part.put(group.index, new, group.rows.tolist())
 
 
 def _known(part: Part) -> list[int]:
     """The rows that are no longer as they began."""
-    rows = part.rows
-    found: list[int] = (~rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
-    return sorted({*found, *rows.known})
+    found: list[int] = (~part.rows[FIRST_LOSS].isnan()).nonzero()[:, 0].tolist()
+    return sorted({*found, *part.known})

@@ -79,7 +79,7 @@ def _apart(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _network(run: StoredRun) -> str:
-    about = run.about.get("network")
+    about = run.manifest.get("network")
     if isinstance(about, dict) and "parameters" in about:
         return f"network={about.get('class')}/{about['parameters']}"
     return f"network={digest(run.part('blueprints'))[:4]}"

@@ -128,8 +128,8 @@ def _training(run: StoredRun) -> Facts:
 
 
 def _published(stored: Facts) -> Facts:
-    """The settings of an archive in docs/results; most predate ``heads`` and ``head_start``."""
-    named = {"head_start": "random", **stored}
+    """The settings of an archive in docs/results; most predate ``heads`` and ``head_init``."""
+    named = {"head_init": "random", **stored}
     if "average_heads" in named:
         named["heads"] = "all" if named.pop("average_heads") else "own"
     return named

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._runs.about import kept_words, read_about
 from fedgradnorm._runs.csv_table import Row, salvage_rows
 from fedgradnorm._runs.history import KEYS, PAIRS
-from fedgradnorm._runs.layout import ABOUT, CONFIG, CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
+from fedgradnorm._runs.manifest import kept_words, read_manifest
 from fedgradnorm._runs.many.spread import COLUMNS, SHARES, groups_of
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm._stored.summary import Judged, judged
 from fedgradnorm.experiments._config.toml_text import read_toml
 
 UNKNOWN_SEED = -1
-_FILES = (ABOUT, CONFIG, METRICS)
+_FILES = (MANIFEST, CONFIG, METRICS)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoredRun:
     method: str
     seed: int
     rows: list[Row]
-    about: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     pairs: list[Row] = field(default_factory=list)
@@ -88,17 +88,17 @@ class StoredRun:
     @property
     def finished(self) -> bool:
         """Whether the run says that it came to its end."""
-        return self.about.get("finished") is True
+        return self.manifest.get("finished") is True
 
     @property
     def stopped_early(self) -> bool:
         """Whether it ended before its last round because its validation losses told it to."""
-        return self.finished and self.about.get("stopped_early") is True
+        return self.finished and self.manifest.get("stopped_early") is True
 
     @property
     def kept(self) -> str:
         """What it kept, in words, where that was a choice."""
-        return kept_words(self.about)
+        return kept_words(self.manifest)
 
     @property
     def last_round(self) -> int:
@@ -108,12 +108,12 @@ class StoredRun:
     @property
     def planned(self) -> int | None:
         """How many rounds it was to take, where that is known."""
-        rounds = self.about.get("rounds")
+        rounds = self.manifest.get("rounds")
         return rounds if isinstance(rounds, int) else None
 
     def part(self, name: str) -> dict[str, Any]:
         """A section of run.json or the config; empty where there is none."""
-        found = self.about.get(name, self.config.get(name))
+        found = self.manifest.get(name, self.config.get(name))
         return found if isinstance(found, dict) else {}
 
 
@@ -153,7 +153,7 @@ def collect(places: Sequence[Path]) -> tuple[list[StoredRun], list[str]]:
         found = _folders(place)
         folders += found
         if not found:
-            missing.append(f"{place} is no run folder and holds none: no {ABOUT} there")
+            missing.append(f"{place} is no run folder and holds none: no {MANIFEST} there")
     if not folders:
         raise RunFolderError("; ".join(missing) or "no run folders were given")
     runs = [read_run(folder) for folder in dict.fromkeys(folders)]
@@ -177,7 +177,7 @@ def _is_run(folder: Path) -> bool:
 
 def _started(folder: Path) -> tuple[str, str]:
     try:
-        return str(json.loads(read_file(folder / ABOUT))["started"]), str(folder)
+        return str(json.loads(read_file(folder / MANIFEST))["started"]), str(folder)
     except (RunFolderError, ValueError, RecursionError, KeyError, TypeError):
         return "~", str(folder)  # after every date
 
@@ -185,19 +185,19 @@ def _started(folder: Path) -> tuple[str, str]:
 def read_run(folder: Path) -> StoredRun:
     """The run in ``folder``, as far as it can be read."""
     problems: list[str] = []
-    about = _about(folder, problems)
+    manifest = _manifest(folder, problems)
     config = _config(folder, problems)
     rows = _rows(folder / METRICS, problems)
     pairs = _pairs(folder / CONFLICT, problems)
     spread = _spread(folder / SPREAD, problems)
-    settings = about.get("settings")
+    settings = manifest.get("settings")
     seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
     return StoredRun(
         name=folder.resolve().name,
-        method=str(config.get("method") or _weighting(about) or folder.resolve().name),
+        method=str(config.get("method") or _weighting(manifest) or folder.resolve().name),
         seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
         rows=rows,
-        about=about,
+        manifest=manifest,
         config=config,
         problems=tuple(problems),
         pairs=pairs,
@@ -205,12 +205,12 @@ def read_run(folder: Path) -> StoredRun:
     )
 
 
-def _about(folder: Path, problems: list[str]) -> dict[str, Any]:
-    if not (folder / ABOUT).exists():
-        problems.append(f"{ABOUT} is missing: settings and provenance are unknown")
+def _manifest(folder: Path, problems: list[str]) -> dict[str, Any]:
+    if not (folder / MANIFEST).exists():
+        problems.append(f"{MANIFEST} is missing: settings and provenance are unknown")
         return {}
     try:
-        return read_about(folder)
+        return read_manifest(folder)
     except RunFolderError as error:
         problems.append(_inside(folder, error))
         return {}
@@ -270,8 +270,8 @@ def _inside(folder: Path, message: object) -> str:
     return str(message).replace(f"{folder}/", "").replace(f"{folder}", folder.name)
 
 
-def _weighting(about: dict[str, Any]) -> str:
-    weighting = about.get("weighting")
+def _weighting(manifest: dict[str, Any]) -> str:
+    weighting = manifest.get("weighting")
     if not isinstance(weighting, dict):
         return ""
     return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._round.settings import EngineName, Settings
+from fedgradnorm._round.settings import ExecutorName, Settings
 from fedgradnorm._theory.algebra import dot, solve, weighted
 from fedgradnorm._theory.problems import ConvexProblem
 from fedgradnorm.weighting import Weighting
@@ -45,7 +45,7 @@ def federate(
     weighting: Weighting,
     steps: Steps,
     start: Tensor | None = None,
-    engine: EngineName = "auto",
+    executor: ExecutorName = "auto",
 ) -> Federation:
     """The problem as a federation: full batches, plain SGD everywhere, float64."""
     start = problem.a.new_zeros(problem.shape[1]) if start is None else start
@@ -56,7 +56,7 @@ def federate(
         head_optimizer={"name": "sgd", "lr": steps.head_lr},
         server_optimizer={"name": "sgd", "lr": steps.shared_lr},
         local_optimizer={"name": "sgd", "lr": steps.local_lr},
-        engine=engine,
+        executor=executor,
     )
     network, clients = problem.network(start), problem.clients()
     return Federation(network, clients, weighting, settings, torch.device("cpu"))
@@ -69,7 +69,7 @@ def follow(
     rounds: int,
     *,
     start: Tensor | None = None,
-    engine: EngineName = "auto",
+    executor: ExecutorName = "auto",
     before_round: Callable[[int, Weighting], None] | None = None,
 ) -> Path:
     """Run ``rounds`` rounds of the engine and keep w and p after each.
@@ -77,7 +77,7 @@ def follow(
     ``before_round(k, weighting)`` may change the weighting's settings on the way, for example its
     step size.
     """
-    federation = federate(problem, weighting, steps, start, engine)
+    federation = federate(problem, weighting, steps, start, executor)
     server = federation.server
     w, weights = [server.shared.detach().clone()], [server.weighting.weight.clone()]
     for number in range(rounds):

@@ -97,7 +97,7 @@ def _trained(sign: float, rounds: int) -> tuple[Tensor, Tensor, float]:
         rounds=rounds,
         local=Local(batch_size=None, head_optimizer=plain),
         server=Server(server_optimizer=plain),
-        compute=Compute(device="cpu", engine="loop"),
+        compute=Compute(device="cpu", executor="loop"),
         recording=Recording(eval_every=0),
     )
     assert run.network is not None

@@ -16,7 +16,7 @@ from fedgradnorm._theory.simulated_rounds import Steps, federate, follow, heads_
 from fedgradnorm.weighting import GradNorm, Signals
 
 GAMMA = 0.9
-NUDGE = 1e-6  # of one gauge norm, in one round
+NUDGE = 1e-6  # of one gradient norm, in one round
 ARRIVED = 1e-12  # distance of p from its limit
 
 
@@ -88,7 +88,7 @@ def squared_with_adam(updates: int = 6000, alpha: float = 0.1) -> Finding:
     goal = Pull(problem, gamma, first_losses(problem)).weights(near)
     weighting = GradNorm(gamma, "squared", optimizer="adam", lr=alpha)
     weighting.bind(problem.names)
-    nudged = replace(signals, gauge_norm=norm * (1 + NUDGE * (torch.arange(len(norm)) == 0)))
+    nudged = replace(signals, grad_norm=norm * (1 + NUDGE * (torch.arange(len(norm)) == 0)))
     given = [signals] * updates
     given[updates // 2] = nudged
     errors = torch.stack([(weighting.update(signals) - goal).norm() for signals in given])
@@ -108,19 +108,21 @@ def squared_with_adam(updates: int = 6000, alpha: float = 0.1) -> Finding:
 def pareto(rounds: int = 380) -> Finding:
     """T5: at the fixed point of ``direct``, sum_i r_i^gamma grad F_i / |grad F_i| = 0.
 
-    Read off what the clients report: updates, loss ratios and gauge norms of one more round.
+    Read off what the clients report: updates, loss ratios and gradient norms of one more round.
     """
     problem = conflicting()
-    federation = federate(problem, GradNorm(GAMMA, "direct", smoothing=0.0), Steps(), engine="loop")
+    federation = federate(
+        problem, GradNorm(GAMMA, "direct", smoothing=0.0), Steps(), executor="loop"
+    )
     for number in range(rounds):
         federation.round(number, federation.names)
     w = federation.server.shared.detach().clone()
     reports, _ = federation.round(rounds, federation.names)
     pull = (reports.loss_ratio / reports.loss_ratio.mean()).pow(GAMMA)
-    units = reports.gradients() / reports.gauge_norm[:, None]
+    units = reports.gradients() / reports.grad_norm[:, None]
     residual = float((pull @ units / pull.sum()).norm())
     heads = float(problem.head_gradients(w, heads_of(federation)).norm())
-    least = float(reports.gauge_norm.min())
+    least = float(reports.grad_norm.min())
     claim = Claim(
         "T5",
         "At the fixed point of direct, sum_i r_i^gamma grad F_i / |grad F_i| = 0: Pareto "

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from fedgradnorm._errors import TrainingError, listed
-from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._state.table import NETWORK
@@ -27,12 +26,7 @@ from fedgradnorm._training.callbacks import (
 log = logging.getLogger("fedgradnorm")
 
 
-def min_rounds(settings: Settings) -> int:
-    """Rounds without improvement that ``patience`` needs; an interval you chose is obeyed as is."""
-    return MIN_ROUNDS if settings.eval_every is None else 0
-
-
-class Best:
+class Best(Patience):
     """The best state so far of clients that are judged together.
 
     Evaluations are compared by the mean gain over the clients that have validation examples,
@@ -45,76 +39,60 @@ class Best:
     loss.
 
     ``take`` returns the state of these clients, as copies, and ``give`` restores it. A first loss
-    that nothing can be compared with is an error; with ``lenient`` the evaluation is
-    skipped, and a later one may be the first.
+    that nothing can be compared with is an error; with ``lenient`` the evaluation is skipped, and a
+    later one may be the first. An interval of evaluations that you chose is patience enough; by
+    default ``MIN_ROUNDS`` rounds must pass as well.
     """
 
     def __init__(
         self,
         take: Callable[[], dict[str, Any]],
         give: Callable[[Mapping[str, Any]], None],
-        patience: int | None,
-        rounds: int = 0,
+        settings: Settings,
         *,
         lenient: bool = False,
     ) -> None:
+        super().__init__(settings.patience, MIN_ROUNDS if settings.eval_every is None else 0)
         self.take, self.give, self.lenient, self._warned = take, give, lenient, False
-        self.patience = Patience(patience, rounds)
         self.first: dict[str, float] = {}
         self.last_gain = -math.inf
         self.state: dict[str, Any] | None = None
 
-    @property
-    def round(self) -> int:
-        """The best round."""
-        return self.patience.round
-
-    @property
-    def stopped(self) -> bool:
-        """Whether patience is exhausted."""
-        return self.patience.exhausted
-
-    @property
-    def found(self) -> bool:
-        """Whether there is an evaluation that could be used."""
-        return math.isfinite(self.patience.value)
-
-    def note(self, round_number: int, losses: Mapping[str, float]) -> None:
+    def judge(self, round_number: int, losses: Mapping[str, float]) -> None:
         """Take the validation losses of an evaluation; the first ones are before training."""
-        if self.stopped:
+        if self.exhausted:
             return
-        if not self.first:
-            try:
-                self.first = _usable(losses)
-            except TrainingError as error:
-                if not self.lenient:
-                    raise
-                self.patience.note(round_number, -math.inf)
-                if not self._warned:
-                    log.warning("round %d: %s; it is looked at again", round_number, error)
-                self._warned = True
-                return
+        try:
+            self.first = self.first or _usable(losses)
+        except TrainingError as error:
+            if not self.lenient:
+                raise
+            self.note(round_number, -math.inf)
+            if not self._warned:
+                log.warning("round %d: %s; it is looked at again", round_number, error)
+            self._warned = True
+            return
         self.last_gain = gain(self.first, losses)
-        if self.patience.note(round_number, self.last_gain):
+        if self.note(round_number, self.last_gain):
             self.state = self.take()
 
     def restore(self, current: int | None = None) -> None:
         """Return to the best state, unless the clients are in that round already."""
-        current = self.patience.last_round if current is None else current
+        current = self.last_round if current is None else current
         if self.state is not None and self.round != current:
             self.give(self.state)
         self.state = None
 
-    def about(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """What is saved, and what the last evaluation gave: for run.json."""
         last = self.last_gain if math.isfinite(self.last_gain) else None
-        ends = {"last_round": self.patience.last_round, "last_gain": last}
-        return {"round": self.round, "gain": self.patience.value, **ends}
+        ends = {"last_round": self.last_round, "last_gain": last}
+        return {"round": self.round, "gain": self.value, **ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart."""
+        """The best state, and what it was chosen by."""
         own = {"first": self.first, "last_gain": self.last_gain, "state": self.state}
-        return own | {name: getattr(self.patience, name) for name in _COUNTED}
+        return own | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`; one that does not fit is an error now.
@@ -123,14 +101,9 @@ class Best:
         """
         if state["state"] is not None:
             self.give(state["state"])
-        self.first, self.last_gain, self.state = (
-            state[key] for key in ("first", "last_gain", "state")
-        )
-        for name in _COUNTED:
-            setattr(self.patience, name, state[name])
-
-
-_COUNTED = ("round", "value", "waited", "last_round")
+        self.first, self.last_gain = state["first"], state["last_gain"]
+        self.state = state["state"]
+        super().load_state_dict(state)
 
 
 def _usable(losses: Mapping[str, float]) -> dict[str, float]:
@@ -160,47 +133,26 @@ class BestRound(Callback):
     validation examples ends with the shared best round, or alone with its last state.
     """
 
-    def __init__(self, federation: Federation | Alone, settings: Settings) -> None:
-        self.keep, self.clients, self.closed = settings.keep, federation.clients, False
+    def __init__(self, federation: Federation, settings: Settings) -> None:
+        self.active, self.closed = settings.keeps_best, False
         self.shared: Best | None = None
         self.own: dict[str, Best] = {}
-        if not settings.keeps_best:
-            return
-        wait = settings.patience, min_rounds(settings)
-        alone = isinstance(federation, Alone)
-        if isinstance(federation, Federation):
-            self.shared = Best(federation.state_dict, federation.load_state_dict, *wait)
-        if alone or settings.keep == "own_best":
-            for name in [c.name for c in federation.clients if c.validation is not None]:
+        judged = [client.name for client in federation.clients if client.validation is not None]
+        self.blind = [name for name in federation.names if name not in set(judged)]
+        alone = not federation.shares
+        if self.active and not alone:
+            self.shared = Best(federation.state_dict, federation.load_state_dict, settings)
+        if self.active and (alone or settings.keep == "own_best"):
+            for name in judged:
                 take, give = partial(federation.part, name), partial(federation.give, name)
-                self.own[name] = Best(take, give, *wait, lenient=not alone)
-
-    @property
-    def active(self) -> bool:
-        """Whether a best round is looked for at all."""
-        return self.keep != "last"
-
-    @property
-    def last_round(self) -> int:
-        """The round of the last evaluation that was judged."""
-        return max((best.patience.last_round for best in self._judged), default=0)
-
-    @property
-    def _judged(self) -> list[Best]:
-        return [*([] if self.shared is None else [self.shared]), *self.own.values()]
+                self.own[name] = Best(take, give, settings, lenient=not alone)
+        self.all = [*([] if self.shared is None else [self.shared]), *self.own.values()]
 
     def training(self, names: Sequence[str]) -> list[str]:
         """The clients of a round that have not stopped by themselves, as clients alone do."""
-        if self.shared is not None or not self.own:
+        if self.shared is not None:
             return list(names)
-        return [name for name in names if name not in self.own or not self.own[name].stopped]
-
-    def announce(self) -> None:
-        """Name the clients whose losses do not count."""
-        others = [client.name for client in self.clients if client.validation is None]
-        if self.active and others:
-            words = "keep = %r: no validation examples, so not counted: %s"
-            log.info(words, self.keep, listed(others))
+        return [name for name in names if name not in self.own or not self.own[name].exhausted]
 
     def on_evaluation(self, state: TrainingState) -> None:
         """Judge an evaluation of all clients; stop the run when no patience is left."""
@@ -209,11 +161,11 @@ class BestRound(Callback):
         rows = [row for row in state.evaluation if row["split"] == VALIDATION]
         losses = {row["client"]: row["loss"] for row in rows}
         if self.shared is not None:
-            self.shared.note(state.round, losses)
+            self.shared.judge(state.round, losses)
         for name, best in self.own.items():
-            best.note(state.round, {name: losses[name]})
-        everybody = self.shared is not None or len(self.own) == len(self.clients)
-        if everybody and all(best.stopped for best in self._judged):
+            best.judge(state.round, {name: losses[name]})
+        everybody = self.shared is not None or not self.blind
+        if everybody and all(best.exhausted for best in self.all):
             state.stop("no better evaluation within patience")
 
     def restore(self) -> None:
@@ -224,24 +176,22 @@ class BestRound(Callback):
         for best in self.own.values():
             best.restore(None if self.shared is None else self.shared.round)
 
-    def about(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """What is saved of the run, and of each client where that may be another round."""
-        shared = {} if self.shared is None else self.shared.about()
-        if not self.own:
-            return shared
-        return {**shared, "clients": {n: b.about() for n, b in self.own.items() if b.found}}
+        shared = {} if self.shared is None else self.shared.for_manifest()
+        own = {n: best.for_manifest() for n, best in self.own.items() if math.isfinite(best.value)}
+        return {**shared, "clients": own} if self.own else shared
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart; a network that several clients keep is stored once."""
+        """The best states; a network that several clients keep is stored once."""
         networks, places = dict[int, Tensor](), dict[bytes, int]()
-        clients = {}
-        for name, best in self.own.items():
-            clients[name] = best.state_dict()
-            if best.state is not None and NETWORK in best.state:
-                own: Tensor = best.state[NETWORK].cpu()
+        clients = {name: best.state_dict() for name, best in self.own.items()}
+        for one in clients.values():
+            if one["state"] is not None:
+                own: Tensor = one["state"][NETWORK].cpu()
                 place = places.setdefault(own.contiguous().numpy().tobytes(), len(places))
                 networks[place] = own
-                clients[name]["state"] = {**best.state, NETWORK: place}
+                one["state"] = {**one["state"], NETWORK: place}
         shared = {} if self.shared is None else {"shared": self.shared.state_dict()}
         return {**shared, "networks": networks, "clients": clients}
 
@@ -250,9 +200,8 @@ class BestRound(Callback):
         if self.shared is not None:
             self.shared.load_state_dict(state["shared"])
         for name, best in self.own.items():
-            part = dict(state["clients"][name])
-            if part["state"] is not None:
-                network = part["state"][NETWORK]
-                network = state["networks"][network] if isinstance(network, int) else network
-                part["state"] = {**part["state"], NETWORK: network}
-            best.load_state_dict(part)
+            one = dict(state["clients"][name])
+            if one["state"] is not None:
+                network = state["networks"][one["state"][NETWORK]]
+                one["state"] = {**one["state"], NETWORK: network}
+            best.load_state_dict(one)

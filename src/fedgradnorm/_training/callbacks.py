@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fedgradnorm._checks import shown, whole
 from fedgradnorm._errors import ConfigError, TrainingError
-from fedgradnorm._federation.conflict import Pair
+from fedgradnorm._round.reports import Record
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
-    from fedgradnorm._training.trainer import Trainer
 
 VALIDATION = "validation"
 """The split that decides when to stop and which round is best."""
@@ -30,68 +29,39 @@ improvement are then five steps of the optimizer, and plateaus of 30 steps are c
 """
 
 
-@dataclass(frozen=True)
-class Record:
-    """One round: the clients that took part and a column of numbers per quantity.
-
-    ``columns`` has ``loss``, ``loss_ratio``, ``gauge_norm``, ``weight`` and ``held``: one value for
-    each of ``clients``. ``failed`` are the clients whose loss or gradient was not finite.
-    ``record["loss"]`` is a column by client name, without the clients that failed. ``conflict`` has
-    the cosines between clients' updates, in the rounds in which ``record_conflict`` asks for them.
-    """
-
-    clients: Sequence[str]
-    failed: Sequence[str]
-    columns: Mapping[str, Sequence[float]]
-    conflict: Sequence[Pair] = ()
-
-    def __getitem__(self, column: str) -> dict[str, float]:
-        failed = set(self.failed)
-        values = zip(self.clients, self.columns.get(column, ()), strict=False)
-        return {name: value for name, value in values if name not in failed}
-
-
 class TrainingState:
-    """What a callback knows about the run and may ask of it.
+    """What a callback can read of a run and ask of it.
 
-    ``record`` is the :class:`Record` of the last round, None before the first one. ``evaluation``
-    has the rows of the last evaluation, one per client and split, each a dict with ``client``,
-    ``split``, ``loss`` and the client's metrics.
+    ``round`` rounds of ``rounds`` are over. ``record`` is the :class:`Record` of the last round,
+    None before the first one. ``evaluation`` has the rows of the last evaluation, one per client
+    and split, each a dict with ``client``, ``split``, ``loss`` and the client's metrics.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self.record: Record | None = None
-        self.evaluation: Sequence[Row] = ()
-        self.stop_reason = ""
-
-    @property
-    def round(self) -> int:
-        """The number of rounds so far."""
-        return self._trainer.round
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds after which the run ends."""
-        return self._trainer.rounds
+    round = 0
+    rounds = 0
+    per_epoch = 1.0  # rounds in an epoch
+    record: Record | None = None
+    evaluation: Sequence[Row] = ()
+    samples_clients = False  # whether every evaluation is of other clients (``eval_clients``)
+    stopped = ""  # why a callback ended the run
 
     @property
     def epoch(self) -> float:
         """Passes over the largest client's training examples so far."""
-        return self._trainer.epoch
+        return self.round / self.per_epoch
 
     @property
-    def samples_clients(self) -> bool:
-        """Whether an evaluation is of some clients, others each time (``eval_clients``)."""
-        return self._trainer.settings.eval_clients is not None
+    def done(self) -> bool:
+        """Whether there are no more rounds."""
+        return self.round >= self.rounds or bool(self.stopped)
 
     def stop(self, reason: str = "a callback stopped the run") -> None:
         """End the run after this round. It counts as finished and keeps its result."""
-        self.stop_reason = self.stop_reason or str(reason)
+        self.stopped = self.stopped or str(reason)
 
     def run(self) -> Run:
         """The run as it stands, to be saved or used; under torchrun call it on all ranks."""
-        return self._trainer.snapshot()
+        raise NotImplementedError
 
 
 class Callback:
@@ -159,12 +129,10 @@ class Patience:
 
     def note(self, round_number: int, value: float) -> bool:
         """Take the value of an evaluation; whether it is the best so far."""
-        self.last_round = round_number
+        self.last_round, self.waited = round_number, self.waited + 1
         if value > self.value:
             self.round, self.value, self.waited = round_number, value, 0
-            return True
-        self.waited += 1
-        return False
+        return self.waited == 0
 
     @property
     def exhausted(self) -> bool:
@@ -172,6 +140,15 @@ class Patience:
         if self.evaluations is None or self.waited < self.evaluations:
             return False
         return self.last_round - self.round >= self.min_rounds
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value, and what was counted since."""
+        return {key: getattr(self, key) for key in ("round", "value", "waited", "last_round")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state saved by :meth:`state_dict`."""
+        self.round, self.value = state["round"], state["value"]
+        self.waited, self.last_round = state["waited"], state["last_round"]
 
 
 class EarlyStopping(Callback):
@@ -238,14 +215,13 @@ class EarlyStopping(Callback):
         return mean if self.watch in HIGHER_IS_BETTER else -mean
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart."""
-        p = self._patience
-        return {"first": self._first, "best": [p.round, p.value], "last": [p.last_round, p.waited]}
+        """The first losses, and the best value so far."""
+        return {"first": self._first, "patience": self._patience.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
-        self._first, p = dict(state["first"]), self._patience
-        (p.round, p.value), (p.last_round, p.waited) = state["best"], state["last"]
+        self._first = dict(state["first"])
+        self._patience.load_state_dict(state["patience"])
 
 
 def gain(first: Mapping[str, float], losses: Mapping[str, float]) -> float:
@@ -299,28 +275,3 @@ class ShowProgress(Callback):
         if show is not None and not callable(show):
             raise ConfigError(f"show must be a function, or None, not {shown(show)}")
         self.show = show
-
-
-class Reporter(Callback):
-    """Makes the events of a run for the live display, a tracker, or the user's own function."""
-
-    def __init__(self, show: Show, trainer: Trainer, stage: str = "") -> None:
-        self.show, self.trainer, self.stage = show, trainer, stage
-
-    def on_round(self, state: TrainingState) -> None:
-        """Tell what the last round brought."""
-        self._tell(state)
-
-    def on_end(self, state: TrainingState) -> None:
-        """Tell the same once more, with what the run ended with."""
-        self._tell(state, self.trainer.ended)
-
-    def _tell(self, state: TrainingState, ended: str = "") -> None:
-        record = state.record or Record((), (), {})
-        weights = dict(zip(record.clients, record.columns.get("weight", ()), strict=False))
-        event = Progress(state.round, state.rounds, state.epoch, record["loss"], weights)
-        if self.stage:
-            self.show(replace(event, stage=self.stage))
-            return
-        rows, spread = self.trainer.recording.news()
-        self.show(replace(event, rows=rows, spread=spread, ended=ended))

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from fedgradnorm._round.seeding import number
-from fedgradnorm._runs.about import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.blueprint import blueprints
+from fedgradnorm._runs.manifest import FORMAT, client_info, describe_weighting, now
 from fedgradnorm._runs.many.recorded import ALL_ROWS
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SHORT = 12  # letters of a commit
 
 
-def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
+def manifest_of(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
     engine = trainer.federation.engine
@@ -38,7 +38,7 @@ def about_run(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dic
         "weighting": describe_weighting(weighting),
         "clients": _infos(trainer),
         "rounds": trainer.rounds,
-        "gauge": list(trainer.federation.gauge),
+        "norm_layer": list(trainer.federation.norm_layer),
         "network": describe_network(network),
         "blueprints": blueprints(network, heads, trainer.clients.values()),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],

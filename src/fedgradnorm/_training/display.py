@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,6 +20,7 @@ from fedgradnorm._training.callbacks import Progress
 PER_SECOND = 8
 PLAIN_SECONDS = 5.0
 MOST_CLIENTS = 20  # that are shown one by one, of those seen so far
+SHOWN = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
 
 
 @contextmanager
@@ -35,9 +37,9 @@ def live_display(
     ``beside`` says what else there is to know after an event, such as how many runs are left.
     """
     console = console or Console(stderr=True)
-    view = _View(title, start_round, beside)
+    view = _View(title, start_round, beside or (lambda _: ""), console)
     if not console.is_terminal:
-        yield _Lines(view, console)
+        yield view.show_in_lines
         return
     with Live(get_renderable=view.render, console=console, refresh_per_second=PER_SECOND):
         yield view.show
@@ -50,10 +52,16 @@ class _View:
         self,
         title: str,
         start_round: int | None,
-        beside: Callable[[Progress], str] | None = None,
+        beside: Callable[[Progress], str],
+        console: Console,
     ) -> None:
-        self.title, self.start_round, self.beside = title, start_round, beside
-        self.began = time.monotonic()
+        self.title, self.start_round, self.beside, self.console = (
+            title,
+            start_round,
+            beside,
+            console,
+        )
+        self.began = self.printed = time.monotonic()
         self.event: Progress | None = None
         self.stage = ""
         # A client that sits out a round keeps the loss it last reported.
@@ -67,114 +75,67 @@ class _View:
             self.losses, self.weights = {}, {}
         if self.start_round is None:
             self.start_round = event.round - 1
-        self.event = event
         self.losses.update(event.losses)
         self.weights.update(event.weights)
+        self.event = event
 
-    @property
-    def named(self) -> str:
-        """The title, and what part of the run this is, where it has parts."""
-        over = self.event is not None and self.event.ended
-        return f"{self.title} ({self.stage})" if self.stage and not over else self.title
+    def show_in_lines(self, event: Progress) -> None:
+        """Take an event, and print a line now and then."""
+        self.show(event)
+        now = time.monotonic()
+        if event.ended or event.round >= event.rounds or now - self.printed >= PLAIN_SECONDS:
+            self.printed = now
+            title, *facts = self.facts(event)
+            clients = ", ".join(f"{name} {loss:.4g} (x{w:.3f})" for name, loss, w in self.clients())
+            shown = f"{title}: {', '.join(facts)}; {event.shown} (x weight): {clients}"
+            line = "; ".join(filter(None, (shown, event.ended, self.beside(event))))
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def left(self) -> str:
-        """Time to go, from the pace since the start."""
-        event = self.event
-        if event is None or self.start_round is None or event.round <= self.start_round:
-            return "?"
-        if event.ended:
-            return clock(0)
-        pace = (time.monotonic() - self.began) / (event.round - self.start_round)
-        return clock(pace * (event.rounds - event.round))
+    def facts(self, event: Progress) -> tuple[str, str, str, str]:
+        """Title and stage, round, epoch, and time to go, from the pace since the start."""
+        done, left = event.round - (self.start_round or 0), "?"
+        if done > 0:
+            pace = (time.monotonic() - self.began) / done
+            seconds = 0 if event.ended else pace * (event.rounds - event.round)
+            left = str(timedelta(seconds=round(seconds)))
+        title = f"{self.title} ({self.stage})" if self.stage and not event.ended else self.title
+        where = f"round {event.round}/{event.rounds}"
+        return title, where, f"epoch {event.epoch:.1f}", f"{left} left"
 
     def render(self) -> RenderableType:
         """The bar and the table of clients."""
         event = self.event
         if event is None:
             return Text(f"{self.title}: first evaluation ...")
+        title, *facts = self.facts(event)
         line = Table.grid(padding=(0, 2))
-        line.add_row(
-            Text(self.named, style="bold"),
-            ProgressBar(event.rounds, event.round, width=24),
-            f"round {event.round}/{event.rounds}",
-            f"epoch {event.epoch:.1f}",
-            f"{self.left()} left",
-        )
-        table = Table(box=None, padding=(0, 2))
-        table.add_column("client")
+        bar = ProgressBar(event.rounds, event.round, width=24)
+        line.add_row(Text(title, style="bold"), bar, *facts)
+        table = Table("client", box=None, padding=(0, 2))
         for name in (event.shown, "weight"):
             table.add_column(name, justify="right")
-        for name, loss, weight in self.shown():
+        for name, loss, weight in self.clients():
             table.add_row(Text(name), f"{loss:.4g}", f"{weight:.3f}")
-        ended = [Text(f"{self.title}: {event.ended}")] if event.ended else []
-        beside = [Text(self.beside(event), style="dim")] if self.beside else []
-        return Group(line, table, *ended, *beside)
+        ended = f"{self.title}: {event.ended}" if event.ended else ""
+        below = [Text(text) for text in (ended, self.beside(event)) if text]
+        return Group(line, table, *below)
 
-    def shown(self) -> list[tuple[str, float, float]]:
+    def clients(self) -> list[tuple[str, float, float]]:
         """Clients with loss and weight; of many the least, the median and the largest loss.
 
         Of more than ``MANY`` no client is named: there are quantiles of losses and of weights.
         """
         # The table is copied first: this runs in the display's thread.
         rows = [(name, loss, self.weights.get(name, 1.0)) for name, loss in [*self.losses.items()]]
-        if len(rows) <= MOST_CLIENTS:
+        count = len(rows)
+        if count <= MOST_CLIENTS:
             return rows
-        if len(rows) > MANY:
-            return _distribution(rows)
+        if count > MANY:
+            columns = [loss for _, loss, _ in rows], [weight for _, _, weight in rows]
+            finite = ([v for v in column if math.isfinite(v)] or [math.nan] for column in columns)
+            losses, weights = map(quantiles, finite)
+            whose = {"p10": f"{count:,} clients: "}
+            return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]
         ranked = sorted(rows, key=lambda row: row[1])
-        picked = {"least": ranked[0], "median": ranked[len(rows) // 2], "largest": ranked[-1]}
-        return [(f"{what} of {len(rows)}: {row[0]}", *row[1:]) for what, row in picked.items()]
-
-    def line(self) -> str:
-        """The same on one plain line."""
-        event = self.event
-        assert event is not None
-        clients = ", ".join(
-            f"{name} {loss:.4g} (x{weight:.3f})" for name, loss, weight in self.shown()
-        )
-        return (
-            f"{self.named}: round {event.round}/{event.rounds}, epoch {event.epoch:.1f}, "
-            f"{self.left()} left; {event.shown} (x weight): {clients}"
-            + (f"; {event.ended}" if event.ended else "")
-            + (f"; {self.beside(event)}" if self.beside else "")
-        )
-
-
-def _distribution(rows: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Quantiles of the losses, the worst last, each beside the same quantile of the weights."""
-    losses, weights = (
-        quantiles([value for value in column if math.isfinite(value)] or [math.nan])
-        for column in ([loss for _, loss, _ in rows], [weight for _, _, weight in rows])
-    )
-    named = {"p10": "10 %", "median": "median", "p90": "90 %", "max": "largest"}
-    first, *rest = [(word, losses[key], weights[key]) for key, word in named.items()]
-    return [(f"{len(rows):,} clients: {first[0]}", *first[1:]), *rest]
-
-
-class _Lines:
-    """Prints a line now and then."""
-
-    def __init__(self, view: _View, console: Console) -> None:
-        self.view, self.console = view, console
-        self.printed = time.monotonic()
-
-    def __call__(self, event: Progress) -> None:
-        self.view.show(event)
-        now = time.monotonic()
-        if event.ended or event.round >= event.rounds or now - self.printed >= PLAIN_SECONDS:
-            self.printed = now
-            self.console.print(self.view.line(), markup=False, highlight=False, soft_wrap=True)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 12 s, 3:05 or 1:02:03.
-
-    >>> clock(185)
-    '3:05'
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        picked = {"least": ranked[0], "median": ranked[count // 2], "largest": ranked[-1]}
+        return [(f"{what} of {count}: {row[0]}", *row[1:]) for what, row in picked.items()]

@@ -58,7 +58,7 @@ def checked_weighting(weighting: object) -> Weighting | None:
 
 
 def checked_folder(folder: object) -> Place | None:
-    """The run's folder, if one is given; a ConfigError unless it is a path or a claim on one."""
+    """The run's folder, if one is given; a ConfigError unless it is a path or the lock of one."""
     if folder is None:
         return None
     if not isinstance(folder, str | os.PathLike) or not str(folder) or "\0" in str(folder):
@@ -91,7 +91,7 @@ def meet(engine: str) -> World:
     if asked_for() > 1:
         raise ConfigError(
             f"engine {engine!r} runs in one process, but torchrun started {asked_for()}; "
-            "use engine='auto', or leave torchrun out"
+            "use executor='auto', or leave torchrun out"
         )
     return World()
 

@@ -7,77 +7,69 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 ONE_PRESS = 1.0
 """Seconds within which signals are one Ctrl-C: what starts a program may pass on to it what its
 whole group is sent as well (`timeout -s INT` does)."""
 
 
-class Press:
-    """Python's own handler, but for the echoes of a Ctrl-C."""
+class _Handler:
+    """Calls ``pressed`` for a Ctrl-C, but not for its echoes, whichever handler had the first."""
 
-    def __init__(self) -> None:
-        self.since = -math.inf
+    last = -math.inf
+
+    def __init__(self, pressed: Callable[[], None]) -> None:
+        self.pressed = pressed
 
     def __call__(self, *_: object) -> None:
-        """Raise KeyboardInterrupt, unless this is an echo."""
-        if self.is_new():
-            raise KeyboardInterrupt
-
-    def is_new(self) -> bool:
-        """Whether a signal that has just come is a press of its own."""
         now = time.monotonic()
-        if now - self.since < ONE_PRESS:
-            return False
-        self.since = now
-        return True
+        if now - _Handler.last >= ONE_PRESS:
+            _Handler.last = now
+            self.pressed()
 
 
 @contextmanager
-def one_press() -> Iterator[None]:
-    """A Ctrl-C interrupts once, however many signals it sends."""
-    with _handling(Press()):
+def _handling(pressed: Callable[[], None]) -> Iterator[None]:
+    """Handle Ctrl-C in the main thread, where it has Python's own handler or `one_press`."""
+    before = signal.getsignal(signal.SIGINT)
+    default = before is signal.default_int_handler
+    ours = default or (isinstance(before, _Handler) and before.pressed is _interrupt)
+    if not ours or threading.current_thread() is not threading.main_thread():
         yield
+        return
+    if default:
+        _Handler.last = -math.inf
+    signal.signal(signal.SIGINT, _Handler(pressed))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
+def one_press() -> AbstractContextManager[None]:
+    """A Ctrl-C interrupts once, however many signals it sends."""
+    return _handling(_interrupt)
+
+
 @contextmanager
 def deferred_interrupt(again: Callable[[], None] = _interrupt) -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C until the function it yields is called. A second one calls ``again`` at once."""
-    before = signal.getsignal(signal.SIGINT)
-    press = before if isinstance(before, Press) else Press()
-    asked = False
+    presses = 0
 
-    def ask(*_: object) -> None:
-        nonlocal asked
-        if not press.is_new():
-            return
-        if asked:
+    def press() -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
             again()
-        asked = True
 
     def let_through() -> None:
-        if asked:
+        if presses:
             raise KeyboardInterrupt
 
-    with _handling(ask):
+    with _handling(press):
         yield let_through
-
-
-@contextmanager
-def _handling(handler: Callable[..., None]) -> Iterator[None]:
-    """Have a handler for Ctrl-C, in the main thread and where nobody else has one."""
-    before = signal.getsignal(signal.SIGINT)
-    ours = before is signal.default_int_handler or isinstance(before, Press)
-    if not ours or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,5 +1,4 @@
-"""Client warnings: which clients fail, have a frozen weight or diverge, with a line when it begins
-and one when it ends."""
+"""Client warnings: which clients fail, have a frozen weight or diverge, with one line for each."""
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ from fedgradnorm._training.callbacks import Callback, TrainingState
 
 log = logging.getLogger("fedgradnorm")
 
-LONGEST = 1000
-"""The longest wait between two lines about a client, in rounds; each is twice the one before."""
 FOLD = 1e4
 """A client diverges when its loss is this many times its first one."""
 SOLVED = 1e-30
@@ -26,153 +23,84 @@ SOLVED = 1e-30
 
 
 class ClientWarnings:
-    """One kind of trouble that clients can have, counted per client and logged in few lines.
+    """Counts the rounds in which each client has one kind of affected, and logs the first of them.
 
-    ``begins`` is the line to write when it begins, with the client's ``{name}``, the ``{why}`` and
-    the ``{times}`` so far; ``ends`` what a client does when it is over; ``was`` what is counted.
-    A client that has never been in trouble costs no more than a count of its rounds.
+    ``begins`` is the line, with the client's ``{name}`` and the ``{why}``; ``was`` what is counted.
     """
 
-    def __init__(self, names: Iterable[str], begins: str, ends: str, was: str) -> None:
-        self.begins, self.ends, self.was = begins, ends, was
-        self.rounds = dict.fromkeys(names, 0)
-        # In trouble at the last line? lines, rounds in trouble; of the rounds since the last line:
-        # those in trouble, and all.
-        self.clients: dict[str, list[Any]] = {}
+    def __init__(self, names: Iterable[str], begins: str, was: str) -> None:
+        self.begins, self.was, self.times = begins, was, dict.fromkeys(names, 0)
 
-    def note(self, round_number: int, well: Iterable[str], troubled: Mapping[str, str]) -> None:
-        """Count a round for these clients, and log whose trouble begins or ends."""
-        for name, why in troubled.items():
-            self.rounds[name] += 1
-            self.clients.setdefault(name, [False, 0, 0, 0, 0])
-            self._count(round_number, name, trouble=True, why=why)
-        for name in well:
-            self.rounds[name] += 1
-            if name in self.clients:
-                self._count(round_number, name, trouble=False)
+    def note(self, round_number: int, problems: Mapping[str, str]) -> None:
+        """Count a round for the clients affected, each with the reason."""
+        for name, why in problems.items():
+            if not self.times[name]:
+                line = self.begins.format(name=name, why=why)
+                log.warning("round %d: %s", round_number, line)
+            self.times[name] += 1
 
-    def _count(self, round_number: int, name: str, *, trouble: bool, why: str = "") -> None:
-        was_in, lines, total, hits, seen = self.clients[name]
-        total += trouble
-        wait = min(LONGEST, 1 << min(lines - 1, LONGEST.bit_length())) if lines else 0
-        if trouble == was_in or seen < wait:
-            self.clients[name] = [was_in, lines, total, hits + trouble, seen + 1]
-            return
-        share = f"; {self.was} in {hits:,} of the last {seen:,} rounds" if hits else ""
-        if trouble:
-            line = self.begins.format(name=name, why=why, times=total)
-        else:
-            line = f"client {name!r} {self.ends}"
-        log.warning("round %d: %s%s", round_number, line, share)
-        self.clients[name] = [trouble, lines + 1, total, int(trouble), 1]
-
-    def sum_up(self) -> None:
-        """Log how often each client was in trouble."""
-        for name, rounds in self.rounds.items():
-            if total := self.total(name):
-                log.warning(
-                    "client %r was %s in %d of its %d rounds", name, self.was, total, rounds
-                )
-
-    def total(self, name: str) -> int:
-        """Rounds in trouble so far of one client."""
-        return int(self.clients[name][2]) if name in self.clients else 0
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Rounds in trouble so far, by client."""
-        return {name: self.total(name) for name in self.rounds}
+    def sum_up(self, rounds: int) -> None:
+        """Log in how many of the run's rounds each client was affected."""
+        for name, times in self.times.items():
+            if times:
+                log.warning("client %r was %s in %d of %d rounds", name, self.was, times, rounds)
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: the log continues as if there had been none."""
-        return {"rounds": packed_counts(self.rounds), "clients": dict(self.clients)}
+        """The counts."""
+        return {"times": packed_counts(self.times)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
-        self.rounds = unpacked_counts(state["rounds"], list(self.rounds), "monitor")
-        self.clients = {}
-        for name, counts in state["clients"].items():
-            was_in, *others = counts
-            valid = type(was_in) is bool and len(others) == 4 and name in self.rounds
-            if not valid or not all(type(count) is int and count >= 0 for count in others):
-                raise ValueError(f"monitor.{name} is {counts!r:.40}")
-            self.clients[name] = list(counts)
+        self.times = unpacked_counts(state["times"], list(self.times), "monitor")
 
 
 class Monitor(Callback):
-    """Watches the clients of a run round by round; it changes nothing but the log."""
-
-    every = 0
+    """Monitors the clients of a run round by round; it changes nothing but the log."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
-        self.failing = ClientWarnings(
-            names,
-            "client {name!r} left out: {why} ({times} times so far); its head was put back",
-            "takes part again",
-            "left out",
-        )
-        self.frozen = ClientWarnings(
-            names,
-            "client {name!r} has a vanishing gradient; its weight is held",
-            "has a gradient again; its weight moves",
-            "held",
-        )
         self.rates = rates(settings)
-        self.warned: dict[str, None] = {}  # of divergence, each client once
-        self.diverging: dict[str, None] = {}  # in its last round
+        failing = f"its loss or gradient is not finite; lower {self.rates} or look at its data"
+        growing = f"its loss is {{why}} times its first one; lower {self.rates}"
+        vanishing = "client {name!r} has a vanishing gradient; its weight is frozen"
+        self.failing = ClientWarnings(names, f"client {{name!r}} left out: {failing}", "left out")
+        self.frozen = ClientWarnings(names, vanishing, "frozen")
+        self.growing = ClientWarnings(names, f"client {{name!r}} diverges: {growing}", "diverging")
+        self.diverging = set[str]()  # in their last round
 
     def on_round(self, state: TrainingState) -> None:
         """Note which of a round's clients failed, whose weight was frozen and who diverges."""
         record = state.record
         assert record is not None
-        self.note_failed(state.round, record.clients, record.failed)
-        self.note(state.round, record["held"], record["loss"], record["loss_ratio"])
-
-    def note_failed(self, round_number: int, active: Sequence[str], failed: Sequence[str]) -> None:
-        """Note which of a round's ``active`` clients ``failed``."""
-        bad = dict.fromkeys(failed, "its loss or gradient is not finite")
-        trained = {name for name in bad if self.failing.rounds[name] > self.failing.total(name)}
-        self.failing.note(round_number, [name for name in active if name not in bad], bad)
-        for name in failed:
-            self.diverging[name] = None
-            if name in trained:
-                what = f"diverges: its loss or gradient is no longer finite at round {round_number}"
-                self._warn(name, f"{what}; lower {self.rates} or look at its data")
-            else:
-                what = "cannot train: its loss or gradient is not finite in its first round"
-                self._warn(name, f"{what}; look at its data or lower {self.rates}")
+        columns = (record[key] for key in ("weight_frozen", "loss", "loss_ratio"))
+        self.note(state.round, record.failed, *columns)
 
     def note(
         self,
         round_number: int,
+        failed: Sequence[str],
         frozen: Mapping[str, float],
         losses: Mapping[str, float],
         ratios: Mapping[str, float],
     ) -> None:
-        """Note whose weight was frozen in a round, and whose loss has grown beyond all measure."""
-        held = {name: "" for name, is_frozen in frozen.items() if is_frozen}
-        self.frozen.note(round_number, [name for name in frozen if name not in held], held)
-        for name, ratio in ratios.items():
-            if ratio > FOLD and losses.get(name, math.inf) >= ratio * SOLVED:
-                self.diverging[name] = None
-                grown = f"diverges: its loss is {ratio:.2g} times its first one"
-                self._warn(name, f"{grown} at round {round_number}; lower {self.rates}")
-            elif self.diverging:
-                self.diverging.pop(name, None)
+        """Note the clients that failed in a round, and of the others weights, losses and ratios."""
+        grown = {
+            name: f"{ratio:.2g}"
+            for name, ratio in ratios.items()
+            if ratio > FOLD and losses.get(name, math.inf) >= ratio * SOLVED
+        }
+        self.failing.note(round_number, dict.fromkeys(failed, ""))
+        self.frozen.note(round_number, {name: "" for name, found in frozen.items() if found})
+        self.growing.note(round_number, grown)
+        self.diverging = (self.diverging - ratios.keys()) | {*failed, *grown}
 
-    def _warn(self, name: str, words: str) -> None:
-        if name not in self.warned:
-            self.warned[name] = None
-            log.warning("client %r %s", name, words)
-
-    def on_end(self, state: TrainingState) -> None:  # noqa: ARG002
+    def on_end(self, state: TrainingState) -> None:
         """Log the counts of the whole run."""
-        self.failing.sum_up()
-        self.frozen.sum_up()
+        self.failing.sum_up(state.round)
+        self.frozen.sum_up(state.round)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """In how many rounds each client was left out, and its weight frozen: for run.json."""
-        return {"left_out": self.failing.totals, "held": self.frozen.totals}
+        return {"left_out": dict(self.failing.times), "weight_frozen": dict(self.frozen.times)}
 
     def diverged(self, evaluation: Iterable[Mapping[str, Any]], *, restored: bool) -> list[str]:
         """The clients that a run ends with in divergence.
@@ -181,24 +109,19 @@ class Monitor(Callback):
         in their last round. A run that returned to its best round is judged by the evaluation.
         """
         lost = {row["client"] for row in evaluation if not math.isfinite(row["loss"])}
-        lost |= set() if restored else set(self.diverging)
-        return [name for name in self.failing.rounds if name in lost]
+        lost |= set() if restored else self.diverging
+        return [name for name in self.failing.times if name in lost]
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart."""
-        return {
-            "failing": self.failing.state_dict(),
-            "frozen": self.frozen.state_dict(),
-            "warned": list(self.warned),
-            "diverging": list(self.diverging),
-        }
+        """The counts, and who diverges."""
+        kinds = {key: getattr(self, key).state_dict() for key in ("failing", "frozen", "growing")}
+        return {**kinds, "diverging": sorted(self.diverging)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
-        self.failing.load_state_dict(state["failing"])
-        self.frozen.load_state_dict(state["frozen"])
-        self.warned = dict.fromkeys(state["warned"])
-        self.diverging = dict.fromkeys(state["diverging"])
+        for key in ("failing", "frozen", "growing"):
+            getattr(self, key).load_state_dict(state[key])
+        self.diverging = set(state["diverging"])
 
 
 def rates(settings: Settings) -> str:

@@ -6,12 +6,12 @@ The cost depends on the clients that took part in a round and on those whose row
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._federation.alone import Alone
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._round.participation import rows_by_owner, some_of, with_tasks
+from fedgradnorm._round.participation import rows_by_owner, some_of
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._round.settings import Settings
@@ -21,6 +21,7 @@ from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.many.recorded import recorded as recorded_clients
 from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
 from fedgradnorm._training.callbacks import Callback, TrainingState
+from fedgradnorm._training.monitor import packed_counts, unpacked_counts
 
 log = logging.getLogger("fedgradnorm")
 
@@ -32,41 +33,40 @@ class Recording(Callback):
     """Writes the tables of a run, and counts the rounds of its clients.
 
     ``recorded`` names the clients whose rows are recorded, or is None where all are. The first and
-    the last evaluation are recorded of everybody who was evaluated.
+    the last evaluation are recorded of everybody who was evaluated. ``tables`` are those that the
+    run has, by the name of their file.
     """
-
-    every = 0
 
     def __init__(
         self,
         clients: Sequence[Client],
-        federation: Federation | Alone,
+        federation: Federation,
         accounts: Accounts,
         settings: Settings,
     ) -> None:
         self.federation, self.accounts, self.settings = federation, accounts, settings
-        metrics = sorted({key for client in clients for key in client.task.metrics})
-        self.history = History(metrics, private=bool(accounts))
+        self.metrics = sorted({key for client in clients for key in client.task.metrics})
+        self._private = bool(accounts)
+        self.history = History(self.metrics, self._private)
         self.spread, self.conflict = spread_table(), conflict_table()
-        self.taken = {client.name: 0 for client in clients}
-        self.pending: Sequence[Row] = ()
         self.recorded = recorded_clients(clients, settings)
-        self._metrics = metrics
+        self.tables: dict[str, Table] = {METRICS: self.history}
+        self.tables |= {} if self.recorded is None else {SPREAD: self.spread}
+        self.tables |= {CONFLICT: self.conflict} if settings.record_conflict else {}
+        self.pending: Sequence[Row] = ()  # of an evaluation: a run may stop here and repeat it
         told = ((client.name, client.task_name, client.task.kind) for client in clients)
         self._groups = {} if self.recorded is None else told_apart(told)
-        self._a_round = _costs(clients, federation, settings)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        """The tables that this run has, by the name of their file."""
-        found: dict[str, Table] = {METRICS: self.history}
-        if self.recorded is not None:
-            found[SPREAD] = self.spread
-        if self.settings.record_conflict:
-            found[CONFLICT] = self.conflict
-        return found
+        self.taken = {client.name: 0 for client in clients}
+        self._a_round: dict[str, tuple[int, int]] = {}  # samples seen and bytes exchanged
+        same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
+        for client in clients:
+            samples = settings.local().steps * min(
+                settings.batch_size or client.drawn, client.drawn
+            )
+            cost = samples, federation.bytes_per_round(client.name)
+            self._a_round[client.name] = same.setdefault(cost, cost)
 
     def announce(self) -> None:
         """Say whose rows are kept, who is evaluated, and what recording costs more."""
@@ -89,7 +89,8 @@ class Recording(Callback):
         failed = set(record.failed)
         for name in record.clients:
             self.taken[name] += name not in failed
-        self.conflict.append(pair_rows(state.round, state.epoch, record.conflict))
+        if record.conflict:
+            self.conflict.append(pair_rows(state.round, state.epoch, record.conflict))
         if state.round % self.settings.log_every and state.round < state.rounds:
             return
         when = {"round": state.round, "epoch": state.epoch}
@@ -99,13 +100,13 @@ class Recording(Callback):
             ok = name not in failed
             row: Row = {**when, "client": name, "split": "batch", "active": int(ok)}
             row.update(zip(columns, values, strict=True))
-            row["held"] = int(row["held"])
+            row["weight_frozen"] = int(row["weight_frozen"])
             row.update(self._meters(name))
             rows.append(row if ok else {k: v for k, v in row.items() if k not in SENT})
         self.write(rows)
 
     def on_evaluation(self, state: TrainingState) -> None:
-        """Hold the rows back until :meth:`flush`: a run may stop here and evaluate once more."""
+        """Take the rows of an evaluation, to be recorded by :meth:`flush`."""
         self.pending = state.evaluation
 
     def flush(self, everybody: bool = False) -> None:
@@ -118,7 +119,7 @@ class Recording(Callback):
         """Samples a client has seen, bytes exchanged and privacy spent so far."""
         (samples, traffic), taken = self._a_round[name], self.taken[name]
         found = {"samples": taken * samples, "bytes": taken * traffic}
-        return found | self.accounts.columns(name) if self.accounts else found
+        return found | self.accounts.columns(name) if self._private else found
 
     def chosen(self, number: int, last: bool = False) -> list[str] | None:
         """Who is evaluated after round ``number``, drawn from the seed; None: all clients."""
@@ -126,7 +127,7 @@ class Recording(Callback):
         if asked is None or (last and len(owners) <= ALL_AT_END):
             return None
         found = some_of(owners, asked, self.settings.seed, "evaluation", number)
-        return with_tasks(found, self._rows_of)
+        return [row for owner in found for row in self._rows_of.get(owner, (owner,))]
 
     def measured(
         self, number: int, epoch: float, before: str = "", last: bool = False
@@ -149,7 +150,7 @@ class Recording(Callback):
     def write(self, rows: Sequence[Row], everybody: bool = False) -> None:
         """Add rows to the history: those of the clients that are recorded, or ``everybody``'s."""
         if self.recorded is not None:
-            self.spread.append(spread_rows(rows, self._groups, self._metrics))
+            self.spread.append(spread_rows(rows, self._groups, self.metrics))
         whole = everybody or self.recorded is None or not self.history.rows
         self.history.append(rows if whole else self._of_recorded(rows))
 
@@ -160,16 +161,10 @@ class Recording(Callback):
     def _of_recorded(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.recorded is None or row["client"] in self.recorded]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds of each client; the tables are files of their own."""
+        return {"taken": packed_counts(self.taken)}
 
-def _costs(
-    clients: Sequence[Client], federation: Federation | Alone, settings: Settings
-) -> dict[str, tuple[int, int]]:
-    """Samples that each client sees in a round, and bytes that it then exchanges."""
-    most, steps = settings.batch_size, settings.local().steps
-    found: dict[str, tuple[int, int]] = {}
-    same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
-    for client in clients:
-        traffic = federation.bytes_per_round(client.name)
-        cost = steps * min(most or client.drawn, client.drawn), traffic
-        found[client.name] = same.setdefault(cost, cost)
-    return found
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state saved by :meth:`state_dict`."""
+        self.taken = unpacked_counts(state["taken"], list(self.taken), "taken")

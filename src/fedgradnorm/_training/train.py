@@ -16,7 +16,7 @@ from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
 from fedgradnorm._errors import ConfigError, Interrupted
-from fedgradnorm._federation.sharing import aligned, check_clients, sized
+from fedgradnorm._federation.checks import aligned, check_clients, sized
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.settings import (
     Compute,
@@ -28,14 +28,14 @@ from fedgradnorm._round.settings import (
     Sharing,
     completed,
 )
-from fedgradnorm._runs.about import diverged_words, read_about
 from fedgradnorm._runs.after.adding import stored_weighting
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
+from fedgradnorm._runs.manifest import diverged_words, read_manifest
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
-from fedgradnorm._training.describe import about_run
+from fedgradnorm._training.describe import manifest_of
 from fedgradnorm._training.inputs import (
     check_is_module,
     checked_callbacks,
@@ -139,10 +139,12 @@ def resume(
     place = checked_folder(folder)
     if place is None:
         raise ConfigError("folder must be the path of a run's folder, not None")
-    about = read_about(Path(place))
-    settings = Settings(**completed(about["settings"]))
+    manifest = read_manifest(Path(place))
+    settings = Settings(**completed(manifest["settings"]))
     if weighting is None:
-        weighting = stored_weighting(about, "fgn.resume(folder, network, clients, weighting=...)")
+        weighting = stored_weighting(
+            manifest, "fgn.resume(folder, network, clients, weighting=...)"
+        )
     start, network = started(network, clients)
     return train_with(
         network,
@@ -182,7 +184,7 @@ def train_with(
         check_clients(clients, settings)
         begin = Start(other, network, clients, settings)
         network, clients = begin.network, begin.clients
-    world = meet(settings.engine)
+    world = meet(settings.executor)
     if weighting is None:
         weighting = GradNorm() if settings.share == "all" else Equal()
     clients = aligned(clients, settings, None if begin is None else begin.columns)
@@ -191,14 +193,14 @@ def train_with(
     with numerics(settings.precision, device):  # kernels are built as the run will use them
         trainer = Trainer(network, clients, weighting, settings, device, own, world)
     trainer.folder = None if place is None else Path(place)
-    trainer.about = about_run(trainer, network, weighting)
+    trainer.manifest = manifest_of(trainer, network, weighting)
     if begin is not None:
         trainer.begin(begin.statistics, begin.networks)
-        trainer.about["start"] = begin.about()
+        trainer.manifest["start"] = begin.for_manifest()
     writer: Writer | None = None
     if place is not None:
-        writer = open_folder(place, trainer, trainer.about, resume, world)
-        trainer.about = writer.about
+        writer = open_folder(place, trainer, trainer.manifest, resume, world)
+        trainer.manifest = writer.manifest
     try:
         with (
             _display([progress, *shows] if world.leads else [], trainer) as show,

@@ -11,38 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Journal
 from fedgradnorm._engines.ranks import RankLost, World
 from fedgradnorm._errors import ConfigError, TrainingError, listed
-from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.head_start import log_starts
-from fedgradnorm._federation.sharing import (
-    check_clients,
-    make_federation,
-    warn_of_scale,
-)
+from fedgradnorm._federation.checks import check_clients, warn_of_scale
+from fedgradnorm._federation.federation import make_federation
+from fedgradnorm._federation.heads import log_starts
 from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
+from fedgradnorm._round.reports import Record
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.about import kept_words
-from fedgradnorm._runs.csv_table import Table
-from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.history import UNTUNED
+from fedgradnorm._runs.manifest import kept_words
 from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._training.alone import choose, install, log_personal, start_of, train_alone
+from fedgradnorm._training.alone import choose, log_personal, start_of, train_alone
 from fedgradnorm._training.best import BestRound
 from fedgradnorm._training.callbacks import (
     Callback,
-    Record,
-    Reporter,
+    Progress,
     Show,
     TrainingState,
     saved_state,
 )
 from fedgradnorm._training.checkpoints import Checkpoints
-from fedgradnorm._training.monitor import Monitor, packed_counts, unpacked_counts
+from fedgradnorm._training.monitor import Monitor
 from fedgradnorm._training.recording import Recording
 from fedgradnorm.models._dividing import log_division
 from fedgradnorm.weighting import Weighting
@@ -50,20 +44,12 @@ from fedgradnorm.weighting import Weighting
 log = logging.getLogger("fedgradnorm")
 
 
-class Evaluation(Callback):
-    """Evaluates the clients every ``every`` rounds; 0 is only at the end."""
+class Trainer(TrainingState):
+    """A run in the making: its clients, its round counter and its callbacks.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.every = trainer, trainer.interval(trainer.settings.eval_every)
-
-    def on_round(self, state: TrainingState) -> None:
-        """Evaluate, but not after the last round: the end of the run does."""
-        if state.round < state.rounds:
-            self.trainer.evaluate()
-
-
-class Trainer:
-    """A run in the making: its clients, its round counter and its callbacks."""
+    The library's own callbacks are called first, and in every round; then the user's, each at its
+    interval. What they all see as the state of the run is the trainer.
+    """
 
     def __init__(
         self,
@@ -77,40 +63,41 @@ class Trainer:
     ) -> None:
         check_clients(clients, settings)
         clients = planned(clients, settings)
-        self.clients = {client.name: client for client in clients}
         sizes = [client.drawn for client in clients]
-        self.rounds = settings.total_rounds(sizes)
-        settings = settings.for_rounds(self.rounds)
-        self.federation = make_federation(network, clients, weighting, settings, device)
+        rounds = settings.total_rounds(sizes)
+        settings = settings.for_rounds(rounds)
+        federation = make_federation(network, clients, weighting, settings, device)
+        self.federation, self.clients = federation, {client.name: client for client in clients}
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
-        self.world = world or World()
+        self.world, self.callbacks = world or World(), list(callbacks)
         self.start = start_of(network, clients, settings) if settings.chooses_alone else {}
+        self.accounts = Accounts(clients, settings, rounds)
+        self.private = bool(self.accounts)
+        self.rounds = self.accounts.govern(federation, rounds)
         self.per_epoch = settings.rounds_per_epoch(sizes)
-        self.round = 0
-        self.stopped = ""  # why a callback ended the run
-        self.training_alone = False
-        self.over = False
-        self.folder: Path | None = None
-        self.about: dict[str, Any] = {}
-        self.personal: dict[str, dict[str, Any]] = {}
-        self.accounts = Accounts(clients, settings, self.rounds)
-        self.rounds = self.accounts.govern(self.federation, self.rounds)
+        self.whole_epoch = max(1, round(self.per_epoch))
+        self.samples_clients = settings.eval_clients is not None
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
-        self.state = TrainingState(self)
-        self.recording = Recording(clients, self.federation, self.accounts, settings)
+        self.recording = Recording(clients, federation, self.accounts, settings)
         self.monitor = Monitor(self.names, settings)
-        self.best = BestRound(self.federation, settings)
-        self.evaluation = Evaluation(self)
-        self.callbacks = list(callbacks)
+        self.best = BestRound(federation, settings)
+        own = {"recording": self.recording, "monitor": self.monitor, "best": self.best}
+        self.own: dict[str, Callback] = own
+        self.history, self.tables = self.recording.history, self.recording.tables
+        self.journal = federation.engine.journal  # client rows that are stored incrementally
         self.checkpoints = Checkpoints(None, self, self.world)
         self.show: Show | None = None
+        self.stage = ""
         self.interrupt: Callable[[], None] = lambda: None
+        self.training_alone = self.over = False
+        self.folder: Path | None = None
+        self.manifest: dict[str, Any] = {}
+        self.personal: dict[str, dict[str, Any]] = {}
         self.diverged: list[str] = []
-        self._failure: BaseException | None = None
-        self._intervals: list[int] = []
-        self._shared_callbacks = False
+        self._failure: BaseException | None = None  # of a callback
+        self._agrees = False  # with other ranks, on what callbacks ask for
 
     def train(
         self,
@@ -128,35 +115,35 @@ class Trainer:
             return
         self.checkpoints = checkpoints or self.checkpoints
         self.interrupt = interrupt or self.interrupt
-        self.show = show
-        progress = None if show is None else Reporter(show, self, stage)
+        self.show, self.stage = show, stage
+        asked, chooses = self.settings.eval_every, self.settings.chooses_alone
+        evaluates = self.whole_epoch if asked is None else asked
         # Rounds run together must be the same on all ranks, whose callbacks may differ.
-        found = self.world.gather([callback.every for callback in self.callbacks])
-        intervals = [every for of_a_rank in found for every in of_a_rank]
-        self._shared_callbacks = self.world.size > 1 and bool(intervals)
-        self._intervals = [self.evaluation.every, self.checkpoints.every, *intervals]
+        everywhere = self.world.gather([callback.every for callback in self.callbacks])
+        intervals = [evaluates, self.checkpoints.every, *(k for some in everywhere for k in some)]
+        self._agrees = self.world.size > 1 and any(everywhere)
 
-        self._call("on_start", self.callbacks)
+        self._call("on_start")
         if not self.history.rows:
             self.evaluate()
         self._settle()
         while not self.done:
             try:
-                self.advance(self._rounds_until_next())
+                self.advance(min((k - self.round % k for k in intervals if k), default=1 << 30))
             except RankLost:
                 raise
             except TrainingError:
                 self.checkpoints.write()
                 raise
-            if self._due(self.evaluation):
-                self.evaluation.on_round(self.state)
-            self._call("on_round", [one for one in self.callbacks if self._due(one)])
+            if evaluates and self.round % evaluates == 0 and self.round < self.rounds:
+                self.evaluate()
+            self._call("on_round")
             self._settle()
-            if self.settings.chooses_alone or not self.done:  # else the end writes and shows it
-                self.checkpoints.on_round(self.state)
-                self._report(progress, "on_round")
+            if chooses or not self.done:  # else the end writes and shows it
+                self.checkpoints.on_round(self)
+                self._report()
         self._end()
-        self._report(progress, "on_end")
+        self._report()
 
     def advance(self, most: int = 1) -> None:
         """Run one round, or up to ``most`` where the engine can run several as one CUDA graph."""
@@ -164,8 +151,8 @@ class Trainer:
             most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, self.federation.burst)
         actives = [self._active(self.round + k) for k in range(count)]
-        for outcome in self.federation.rounds(self.round, actives):
-            active, failed = outcome.active, outcome.failed
+        for record in self.federation.rounds(self.round, actives):
+            active, failed = record.clients, record.failed
             if active and len(failed) == len(active):
                 raise TrainingError(
                     f"round {self.round + 1}: training diverges: the loss or gradient of every "
@@ -173,17 +160,27 @@ class Trainer:
                     f"lower {self.monitor.rates} or look at the data"
                 )
             self.round += 1
-            self.accounts.note(self.round, list(active))
-            self.state.record = Record(active, failed, outcome.columns, outcome.conflict)
-            self.recording.on_round(self.state)
-            self.monitor.on_round(self.state)
+            if self.private:
+                self.accounts.note(self.round, list(active))
+            self.record = record
+            self.recording.on_round(self)
+            self.monitor.on_round(self)
+
+    def _active(self, round_number: int) -> list[str]:
+        """The clients of a round; not those that have stopped or spent their privacy budget."""
+        if self.accounts.all is not None:  # client-level privacy draws them itself
+            found = drawn(self.settings, self.names, round_number) or []
+        else:
+            found = self.presence.active(self.settings.participation, round_number)
+        found = self.accounts.able(found) if self.private else found
+        return self.best.training(found) if self.best.own else found
 
     def evaluate(self, last: bool = False) -> None:
         """Evaluate the clients on all their splits, and tell every callback."""
-        self.state.evaluation = self.recording.measured(self.round, self.epoch, last=last)
-        self.recording.on_evaluation(self.state)
-        self.best.on_evaluation(self.state)
-        self._call("on_evaluation", self.callbacks)
+        self.evaluation = self.recording.measured(self.round, self.epoch, last=last)
+        for callback in self.own.values():
+            callback.on_evaluation(self)
+        self._call("on_evaluation")
 
     def _end(self) -> None:
         """Return to the best round, personalize, and evaluate what the run ends with.
@@ -194,9 +191,10 @@ class Trainer:
         self.training_alone = self.settings.chooses_alone
         alone = train_alone(self) if self.training_alone else None
         self.training_alone = False
-        if self.best.active and self.best.last_round < self.round:
+        judged = max((best.last_round for best in self.best.all), default=0)
+        if self.best.active and judged < self.round:
             self.evaluate()
-        self.monitor.on_end(self.state)
+        self.monitor.on_end(self)
         self.best.restore()
         self.federation.finish(self.round)
         if self.settings.personalize is not None:
@@ -204,25 +202,26 @@ class Trainer:
             self.recording.write(rows, everybody=True)
         self.personal |= self.federation.personalize(self.round)
         if alone is not None:
-            self.personal = choose(self.personal, alone)
-            install(self.federation, self.personal, alone)
+            choose(self, alone)
         log_personal(self.personal)
         self.evaluate(last=True)
         self.recording.flush(everybody=True)
-        self.diverged = self.monitor.diverged(self.state.evaluation, restored=self.best.active)
+        self.diverged = self.monitor.diverged(self.evaluation, restored=self.best.active)
         self.over = True
-        self._call("on_end", self.callbacks)
+        self._call("on_end")
         self._settle()
-        self.checkpoints.on_end(self.state)
+        self.checkpoints.write()
 
-    def _call(self, hook: str, callbacks: Sequence[Callback]) -> None:
+    def _call(self, hook: str) -> None:
         """Call a hook of the user's callbacks; the first that fails is raised by ``_settle``.
 
         All of them are called first, so that each has seen the round that the checkpoint is of.
         """
-        for callback in callbacks:
+        for callback in self.callbacks:
+            if hook == "on_round" and self.round % callback.every:
+                continue
             try:
-                getattr(callback, hook)(self.state)
+                getattr(callback, hook)(self)
             except (ConfigError, KeyboardInterrupt) as error:
                 self._failure = self._failure or error
             except Exception as error:
@@ -233,77 +232,40 @@ class Trainer:
 
     def _settle(self) -> None:
         """Agree with the other ranks whether a callback stops the run or failed."""
-        reason, failure = self.state.stop_reason, self._failure
-        self._failure = None
-        if self._shared_callbacks:
+        failure, self._failure = self._failure, None
+        if self._agrees:
             said = None if failure is None else (type(failure), str(failure))
-            told = self.world.gather((reason, said))
-            reason = next((theirs for theirs, _ in told if theirs), "")
+            told = self.world.gather((self.stopped, said))
+            self.stopped = next((theirs for theirs, _ in told if theirs), "")
             kind, words = next((theirs for _, theirs in told if theirs), (None, ""))
             failure = failure or (kind(words) if kind is not None else None)
-        self.stopped = reason
-        if not self.done:
+        if self.recording.pending and not self.done:
             self.recording.flush()
         if failure is not None:
             self.checkpoints.write()
             raise failure
 
-    def _report(self, progress: Reporter | None, hook: str) -> None:
+    def _report(self) -> None:
         """Show the progress, and stop where Ctrl-C was pressed, on any rank: all stop together."""
         interrupted = False
         try:
-            if progress is not None:
-                getattr(progress, hook)(self.state)
+            if self.show is not None:
+                record = self.record or Record((), (), {})
+                weights = zip(record.clients, record.columns.get("weight", ()), strict=False)
+                rows, spread = ([], []) if self.stage else self.recording.news()
+                ended = self.ended if self.over and not self.stage else ""
+                self.show(
+                    Progress(
+                        self.round, self.rounds, self.epoch, record["loss"], dict(weights), rows,
+                        stage=self.stage, spread=spread, ended=ended,
+                    )
+                )  # fmt: skip
             self.interrupt()
         except KeyboardInterrupt:
             interrupted = True
         if self.world.anyone(interrupted):
             self.checkpoints.write()
             raise KeyboardInterrupt
-
-    def _due(self, callback: Callback) -> bool:
-        return callback.every > 0 and self.round % callback.every == 0
-
-    def _rounds_until_next(self) -> int:
-        """Rounds until the next evaluation, checkpoint or callback is due."""
-        found = (every - self.round % every for every in self._intervals if every)
-        return min(found, default=1 << 30)
-
-    def _active(self, round_number: int) -> list[str]:
-        """The clients of a round; not those that have stopped or spent their privacy budget."""
-        found = drawn(self.settings, self.names, round_number)
-        if found is None:
-            found = self.presence.active(self.settings.participation, round_number)
-        return self.best.training(self.accounts.able(found))
-
-    def interval(self, given: int | None) -> int:
-        """An interval in rounds: as given, or once an epoch."""
-        return max(1, round(self.per_epoch)) if given is None else given
-
-    @property
-    def done(self) -> bool:
-        """Whether there are no more rounds."""
-        return self.round >= self.rounds or bool(self.stopped)
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the largest client's training examples so far."""
-        return self.round / self.per_epoch
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        """What is recorded, by the name of its file."""
-        return self.recording.tables
-
-    @property
-    def history(self) -> History:
-        """The rows of rounds and evaluations."""
-        return self.recording.history
-
-    @property
-    def journal(self) -> Journal | None:
-        """The client rows that checkpoints store incrementally, where they do."""
-        return self.federation.engine.journal
 
     def begin(
         self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
@@ -315,34 +277,40 @@ class Trainer:
 
     def announce(self) -> None:
         """Log what is shared, where gradients are measured, and what recording costs."""
-        log_division(self.network, self.federation.gauge)
+        log_division(self.network, self.federation.norm_layer)
         clients, common = list(self.clients.values()), self.federation.shared_heads.names
         if not self.round:
             log_starts(clients, self.settings, common)
-        server = self.federation.server if isinstance(self.federation, Federation) else None
-        warn_of_scale(clients, self.settings, common, server.weighting if server else None)
+        warn_of_scale(clients, self.settings, common, self.federation.server.weighting)
         scheduled = self.settings.server_schedule or self.settings.head_schedule
         if self.device.type == "cuda" and scheduled:
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
-        self.best.announce()
+        if self.best.active and (blind := self.best.blind):
+            words = "keep = %r: no validation examples, so not counted: %s"
+            log.info(words, self.settings.keep, listed(blind))
         self.presence.announce(self.rounds)
         self.recording.announce()
 
     def result(self) -> Run:
         """The run as it stands; under torchrun all ranks take part in this."""
         federation, recording, shared = self.federation, self.recording, None
-        if isinstance(federation, Federation):
+        if federation.shares:
             shared = federation.shared_network(federation.server.shared)
-        about = {**self.about, "finished": self.over, **self.monitor.counts(), **self._outcome()}
+        manifest = {
+            **self.manifest,
+            "finished": self.over,
+            **self.monitor.counts(),
+            **self._outcome(),
+        }
         if recording.recorded is not None:  # the history lacks rows, so everybody's weight is here
-            about["weights"] = recording.weights()
-        tables = recording.history, recording.conflict, recording.spread
-        run = Run(self._trained(), about, tables[0], shared, self.over, *tables[1:])
+            manifest["weights"] = recording.weights()
+        tables = recording.conflict, recording.spread
+        run = Run(self._trained(), manifest, self.history, shared, self.over, *tables)
         run.folder = self.folder
         return run
 
-    def snapshot(self) -> Run:
+    def run(self) -> Run:
         """The run as it stands, with tables of its own that do not grow any more."""
         run = self.result()
         run.table = run.table.copy()
@@ -368,14 +336,10 @@ class Trainer:
         if not self.over:
             return found
         early = self.round < self.rounds
-        if self.best.active or early:
-            found["stopped_early"] = early
-        if early:
-            found["stopped"] = self.stopped
-        if self.best.active:
-            found["kept"] = self.best.about()
-        if self.diverged:
-            found["diverged"] = self.diverged
+        found |= {"stopped_early": early} if self.best.active or early else {}
+        found |= {"stopped": self.stopped} if early else {}
+        found |= {"kept": self.best.for_manifest()} if self.best.active else {}
+        found |= {"diverged": self.diverged} if self.diverged else {}
         return found
 
     @property
@@ -385,27 +349,21 @@ class Trainer:
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """Everything needed to continue; without ``rows`` all but what the journal holds."""
-        more: dict[str, Any] = {"personal": self.personal} if self.personal else {}
-        if self.best.active:
-            more["best"] = self.best.state_dict()
-        more |= {"accounts": self.accounts.state_dict()} if self.accounts else {}
-        if self.start and not self.over:
-            more["start"] = self.start
-        if self.over:
-            more["diverged"] = self.diverged
         return {
             "round": self.round,
             "stopped": self.stopped,
             "over": self.over,
-            "taken": packed_counts(self.recording.taken),
-            "monitor": self.monitor.state_dict(),
+            "personal": self.personal,
+            "diverged": self.diverged,
+            "start": {} if self.over else self.start,
+            "accounts": self.accounts.state_dict() if self.private else {},
+            **{name: callback.state_dict() for name, callback in self.own.items()},
             "callbacks": {
-                _place(position, callback): state
+                f"{type(callback).__name__} {position}": state
                 for position, callback in enumerate(self.callbacks)
                 if (state := saved_state(callback))
             },
             "federation": self.federation.state_dict(rows),
-            **more,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -414,24 +372,15 @@ class Trainer:
         if not isinstance(self.round, int) or not 0 <= self.round <= self.rounds:
             raise ValueError(f"round is {self.round!r:.40}")
         self.stopped, self.over = str(state["stopped"]), bool(state["over"])
-        self.state.stop_reason = self.stopped
-        self.recording.taken = unpacked_counts(state["taken"], self.names, "taken")
-        self.monitor.load_state_dict(state["monitor"])
-        self.personal = dict(state.get("personal", {}))
-        self.start = state.get("start", self.start)
-        self.diverged = list(state.get("diverged", []))
-        if self.best.active:
-            self.best.load_state_dict(state["best"])
-        self.accounts.load_state_dict(state.get("accounts", {}))
-        self.federation.load_state_dict(state["federation"])
+        self.personal, self.diverged = dict(state["personal"]), list(state["diverged"])
+        self.start = state["start"] or self.start
+        self.accounts.load_state_dict(state["accounts"])
+        for name, callback in self.own.items():
+            callback.load_state_dict(state[name])
+        self.federation.load_state_dict(state["federation"])  # after the best round's
         saved = dict(state["callbacks"])
         for position, callback in enumerate(self.callbacks):
-            if (place := _place(position, callback)) in saved:
+            if (place := f"{type(callback).__name__} {position}") in saved:
                 callback.load_state_dict(saved.pop(place))
         if saved:
             log.warning("callbacks of the checkpoint are missing now: %s", listed(list(saved)))
-
-
-def _place(position: int, callback: Callback) -> str:
-    """What a checkpoint calls a callback: its class and its position."""
-    return f"{type(callback).__name__} {position}"

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from fedgradnorm._lazy import on_demand
 
 if TYPE_CHECKING:
-    from fedgradnorm._training.trackers import Sink, open_sink
+    from fedgradnorm._training.trackers import open_sink
     from fedgradnorm.experiments._config.config_file import Config, load_config
     from fedgradnorm.experiments._execute import execute as run
 
-__all__ = ["Config", "Sink", "load_config", "open_sink", "run"]
+__all__ = ["Config", "load_config", "open_sink", "run"]
 
 __getattr__ = on_demand(
     __name__,
@@ -17,7 +17,6 @@ __getattr__ = on_demand(
         "Config": f"{__name__}._config.config_file.Config",
         "load_config": f"{__name__}._config.config_file.load_config",
         "run": f"{__name__}._execute.execute",
-        "Sink": "fedgradnorm._training.trackers.Sink",
         "open_sink": "fedgradnorm._training.trackers.open_sink",
     },
 )

@@ -14,12 +14,13 @@ from torch import nn
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
-from fedgradnorm._runs.claim import Claim
-from fedgradnorm._runs.layout import ABOUT, CHECKPOINT, CONFIG, DROPPED
+from fedgradnorm._runs.folder_lock import FolderLock
+from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.trackers import Show, tracked
+from fedgradnorm._training.callbacks import ShowProgress
+from fedgradnorm._training.trackers import Show, open_sink
 from fedgradnorm._training.train import train_with
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, build, clients_of, load_config
@@ -68,20 +69,21 @@ def execute(
     data = data or load_data(config, data_progress)
     network, clients, weighting, settings = build(config, data.clients)
     begin = _begin(start, network)
-    with Claim(folder, config.text(), data.log, data.dropped) as claim:
+    with FolderLock(folder, config.text(), data.log, data.dropped) as folder_lock:
         if not resume:
             _refuse_taken(folder)  # another process may have been faster
         try:
-            with tracked(config.output.tracking, folder, config.table(), progress) as show:
+            with open_sink(config.output.tracking, folder, config.table()) as sink:
+                show = [ShowProgress(None if progress is True else progress)] if progress else []
                 return train_with(
                     network,
                     clients,
                     weighting,
                     settings,
                     start=begin,
-                    folder=claim,
-                    resume=resume and present(folder / ABOUT),
-                    progress=show,
+                    folder=folder_lock,
+                    resume=resume and present(folder / MANIFEST),
+                    callbacks=[sink, *show],
                 )
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
@@ -98,7 +100,7 @@ def _begin(folder: str | Path | None, network: nn.Module) -> Run | None:
 
 
 def _refuse_taken(folder: Path) -> None:
-    if any(present(folder / name) for name in (CONFIG, ABOUT)):
+    if any(present(folder / name) for name in (CONFIG, MANIFEST)):
         raise RunFolderError(f"{folder} already holds a run; resume it or choose another folder")
 
 
@@ -106,7 +108,7 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
     """The config that the run in ``folder`` was started with; ``allow`` as for a config's file."""
     path = Path(folder) / CONFIG
     if not present(path):
-        what = "was started from Python" if present(Path(folder) / ABOUT) else "is no run folder"
+        what = "was started from Python" if present(Path(folder) / MANIFEST) else "is no run folder"
         raise RunFolderError(
             f"{folder} {what}: it has no {CONFIG}; runs made by fgn.train resume with "
             "fgn.resume(folder, network, clients)"

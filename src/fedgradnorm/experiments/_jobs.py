@@ -146,6 +146,15 @@ def _begin(stop: Any, events: Any, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     _shared.update(stop=stop, events=events)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed: nobody else would ever stop it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # as if it had been killed too: the runs can be resumed
 
 
 def _run(number: int, table: dict[str, Any], allow: Sequence[str], folder: Path) -> str:

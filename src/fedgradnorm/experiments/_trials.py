@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedgradnorm._checks import shortened, shown
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._runs.about import read_about
-from fedgradnorm._runs.layout import ABOUT, CONFIG
+from fedgradnorm._runs.layout import CONFIG, MANIFEST
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reading import present
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._entries import FROZEN_FROM, Entry
@@ -104,7 +104,7 @@ def is_finished(config: Config, folder: Path) -> bool:
             f"{folder} holds a run of another config ({_difference(there, wanted)}); remove it, or "
             "choose another name or output.folder"
         )
-    return present(folder / ABOUT) and bool(read_about(folder)["finished"])
+    return present(folder / MANIFEST) and bool(read_manifest(folder)["finished"])
 
 
 def _difference(there: Facts, wanted: Facts) -> str:

@@ -2,7 +2,7 @@
 
 A parameter that does not require a gradient is frozen. Others are shared where the patterns of
 ``shared`` match them, and private where not. A network that is divided says so itself: its
-copies, flat vectors and gauges then follow without being told.
+copies, flat vectors and norm layers then follow without being told.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def division_words(network: nn.Module) -> str:
     return "; ".join(words).replace(" (", " numbers (", 1)
 
 
-def log_division(network: nn.Module, gauge: Sequence[str]) -> None:
+def log_division(network: nn.Module, norm_layer: Sequence[str]) -> None:
     """Say whose the parameters are, where not all are shared, and where gradients are measured."""
     if words := division_words(network):
         log.info("%s", words)
-    log.info("gauge: %s", ", ".join(gauge))
+    log.info("norm layer: %s", ", ".join(norm_layer))
 
 
 def put_parameters(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

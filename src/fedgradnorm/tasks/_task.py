@@ -48,11 +48,11 @@ class Task:
 
     ``loss_function`` gives one loss per row, or one number for all rows that it is given; a
     client's loss F_i is ``loss_scale`` times the mean over its rows, or times that number.
-    ``name`` lets several clients share a task (see ``key``, ``heads`` in ``train``). ``shape`` is
-    that of a row's target, where every position has one. ``gaps`` says that some training targets
-    are NaN: these labels are missing, and the loss leaves them out. ``judged_by`` is the metric
-    that tables show, where one was asked for by name. ``labels`` are the names of the classes, in
-    the order of their numbers, where they are listed.
+    ``name`` lets several clients share a task (see ``weight_per``, ``heads`` in ``train``).
+    ``shape`` is that of a row's target, where every position has one. ``gaps`` says that some
+    training targets are NaN: these labels are missing, and the loss leaves them out. ``judged_by``
+    is the metric that tables show, where one was asked for by name. ``labels`` are the names of the
+    classes, in the order of their numbers, where they are listed.
     """
 
     kind: str

@@ -33,7 +33,7 @@ class Needs(Flag):
 class Signals:
     """What the clients of one round reported; axis 0 is the bound rows.
 
-    Inactive rows hold arbitrary values. ``gauge_norm`` is the gradient norm, ``gram`` is
+    Inactive rows hold arbitrary values. ``grad_norm`` is the gradient norm, ``gram`` is
     update_i . update_j, and ``gradients`` are the updates themselves; the last two are None unless
     the weighting needs them. When few of many clients participate, signals may hold these alone,
     and ``rows`` are their indices among the bound rows. ``weigh`` never sees such signals.
@@ -43,7 +43,7 @@ class Signals:
     size: Tensor
     loss: Tensor
     loss_ratio: Tensor
-    gauge_norm: Tensor
+    grad_norm: Tensor
     gram: Tensor | None = None
     gradients: Tensor | None = None
     rows: Tensor | None = None
@@ -74,7 +74,7 @@ class Signals:
         return values if here is None else values.to(here.device).index_select(0, here)
 
 
-_COLUMNS = ("active", "size", "loss", "loss_ratio", "gauge_norm")
+_COLUMNS = ("active", "size", "loss", "loss_ratio", "grad_norm")
 """The signals with one number per row."""
 
 
@@ -97,7 +97,7 @@ class Weighting(ABC):
     their initial values in ``starts``. Update them in place, so that a round can be captured into a
     GPU graph. They follow the client's name, not its position. A method that updates its previous
     weights keeps them in a row ``level``: normalized ones depend on who else participated. A row
-    ``held`` marks frozen weights. Any other state is in ``self.extra``, as values for JSON.
+    ``frozen`` marks frozen weights. Any other state is in ``self.extra``, as values for JSON.
 
     Set ``positive`` to False if weights may be zero or negative, and ``capturable`` if the method
     makes a decision on the host, which a GPU graph would not repeat. ``run_seed`` is the seed of
@@ -105,7 +105,7 @@ class Weighting(ABC):
     ``loss_ratio`` a method with ``Needs.LOSS`` reads; a deployed client never sends the other one.
     ``beyond_sums`` is what a method needs in addition to sums over clients, "" if it has an adapter
     in ``_secure_sums``. ``gathers``: ``weigh`` neither reads nor writes inactive rows, except that
-    it sets ``held`` to 0 there; with many clients it then gets the active rows alone.
+    it sets ``frozen`` to 0 there; with many clients it then gets the active rows alone.
     """
 
     needs: Needs = Needs.NOTHING
@@ -131,7 +131,7 @@ class Weighting(ABC):
         """Give each client a row, in this order; on a second call, state follows the name."""
         if len(set(clients)) != len(clients):
             raise ConfigError(f"two clients of one name cannot be weighed: {', '.join(clients)}")
-        known = self.state_dict()["clients"]
+        known = self._by_name()
         device = self.weight.device if self.rows else torch.device("cpu")
         self.clients = tuple(clients)
         bound = set(clients)
@@ -160,8 +160,8 @@ class Weighting(ABC):
         try:
             self.rows = {key: row.index_select(0, here) for key, row in whole.items()}
             self._update_rows(replace(signals, rows=None))
-            if "held" in whole:
-                whole["held"].zero_()
+            if "frozen" in whole:
+                whole["frozen"].zero_()
             for key, row in whole.items():
                 row.index_copy_(0, here, self.rows[key])
         finally:
@@ -198,27 +198,43 @@ class Weighting(ABC):
         return 10_000.0
 
     @property
-    def held(self) -> Tensor | None:
+    def frozen(self) -> Tensor | None:
         """Rows whose weight the last update froze because their gradient vanished, if known."""
-        return self.rows["held"] > 0 if "held" in self.rows else None
+        return self.rows["frozen"] > 0 if "frozen" in self.rows else None
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that an update changes in place."""
         return list(self.rows.values())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive a restart, keyed by client name."""
+    def _by_name(self) -> dict[str, dict[str, float]]:
+        """The numbers of every client that was ever bound."""
         table = {key: row.tolist() for key, row in self.rows.items()}
         rows = {
             name: {key: values[i] for key, values in table.items()}
             for i, name in enumerate(self.clients)
         }
-        return {"clients": {**self._away, **rows}, **copy.deepcopy(self.extra)}
+        return {**self._away, **rows}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive a restart: a tensor per row, in the order of ``clients``."""
+        away = {key: [row[key] for row in self._away.values()] for key in self.rows}
+        rows = {
+            key: torch.cat([r.cpu(), torch.tensor(away[key], dtype=r.dtype)])
+            for key, r in self.rows.items()
+        }
+        return {"clients": [*self.clients, *self._away], "rows": rows, **copy.deepcopy(self.extra)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`; clients keep their current rows."""
-        clients, self.clients, self.rows = self.clients, (), {}
-        self._away = {name: dict(row) for name, row in state["clients"].items()}
+        names, clients = state["clients"], self.clients
+        table = {
+            key: torch.as_tensor(row, dtype=torch.float64).tolist()
+            for key, row in state["rows"].items()
+        }
+        if any(len(values) != len(names) for values in table.values()):
+            raise ValueError(f"weights of another number of clients than {len(names)}")
+        self._away = {n: {key: row[i] for key, row in table.items()} for i, n in enumerate(names)}
+        self.clients, self.rows = (), {}
         self.extra = {key: copy.deepcopy(state[key]) for key in self.extra}
         self.bind(clients)
 

@@ -66,15 +66,15 @@ class ByTask(Weighting):
             size=counted @ signals.size.double(),
             loss=means(signals.loss),
             loss_ratio=means(signals.loss_ratio),
-            gauge_norm=means(signals.gauge_norm),
+            grad_norm=means(signals.grad_norm),
             gram=None if gram is None else mean @ gram @ mean.T,
             gradients=None if gradients is None else mean.to(gradients.dtype) @ gradients,
         )
 
     @property
-    def held(self) -> Tensor | None:
+    def frozen(self) -> Tensor | None:
         """Clients of the tasks whose weight the inner weighting froze."""
-        inner = self.inner.held
+        inner = self.inner.frozen
         return None if inner is None else self._member.T @ inner.to(self._member) > 0
 
     def tensors(self) -> list[Tensor]:

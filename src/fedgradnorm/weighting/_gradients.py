@@ -104,7 +104,7 @@ class MGDA(TorchJD):
     """The shortest vector in the hull of the updates: p = argmin p^T G p over the simplex.
 
     By Frank-Wolfe, so weights may be exactly zero. On the means of clients' updates per task
-    (``key="task"``) this is also FSMGDA's server step.
+    (``weight_per="task"``) this is also FSMGDA's server step.
     Source: Desideri, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization"
     (2012); Sener, Koltun, "Multi-task learning as multi-objective optimization" (2018),
     arXiv 1810.04650, algorithm 2; Yang et al., "Federated multi-objective learning" (2023),

@@ -1,7 +1,7 @@
 """FedGradNorm's weights: every task should learn at a similar pace.
 
 The server part of Algorithm 2 in Mortaheb, Vahapoglu, Ulukus, "FedGradNorm" (2022). Client i has
-the weight p_i, the gradient norm G_i (``gauge_norm``) and the loss ratio F_i / F_i,0. Means and
+the weight p_i, the gradient norm G_i (``grad_norm``) and the loss ratio F_i / F_i,0. Means and
 sums run over the clients of a round:
 
     r_i      = (F_i / F_i,0) / mean_j(F_j / F_j,0)      relative training rate
@@ -43,7 +43,7 @@ class GradNorm(Weighting):
 
     A client's weight is frozen while its gradient vanishes: while its gradient norm is below
     ``guard`` times its largest so far, or rounding error next to the sum over all clients. Every
-    rule would otherwise give such a client more and more weight for nothing. ``held`` marks these
+    rule would otherwise give such a client more and more weight for nothing. ``frozen`` marks these
     clients. A client's first ``warmup`` rounds leave its weight at 1, too.
 
     When only some clients participate, the rules update *levels*. The levels of all clients sum to
@@ -80,7 +80,7 @@ class GradNorm(Weighting):
     beyond_sums = ""
     gathers: ClassVar[bool] = True
     starts: ClassVar[Mapping[str, float]] = {
-        **MOMENTS, "level": 1.0, "peak": 0.0, "held": 0.0, "rounds": 0.0
+        **MOMENTS, "level": 1.0, "peak": 0.0, "frozen": 0.0, "rounds": 0.0
     }  # fmt: skip
 
     def __init__(
@@ -116,7 +116,7 @@ class GradNorm(Weighting):
 
     def weigh(self, signals: Signals) -> Tensor:
         """One round of the algorithm, over the rows whose weight is not frozen."""
-        p, norm = self.rows["level"], only(signals.active, signals.gauge_norm)  # p_i and G_i
+        p, norm = self.rows["level"], only(signals.active, signals.grad_norm)  # p_i and G_i
         free = self.find_free(norm, signals.active, norm.sum())
         ratio = only(free, signals.loss_ratio)  # F_i / F_i,0
         if self.rule == "direct":
@@ -138,7 +138,7 @@ class GradNorm(Weighting):
         torch.maximum(rows["peak"], norm, out=rows["peak"])
         # inactive rows have norm 0, which is above neither bound
         free = norm > torch.maximum(self.guard * rows["peak"], VANISHED * norm_sum)
-        torch.gt(active, free, out=rows["held"])
+        torch.gt(active, free, out=rows["frozen"])
         if self.warmup:
             free &= rows["rounds"] >= self.warmup
         rows["rounds"] += active

@@ -29,7 +29,7 @@ class GramWeighting(Weighting):
 
     needs = Needs.GRAM
     beyond_sums = "the inner products of the clients' updates"
-    starts: ClassVar[Mapping[str, float]] = {"held": 0.0}
+    starts: ClassVar[Mapping[str, float]] = {"frozen": 0.0}
     capturable = False
 
     @abstractmethod
@@ -43,7 +43,7 @@ class GramWeighting(Weighting):
         active = signals.active.cpu()
         length = torch.where(active, gram.diagonal(), 0)
         live = active & (length > VANISHED**2 * length.max()) & torch.isfinite(length)
-        self.rows["held"].copy_(active & ~live)
+        self.rows["frozen"].copy_(active & ~live)
         weights = torch.ones(len(active), dtype=torch.float64)
         ordered = sorted(live.nonzero().flatten().tolist(), key=lambda row: self.clients[row])
         if len(ordered) > 1:

@@ -107,7 +107,7 @@ class AFL(Weighting):
         lambda <- nearest point of the simplex to lambda + loss_lr F
 
     Weights may be zero, and ``loss_lr`` is in units of 1 / loss: both are the method's own. The
-    network's step takes the new lambda, the paper's the one before (``order="old"``).
+    network's step takes the new lambda, the paper's the one before (``step_with="previous"``).
     Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), arXiv 1902.00146,
     stochastic AFL.
 

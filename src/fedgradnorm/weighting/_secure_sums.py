@@ -52,7 +52,7 @@ class GradNormSums:
         ``last_norm_sum`` is the sum of gradient norms in the client's last round.
         """
         rule, p = self.weighting, self.weighting.rows["level"]
-        self._norm = norm = only(signals.active, signals.gauge_norm)
+        self._norm = norm = only(signals.active, signals.grad_norm)
         self._free = free = rule.find_free(norm, signals.active, norm.clamp_min(last_norm_sum))
         self._ratio = ratio = only(free, signals.loss_ratio)
         self._new = torch.zeros_like(free)
@@ -163,7 +163,7 @@ def _from_first_loss(weighting: InverseFirstLoss, signals: Signals) -> Tensor:
 
 def _unless_frozen(weighting: Steady, signals: Signals) -> Tensor:
     weight = weighting.weigh(signals)
-    return torch.where(weighting.rows["held"] > 0, torch.nan, weight)
+    return torch.where(weighting.rows["frozen"] > 0, torch.nan, weight)
 
 
 OWN_NUMBERS: dict[type[Any], OwnNumber] = {

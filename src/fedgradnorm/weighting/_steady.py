@@ -1,6 +1,6 @@
 """FedGradNorm's weights from averages over all rounds of a client.
 
-With G_i a client's gradient norm (``gauge_norm``) and F_i / F_i,0 its loss ratio,
+With G_i a client's gradient norm (``grad_norm``) and F_i / F_i,0 its loss ratio,
 
     p_i ~ R_i^gamma / A_i        A_i = sqrt(mean of G_i^2),   R_i = mean of F_i / F_i,0
 
@@ -30,7 +30,7 @@ class Steady(Weighting):
 
     ``gamma`` is the strength of the pull toward one common pace, as in ``GradNorm``. There is no
     learning rate and no smoothing to choose. A client whose gradient was never more than rounding
-    error gets the mean weight of the others, and ``held`` marks it.
+    error gets the mean weight of the others, and ``frozen`` marks it.
 
     Args:
         gamma: strength of the pull toward one common pace, 0 or more.
@@ -46,7 +46,7 @@ class Steady(Weighting):
     losses: ClassVar[tuple[str, ...]] = ("loss_ratio",)
     beyond_sums = ""
     starts: ClassVar[Mapping[str, float]] = dict.fromkeys(
-        ("square", "ratio", "rounds", "held"), 0.0
+        ("square", "ratio", "rounds", "frozen"), 0.0
     )
 
     def __init__(self, gamma: float = 0.5) -> None:
@@ -63,10 +63,10 @@ class Steady(Weighting):
         active, rows = signals.active, self.rows
         rows["rounds"] += active
         part = active / rows["rounds"].clamp_min(1)
-        rows["square"] += part * (only(active, signals.gauge_norm).square() - rows["square"])
+        rows["square"] += part * (only(active, signals.grad_norm).square() - rows["square"])
         rows["ratio"] += part * (only(active, signals.loss_ratio) - rows["ratio"])
         length = rows["square"].sqrt()
         live = active & (length > VANISHED * only(active, length).sum())
-        torch.gt(active, live, out=rows["held"])
+        torch.gt(active, live, out=rows["frozen"])
         weight = rows["ratio"].clamp_min(SMALLEST).pow(self.gamma) / torch.where(live, length, 1)
         return torch.where(live, weight, torch.where(live.any(), active_mean(weight, live), 1.0))

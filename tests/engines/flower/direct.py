@@ -93,7 +93,7 @@ class Together:
             self.weighting,
             optimizers.resolve(self.settings.server_optimizer, self.settings.lr),
             aggregate=self.settings.aggregate,
-            order=self.settings.order,
+            step_with=self.settings.step_with,
             bounds=bounds,
             rates=self.settings.server_rates(),
         )

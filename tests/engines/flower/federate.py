@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedgradnorm._flower.joining import joined
+from fedgradnorm._flower.join import joined
 
 if __name__ == "__main__":
     config, federation = map(Path, sys.argv[1:])

@@ -74,7 +74,7 @@ def test_one_client_does_not_end_a_run_in_which_all_are_needed(said, tmp_path, c
     """It counts as not taking part: the run is that of the others."""
     plan = [["corner", "place"]] * 6
     alone = flat.train(
-        toys.network(), toys.clients(), participation=plan, eval_every=0, engine="loop",
+        toys.network(), toys.clients(), participation=plan, eval_every=0, executor="loop",
         rounds=6, batch_size=8, lr=0.02, seed=3, device="cpu",
     )  # fmt: skip
     together = Together(tmp_path, patience=Patience(minimum=0, attempts=3))

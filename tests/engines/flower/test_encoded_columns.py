@@ -113,7 +113,7 @@ def test_clients_with_categories_gaps_and_first_parts_join_train_and_predict_raw
     together.run(3)
     together.restart("west")
     shared = together.run()
-    alone = flat.train(network, loaded(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS)
+    alone = flat.train(network, loaded(), weighting=fgn.GradNorm(), executor="loop", **OPTIONS)
     vector = torch.cat([p.detach().flatten() for p in alone.network.parameters()])
     assert torch.equal(shared, vector)
     fresh = table(9)[list(reversed(table(9).columns))]

@@ -132,7 +132,7 @@ def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
     limits, update = Limits(4 * numbers, 4 * own), torch.rand(numbers)
     head = ("ä" * 100, torch.rand(own)) if own else ("", None)
     content = encode_answer(
-        Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "gauge_norm": 2.0}, *head)
+        Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "grad_norm": 2.0}, *head)
     )
     pack = packed(Message(content, reply_to=answer()))
     assert len(pack.parts) <= limits.parts

@@ -20,12 +20,12 @@ import flat
 import shared_heads
 import toys
 from engines.flower.direct import OPTIONS, Together
-from fedgradnorm._federation.head_averaging import flat_head
+from fedgradnorm._federation.heads import flat_head
 from fedgradnorm._flower.federation_file import TaskTerms
-from fedgradnorm._flower.group_heads import GroupHeads, Named, group_heads
+from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.wire.messages import GRAINS, Refused, decode_order, encode_order
 from fedgradnorm._round.bounds import Bounds
-from fedgradnorm._round.reports import StackedReports
+from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
 
 ABSENT = [["a", "c", "e"], ["b", "d", "f"], ["a", "b"], ["e"], ["c", "f", "d"], list("abcdef")]
@@ -33,10 +33,10 @@ CASES = {
     "by task, part of the clients": {"heads": "task", "participation": ABSENT},
     "by task, by size": {"heads": "task", "weighting": fgn.BySize, "aggregate": "by_size"},
     "all": {"heads": "all", "participation": 0.5},
-    "together": {"heads": "all", "schedule": "together", "shared_steps": 2},
+    "together": {"heads": "all", "phases": "joint", "shared_steps": 2},
     "by task, own bias": {"heads": "task", "head_own": "bias", "participation": ABSENT},
-    "all, own bias at the targets": {"heads": "all", "head_own": "bias", "head_start": "targets"},
-    "own bias at random": {"heads": "task", "head_own": ["bias"], "head_start": "random"},
+    "all, own bias at the targets": {"heads": "all", "head_own": "bias", "head_init": "targets"},
+    "own bias at random": {"heads": "task", "head_own": ["bias"], "head_init": "random"},
 }
 
 
@@ -47,7 +47,7 @@ def served(folder, **how) -> Together:
 
 def alone(**how) -> fgn.Run:
     weighting = how.pop("weighting", fgn.GradNorm)()
-    options = {**OPTIONS, "engine": "loop", "eval_every": 0, "heads": "task", **how}
+    options = {**OPTIONS, "executor": "loop", "eval_every": 0, "heads": "task", **how}
     return flat.train(toys.network(), shared_heads.clients(), weighting=weighting, **options)
 
 
@@ -98,8 +98,8 @@ def test_a_head_leaves_only_where_it_is_shared(tmp_path):
     own = served(tmp_path / "own", heads="own")
     own.run(2)
     assert not heads_in(own)
-    assert own.agreement.sent == ("update", "loss_ratio", "gauge_norm")
-    assert together.agreement.sent == ("update", "loss_ratio", "gauge_norm", "head")
+    assert own.agreement.sent == ("update", "loss_ratio", "grad_norm")
+    assert together.agreement.sent == ("update", "loss_ratio", "grad_norm", "head")
     array = 128 + 8 * (18 + GRAINS)  # as it is stored, with its header; twice in each round
     assert together.server.bytes["a"] - own.server.bytes["a"] == 2 * 2 * array
     assert together.server.bytes["e"] == own.server.bytes["e"]
@@ -110,7 +110,7 @@ def test_a_bias_of_ones_own_never_leaves(tmp_path):
     together = served(tmp_path / "bias", head_own="bias")
     together.run(2)
     assert heads_in(together) == set("abcdf")
-    assert together.agreement.sent == ("update", "loss_ratio", "gauge_norm", "head without bias")
+    assert together.agreement.sent == ("update", "loss_ratio", "grad_norm", "head without bias")
     assert together.server._order("train", "a").head.numel() == 5 * 3
     assert {vector.numel() for vector in together.server.heads.vectors.values()} == {5 * 3}
     whole = served(tmp_path / "whole")
@@ -214,9 +214,9 @@ def averaged(ways, bounds) -> tuple[torch.Tensor, list]:
     """The head of a group after a round whose clients went so far, each along its own axis."""
     names = [f"n{i}" for i in range(len(ways))]
     start = torch.zeros(len(ways), dtype=torch.float64)
-    heads = GroupHeads([Named(n, "t") for n in names], "task", {"t": start}, bounds)
+    heads = GroupHeads(dict.fromkeys(names, "t"), "task", {"t": start}, bounds)
     one = torch.ones(len(ways), dtype=torch.float64)
-    reports = StackedReports(one > 0, one, one, one, one, (), one[:, None])
+    reports = Reports(one > 0, one, one, one, one, (), updates=one[:, None])
     axes = torch.diag(torch.tensor(ways, dtype=torch.float64))
     sent = dict(zip(names, axes, strict=True))
     cuts = heads.average(sent, reports, one, "mean")

@@ -38,7 +38,7 @@ def served(folder, **how) -> Together:
 
 
 def alone(**how) -> fgn.Run:
-    options = {**OPTIONS, **HOW, "engine": "loop", **how}
+    options = {**OPTIONS, **HOW, "executor": "loop", **how}
     make = options.pop("make", toys.network)
     return flat.train(make(), clients(), weighting=fgn.GradNorm(), **options)
 
@@ -70,7 +70,7 @@ def test_each_client_keeps_its_own_best_round(make, tmp_path):
     found = {}
     for name, run in results.items():
         number = HOW["rounds"] if name == "b" else best_alone(name, runs)
-        assert run.about.get("kept", {}).get("round") == (None if name == "b" else number)
+        assert run.manifest.get("kept", {}).get("round") == (None if name == "b" else number)
         if number:
             wanted = runs[number]
             assert torch.equal(toys.parameters(run.network), toys.parameters(wanted.network))
@@ -91,13 +91,13 @@ def test_what_a_client_keeps_is_what_one_process_keeps_for_it(keep, tmp_path):
     together = served(tmp_path, keep=keep, heads="task", personalize=TUNING)
     together.run()
     reference = alone(keep="own_best", heads="task", personalize=TUNING)
-    kept = reference.about["kept"]["clients"]
+    kept = reference.manifest["kept"]["clients"]
     assert len({one["round"] for one in kept.values()}) > 1
     for name, run in together.results().items():
         if name == "b":  # has no validation rows: nobody can choose for it here
             continue
-        assert run.about["kept"] == kept[name]
-        assert run.about["personal"][name] == reference.about["personal"][name]
+        assert run.manifest["kept"] == kept[name]
+        assert run.manifest["personal"][name] == reference.manifest["personal"][name]
         for kind in ("heads", "networks"):
             one, other = (getattr(r, kind)[name] for r in (run, reference))
             assert torch.equal(toys.parameters(one), toys.parameters(other))
@@ -113,7 +113,7 @@ def test_a_clients_history_has_its_evaluations_and_ends_with_what_is_kept(tmp_pa
             assert not rows
             continue
         assert [row["round"] for row in rows] == [0, 2, 4, 6, 8]
-        kept = run.about["kept"]
+        kept = run.manifest["kept"]
         assert rows[-1]["loss"] == min([r["loss"] for r in rows])
         assert rows[-1]["loss"] == next(r["loss"] for r in rows if r["round"] == kept["round"])
         assert kept["last_round"] == 8
@@ -127,7 +127,8 @@ def test_patience_ends_the_looking_and_not_the_run(tmp_path):
         results[patience] = together.results()
         assert together.server.round == HOW["rounds"]
     kept = {
-        p: {n: r.about["kept"] for n, r in runs.items() if n != "b"} for p, runs in results.items()
+        p: {n: r.manifest["kept"] for n, r in runs.items() if n != "b"}
+        for p, runs in results.items()
     }
     assert any(kept[1][name]["round"] < kept[None][name]["round"] for name in kept[1])
     for name, one in kept[1].items():
@@ -163,8 +164,8 @@ def test_kept_and_tuned_survive_whatever_starts_anew(tmp_path):
     again.server.finish()
     for _ in range(2):  # a server that was killed at the end asks for the end once more
         for name, run in again.results().items():
-            assert run.about.get("kept") == wanted[name].about.get("kept")
-            assert run.about["personal"] == wanted[name].about["personal"]
+            assert run.manifest.get("kept") == wanted[name].manifest.get("kept")
+            assert run.manifest["personal"] == wanted[name].manifest["personal"]
             assert run.history.equals(wanted[name].history)
             for kind in ("heads", "networks"):
                 one, other = (getattr(r, kind)[name] for r in (run, wanted[name]))
@@ -179,8 +180,8 @@ def test_tuning_is_that_of_one_process_to_the_bit(what, tmp_path):
     reference = alone(**how)
     steps = set()
     for name, run in together.results().items():
-        assert run.about["personal"] == {name: reference.about["personal"][name]}
-        steps.add(run.about["personal"][name]["step"])
+        assert run.manifest["personal"] == {name: reference.manifest["personal"][name]}
+        steps.add(run.manifest["personal"][name]["step"])
         for kind in ("heads", "networks"):
             one, other = (getattr(r, kind)[name] for r in (run, reference))
             assert torch.equal(toys.parameters(one), toys.parameters(other))
@@ -232,7 +233,7 @@ def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
         together.run()
     assert "keep = 'best' compares validation losses" in caplog.text
     assert together.server.states["a"] == HOW["rounds"]
-    assert together.results()["a"].about["kept"]["round"] > 0
+    assert together.results()["a"].manifest["kept"]["round"] > 0
 
 
 def test_a_part_of_personalize_that_is_not_known_here_is_refused():

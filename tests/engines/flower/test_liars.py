@@ -33,8 +33,8 @@ def decoded(**said: float) -> Answer:
     [
         ("loss_ratio", -0.1),
         ("loss_ratio", 1e300),
-        ("gauge_norm", -1.0),
-        ("gauge_norm", 1e300),
+        ("grad_norm", -1.0),
+        ("grad_norm", 1e300),
         ("loss", 1e300),
         ("loss", -1e300),
         ("size", 0.0),
@@ -50,7 +50,7 @@ def test_a_number_that_no_honest_client_can_have_is_refused(name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("loss_ratio", 0.0), ("gauge_norm", 0.0), ("loss", -2.0), ("loss", 1e14), ("size", 1.0)],
+    [("loss_ratio", 0.0), ("grad_norm", 0.0), ("loss", -2.0), ("loss", 1e14), ("size", 1.0)],
 )
 def test_a_number_that_an_honest_client_may_have_is_taken(name, value):
     assert decoded(**{name: value}).scalars == {name: value}

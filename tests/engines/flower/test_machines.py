@@ -34,7 +34,7 @@ from engines.flower.machines import (
     most_memory,
     until,
 )
-from fedgradnorm._flower.joining import joined
+from fedgradnorm._flower.join import joined
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
@@ -48,7 +48,7 @@ ATTACKER = Path(__file__).with_name("attacker.py")
 
 def alone(machines: Machines) -> fgn.Run:
     """The same config in this process, ended with its last round."""
-    change = ["compute.engine='loop'", "recording.keep='last'"]
+    change = ["compute.executor='loop'", "recording.keep='last'"]
     return execute(load_config(machines.config, change), machines.folder / "alone")
 
 
@@ -101,9 +101,9 @@ def assert_equal_to_one_process(machines: Machines) -> None:
     assert len(rows) == 9
     for row, wanted in zip(rows, expected, strict=True):
         assert (row["client"], row["weight"]) == (wanted["client"], wanted["weight"])
-        assert (row["loss_ratio"], row["gauge_norm"]) == (
+        assert (row["loss_ratio"], row["grad_norm"]) == (
             wanted["loss_ratio"],
-            wanted["gauge_norm"],
+            wanted["grad_norm"],
         )
         assert "loss" not in row
     for name in NAMES:
@@ -189,10 +189,10 @@ def assert_kept(machines: Machines, expected: dict[str, fgn.Run]) -> None:
         for kind in ("heads", "networks"):
             one, other = (toys.parameters(getattr(run, kind)[name]) for run in (own, wanted))
             assert torch.equal(one, other)
-        assert own.about.get("kept") == wanted.about.get("kept")
-        assert own.about["personal"] == wanted.about["personal"]
+        assert own.manifest.get("kept") == wanted.manifest.get("kept")
+        assert own.manifest["personal"] == wanted.manifest["personal"]
         assert own.history.equals(wanted.history)
-        assert ("kept" in own.about) == (name != "value")  # it has no validation rows
+        assert ("kept" in own.manifest) == (name != "value")  # it has no validation rows
 
 
 def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(

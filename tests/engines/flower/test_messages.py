@@ -24,7 +24,7 @@ from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
     Refused,
-    check_gauge,
+    check_grad_norm,
     decode_answer,
     decode_order,
     encode_answer,
@@ -34,8 +34,8 @@ from fedgradnorm._flower.wire.messages import (
 SHARED = torch.arange(4, dtype=torch.float32)
 HEAD = torch.arange(3, dtype=torch.float32)
 ORDER = Order("train", "run1", "agreed", 7, 3, SHARED)
-SCALARS = ("loss_ratio", "gauge_norm")
-GOOD = Answer("run1", 7, 4, SHARED / 2, {"loss_ratio": 0.5, "gauge_norm": 1.5})
+SCALARS = ("loss_ratio", "grad_norm")
+GOOD = Answer("run1", 7, 4, SHARED / 2, {"loss_ratio": 0.5, "grad_norm": 1.5})
 
 
 def decoded(content: RecordDict) -> Answer:
@@ -125,7 +125,7 @@ BAD = {
         with_record("answer", MetricRecord(numbers(loss_ratio=float("nan")))),
         "loss_ratio: not a finite",
     ),
-    "a list": (with_record("answer", MetricRecord(numbers(gauge_norm=[1.0, 2.0]))), "gauge_norm"),
+    "a list": (with_record("answer", MetricRecord(numbers(grad_norm=[1.0, 2.0]))), "grad_norm"),
     "one number more": (with_record("answer", MetricRecord(numbers(size=9.0))), "size"),
 }
 
@@ -137,12 +137,12 @@ def test_a_bad_answer_is_refused(name):
         decoded(content)
 
 
-def test_a_gauge_norm_must_be_that_of_the_update():
-    gauge = torch.tensor([2, 3])
-    right = float(GOOD.update[gauge].norm())
-    check_gauge(GOOD.update, right, gauge)
+def test_a_grad_norm_must_be_that_of_the_update():
+    norm_layer = torch.tensor([2, 3])
+    right = float(GOOD.update[norm_layer].norm())
+    check_grad_norm(GOOD.update, right, norm_layer)
     with pytest.raises(Refused, match="but it says"):
-        check_gauge(GOOD.update, 2 * right, gauge)
+        check_grad_norm(GOOD.update, 2 * right, norm_layer)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def everything(content: RecordDict) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("weighting", "scalars"),
     [
-        (fgn.GradNorm(), {"loss_ratio", "gauge_norm"}),
-        (fgn.GradNorm(rule="direct"), {"loss_ratio", "gauge_norm"}),
+        (fgn.GradNorm(), {"loss_ratio", "grad_norm"}),
+        (fgn.GradNorm(rule="direct"), {"loss_ratio", "grad_norm"}),
         (fgn.Equal(), set()),
         (fgn.BySize(), {"size"}),
     ],

@@ -41,7 +41,7 @@ def test_the_same_run_as_in_one_process_and_only_the_shared_part_on_the_wire(
     together.restart("side")
     shared = together.run()
     how = {**OPTIONS, **settings}
-    alone = flat.train(toys.noisy_network(), toys.clients(), engine="loop", **how)
+    alone = flat.train(toys.noisy_network(), toys.clients(), executor="loop", **how)
     vector_of = FlatNetwork(make())
     assert len(shared) == len(vector_of.vector)
     (_, sent) = together.exchange.sent[0]
@@ -91,7 +91,7 @@ def test_named_inputs_and_first_parts_give_the_run_of_one_process(tmp_path) -> N
     together.run(2)
     together.restart("side")
     shared = together.run()
-    alone = flat.train(make(), clients(), engine="loop", **OPTIONS)
+    alone = flat.train(make(), clients(), executor="loop", **OPTIONS)
     assert torch.equal(shared, toys.parameters(alone.network))
     together.server.finish()
     given = {"network": Halves(), "stems": {"side": Cut()}}

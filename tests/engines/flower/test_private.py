@@ -69,7 +69,7 @@ def test_it_differs_from_the_plain_federation_by_rounding_alone(
         for row in rows:
             wanted = expected[row["round"], client]
             assert row["weight"] == pytest.approx(wanted["weight"], rel=1e-8)
-            assert row["held"] == wanted["held"]
+            assert row["weight_frozen"] == wanted["weight_frozen"]
             assert row["loss"] > 0
 
 

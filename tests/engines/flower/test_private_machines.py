@@ -17,7 +17,7 @@ import toys
 from engines.flower.direct import Together
 from engines.flower.machines import NAMES, Machines, children, finished, kill, until
 from engines.flower.secret import Secret
-from fedgradnorm._flower.joining import joined
+from fedgradnorm._flower.join import joined
 from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 

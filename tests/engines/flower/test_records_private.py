@@ -53,7 +53,7 @@ def test_a_seeded_federation_is_the_run_in_one_process(tmp_path: Path) -> None:
     federation = together(tmp_path, **terms)
     shared = federation.run()
     own = clients(**terms)()
-    settings = {**vars(federation.settings), "engine": "loop"}
+    settings = {**vars(federation.settings), "executor": "loop"}
     run = flat.train(toys.network(), own, weighting=fgn.GradNorm(rule="direct"), **settings)
     assert run.network is not None
     assert torch.equal(shared, torch.cat([p.detach().flatten() for p in run.network.parameters()]))

@@ -15,7 +15,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from engines.flower.direct import OPTIONS, Together
-from fedgradnorm._federation.head_start import trivial_answer
+from fedgradnorm._federation.heads import trivial_answer
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.participant import Participant
@@ -27,12 +27,12 @@ CASES = {
     "statistics and absence": {"make": toys.noisy_network, "participation": 0.7},
     "by size": {"weighting": fgn.BySize, "aggregate": "by_size"},
     "gram": {"weighting": MGDA},
-    "first loss": {"weighting": InverseFirstLoss, "update": "delta"},
+    "first loss": {"weighting": InverseFirstLoss, "sends": "delta"},
 }
 
 
 def alone(make=toys.network, weighting=fgn.GradNorm, **options):
-    options = {**OPTIONS, "engine": "loop", **options}
+    options = {**OPTIONS, "executor": "loop", **options}
     return flat.train(make(), toys.clients(), weighting=weighting(), eval_every=0, **options)
 
 
@@ -172,7 +172,7 @@ def test_what_is_sent_follows_from_the_method():
     def sent(weighting, **options):
         return sent_scalars(weighting, Settings(**options))
 
-    assert sent(fgn.GradNorm()) == ("loss_ratio", "gauge_norm")
+    assert sent(fgn.GradNorm()) == ("loss_ratio", "grad_norm")
     assert sent(fgn.Equal()) == ()
     assert sent(fgn.BySize()) == ("size",)
     assert sent(fgn.Equal(), aggregate="by_size") == ("size",)
@@ -186,4 +186,4 @@ def test_a_client_begins_at_its_targets(tmp_path):
         first = toys.heads(own.exchange.participants[name].engine)[name]
         torch.testing.assert_close(first.bias.detach(), trivial_answer(client))
     own.run()
-    assert {run.about["settings"]["head_start"] for run in own.results().values()} == {"auto"}
+    assert {run.manifest["settings"]["head_init"] for run in own.results().values()} == {"auto"}

@@ -61,7 +61,7 @@ def test_init_refuses_bad_names(clients, tmp_path):
 def test_both_sides_of_one_config_agree(tmp_path):
     machines = Machines(tmp_path, rounds=3)
     server = agree(load_config(machines.config))
-    assert server.scalars == ("loss_ratio", "gauge_norm")
+    assert server.scalars == ("loss_ratio", "grad_norm")
     for name in NAMES:
         given = read_client(machines.homes[name] / "client.toml")
         config = given.run_config()
@@ -87,7 +87,7 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
     ("change", "words"),
     [
         ("sharing.share='none'", "cannot be run over the network"),
-        ("sharing.key='task'", "cannot be run over the network"),
+        ("sharing.weight_per='task'", "cannot be run over the network"),
         ("personalization.final_head_steps=3", "cannot be run over the network"),
         ("personalization.ditto=0.1", "cannot be run over the network"),
         ("personalization.personalize.alone=true", "cannot be run over the network"),
@@ -103,7 +103,7 @@ def test_what_needs_the_clients_data_is_refused(change, words, tmp_path):
 
 def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
     config = Machines(tmp_path, rounds=3).config
-    start = "sharing.head_start='targets'"
+    start = "sharing.head_init='targets'"
     agree(load_config(config, [start]))
     with pytest.raises(fgn.ConfigError, match="knows nobody's targets"):
         agree(load_config(config, [start, "sharing.heads='task'"]))
@@ -246,15 +246,15 @@ def test_help():
         assert "Usage" in out
 
 
-def test_a_server_without_data_knows_where_the_gauge_is(tmp_path):
-    from fedgradnorm._flower.serving import _gauge
+def test_a_server_without_data_knows_where_the_norm_layer_is(tmp_path):
+    from fedgradnorm._flower.serving import _norm_layer
     from fedgradnorm.experiments._config.config_file import build
     from fedgradnorm.models._flat import FlatNetwork
 
     config = load_config(Machines(tmp_path, rounds=3).config)
     network = build(config, [])[0]
-    gauge = _gauge(network, config)
+    norm_layer = _norm_layer(network, config)
     last = [FlatNetwork(network).slices[name] for name in ("3.weight", "3.bias")]
-    assert gauge.tolist() == [i for part in last for i in range(part.start, part.stop)]
-    delta = load_config(tmp_path / "machines.toml", ["local.update='delta'"])
-    assert _gauge(network, delta) is None
+    assert norm_layer.tolist() == [i for part in last for i in range(part.start, part.stop)]
+    delta = load_config(tmp_path / "machines.toml", ["local.sends='delta'"])
+    assert _norm_layer(network, delta) is None

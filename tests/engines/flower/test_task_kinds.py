@@ -39,7 +39,7 @@ def test_the_same_run_as_in_one_process_and_results_that_predict(tmp_path) -> No
     together = Together(tmp_path, fgn.GradNorm(), clients=clients)
     shared = together.run()
     alone = flat.train(
-        toys.network(), clients(), weighting=fgn.GradNorm(), engine="loop", **OPTIONS
+        toys.network(), clients(), weighting=fgn.GradNorm(), executor="loop", **OPTIONS
     )
     assert torch.equal(shared, toys.parameters(alone.network))
     for name, result in together.results().items():
@@ -48,7 +48,7 @@ def test_the_same_run_as_in_one_process_and_results_that_predict(tmp_path) -> No
         if result.clients[name].labels:
             pair = (run.predict(name, X, kind="label").tolist() for run in (result, alone))
             assert next(pair) == next(pair)
-        stored, known = (r.about["clients"][name].get("class_weights") for r in (result, alone))
+        stored, known = (r.manifest["clients"][name].get("class_weights") for r in (result, alone))
         assert stored == known
 
 
@@ -71,7 +71,9 @@ def test_several_tasks_are_one_message_and_the_run_of_one_process(tmp_path, caps
     together.restart("pump")
     shared = together.run()
     given = {**OPTIONS, **how}
-    alone = flat.train(toys.network(), several(), weighting=fgn.GradNorm(), engine="loop", **given)
+    alone = flat.train(
+        toys.network(), several(), weighting=fgn.GradNorm(), executor="loop", **given
+    )
     assert torch.equal(shared, toys.parameters(alone.network))
     assert sum(name == "pump" for name, _ in together.exchange.sent) == 8
     rounds = [
@@ -92,8 +94,8 @@ def test_the_best_round_of_several_tasks_is_kept_on_the_clients_machine(tmp_path
     together.run(3)
     together.restart("pump")
     together.run()
-    about = together.results()["pump"].about
-    assert 0 <= about["kept"]["round"] <= 6
+    manifest = together.results()["pump"].manifest
+    assert 0 <= manifest["kept"]["round"] <= 6
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_the_best_round_of_several_tasks_is_kept_on_the_clients_machine(tmp_path
     [
         (lambda table: {**table, "there/state": 0.5}, "neither 0 nor 1"),
         (lambda table: {k: v for k, v in table.items() if k != "there/hours"}, "there/hours"),
-        (lambda table: {**table, "gauge_norm/state": -1.0}, "is negative"),
+        (lambda table: {**table, "grad_norm/state": -1.0}, "is negative"),
     ],
 )
 def test_answers_of_several_tasks_are_checked_too(tmp_path, spoil, says: str, caplog) -> None:
@@ -154,8 +156,8 @@ def test_rows_that_are_read_batch_by_batch(tmp_path) -> None:
             fgn.Client("items", fgn.regression(1), numbers),
         ]
 
-    how = {"head_start": "targets"}  # "auto" reads no Dataset for it
+    how = {"head_init": "targets"}  # "auto" reads no Dataset for it
     shared = Together(tmp_path / "rooms", fgn.GradNorm(), clients=lambda: given(True), **how).run()
-    how = {"engine": "loop", **how, **OPTIONS}
+    how = {"executor": "loop", **how, **OPTIONS}
     alone = flat.train(toys.network(), given(False), weighting=fgn.GradNorm(), **how)
     assert torch.equal(shared, toys.parameters(alone.network))

@@ -30,7 +30,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.protobuf.client import ProtobufRequestContext
 
 import fedgradnorm as fgn
-from fedgradnorm._flower import joining
+from fedgradnorm._flower import join
 from fedgradnorm._flower.trying import free_port
 from fedgradnorm._flower.wire.collecting import collect
 from fedgradnorm._flower.wire.connections import HEAD
@@ -250,11 +250,11 @@ def signed_head(wire: Wire, length: int) -> bytes:
 
 def test_a_wrong_clock_is_named(live, monkeypatch):
     server, authority, real = f"localhost:{live.port}", live.federation / "ca.pem", time.time
-    joining.check_server(server, authority)
+    join.check_server(server, authority)
     for shift, words in ((60, r"(59|6[0-9]) s ahead of"), (-400, r"(39[0-9]|400|401) s behind")):
-        monkeypatch.setattr(joining.time, "time", lambda shift=shift: real() + shift)
+        monkeypatch.setattr(join.time, "time", lambda shift=shift: real() + shift)
         with pytest.raises(fgn.ConfigError, match=words):
-            joining.check_server(server, authority)
+            join.check_server(server, authority)
 
 
 def test_a_taken_port_is_named(live, tmp_path):

@@ -76,10 +76,10 @@ class OwnLevel:
         coefficient, _ = self.second(state, pending["reported"], pending["used"], ahead)
         first, second = _tensor(sums["first"]), _tensor(sums["second"])
         self.sums.finish(second, first if ahead else None)
-        held = self.weighting.held
+        frozen = self.weighting.frozen
         row = {
             "weight": coefficient * sums["first"][0] / sums["coefficient"][0],
-            "held": 0 if held is None else int(held[0]),
+            "weight_frozen": 0 if frozen is None else int(frozen[0]),
         }
         after = {
             "rounds": state["rounds"],

@@ -173,7 +173,7 @@ class PrivateCoordinator(Coordinator):
     def _refuse(self, name: str, why: str) -> None:
         """An answer in the right form that does not fit the others'."""
         self.refused[name] += 1
-        self.notices.collected(self.round + 1, [], {}, {name: why})
+        self.notices.collected(self.round + 1, {}, {name: why})
         self.attendance.missed(name, self.round, refused=True)
 
     def _private_step(
@@ -199,12 +199,12 @@ class PrivateCoordinator(Coordinator):
         row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
         row.update(split="batch", active=len(good), weight=1.0)
         row.update(bytes=sum(self.bytes[name] for name in asked))
-        if "gauge_norm" in self.agreement.scalars:
-            row["gauge_norm"] = first[1] / first[0]
+        if "grad_norm" in self.agreement.scalars:
+            row["grad_norm"] = first[1] / first[0]
         self.history.append([row])
-        known = {ALL: float(row["gauge_norm"])} if "gauge_norm" in row else {}
+        known = {ALL: float(row["grad_norm"])} if "grad_norm" in row else {}
         counts = (self.round, self.agreement.rounds)
-        return Progress(*counts, float(self.round), known, {ALL: 1.0}, shown="mean gauge norm")
+        return Progress(*counts, float(self.round), known, {ALL: 1.0}, shown="mean gradient norm")
 
     def finish(self) -> list[str]:
         """Give everybody who is not shut out the finished network; who has it."""

@@ -29,7 +29,7 @@ SALT = "salt"
 """Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may
 be able to guess it, and register it before its owner does."""
 GRAINS = 4  # numbers of chance at the end of a head: two clients may well have the same one
-TOLERANCE = 1e-3  # relative, between a gauge norm and the update it is said to be of
+TOLERANCE = 1e-3  # relative, between a gradient norm and the update it is said to be of
 ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
 
 
@@ -217,11 +217,11 @@ def _check_length(what: str, vector: Tensor, longest: float) -> None:
         raise Refused(f"its {what} has length {length:.3g}, more than the {longest:.3g} allowed")
 
 
-def check_gauge(update: Tensor, said: float, gauge: Tensor) -> None:
-    """Refuse an answer whose gauge norm is not that of its own update."""
-    measured = float(update[gauge].double().norm())
+def check_grad_norm(update: Tensor, said: float, norm_layer: Tensor) -> None:
+    """Refuse an answer whose gradient norm is not that of its own update."""
+    measured = float(update[norm_layer].double().norm())
     if abs(said - measured) > TOLERANCE * max(said, measured):
-        raise Refused(f"its gauge norm is {measured:.4g}, but it says {said:.4g}")
+        raise Refused(f"its gradient norm is {measured:.4g}, but it says {said:.4g}")
 
 
 def size_in_bytes(content: RecordDict) -> int:
@@ -315,7 +315,7 @@ def _possible(table: Mapping[str, Any], key: str) -> float:
     kind = key.partition("/")[0]
     if kind == THERE and value not in (0, 1):
         raise Refused(f"{key}: {value:.3g} is neither 0 nor 1")
-    if kind in ("loss_ratio", "gauge_norm") and value < 0:
+    if kind in ("loss_ratio", "grad_norm") and value < 0:
         raise Refused(f"{key}: {value:.3g} is negative")
     if kind == "size" and not (value >= 1 and float(value).is_integer()):
         raise Refused(f"size: {value:.6g} is no whole number >= 1")

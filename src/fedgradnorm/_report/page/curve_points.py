@@ -71,7 +71,7 @@ def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = (
             if column not in KEYS:
                 key = (row["client"], row["split"], column)
                 found.setdefault(key, {})[row["round"]] = (row["epoch"], value)
-        if row["split"] == "batch" and "gauge_norm" in row and row.get("active", 1):
+        if row["split"] == "batch" and "grad_norm" in row and row.get("active", 1):
             by_round.setdefault(row["round"], []).append(row)
     for number, together in by_round.items():
         for client, derived in _against_targets(together, gamma).items():
@@ -84,12 +84,12 @@ def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = (
 def _against_targets(rows: Sequence[Row], gamma: float | None) -> dict[str, dict[str, float]]:
     """p_i G_i of one round and, with gamma, target_i = mean_j(p_j G_j) r_i^gamma.
 
-    The means run over the clients that took part and were not held; p is the weight that the
+    The means run over the clients that took part and were not frozen; p is the weight that the
     server used in that round's average.
     """
-    lengths = {row["client"]: row.get("weight", 1.0) * row["gauge_norm"] for row in rows}
+    lengths = {row["client"]: row.get("weight", 1.0) * row["grad_norm"] for row in rows}
     answer = {client: {LENGTH: value} for client, value in lengths.items()}
-    live = [row for row in rows if not row.get("held") and row.get("loss_ratio", 0) > 0]
+    live = [row for row in rows if not row.get("weight_frozen") and row.get("loss_ratio", 0) > 0]
     if gamma is None or not live:
         return answer
     common = math.fsum(lengths[row["client"]] for row in live) / len(live)

@@ -24,11 +24,11 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import STROKES, Look, looks, stylesheet
 from fedgradnorm._report.comparison import Comparison
 from fedgradnorm._report.grid import Grid
-from fedgradnorm._report.over_alone import Measured, joinings, read_measured
+from fedgradnorm._report.group_benefit import Measured, group_benefits, read_measured
 from fedgradnorm._report.page import sentences as words
+from fedgradnorm._report.page.benefit_section import benefit_html
 from fedgradnorm._report.page.conflict_map import maps_html
 from fedgradnorm._report.page.curve_points import curves_of
-from fedgradnorm._report.page.joining_section import joining_html
 from fedgradnorm._report.page.main_table import comparison
 from fedgradnorm._report.page.more_tables import LONG, compared, crowd_html, grids_html
 from fedgradnorm._report.page.panels import CONFLICT, Section, sections
@@ -39,6 +39,7 @@ from fedgradnorm._report.page.sweep_story import SWEEP, by_point, points_of, swe
 from fedgradnorm._report.page.sweep_story import headline as sweep_headline
 from fedgradnorm._report.page.switches import started_off, switches_html
 from fedgradnorm._report.record import records_of
+from fedgradnorm._report.tables.benefit_grids import TITLE
 from fedgradnorm._report.tables.crowd_grid import crowd_grid
 from fedgradnorm._report.tables.summaries import TaskRow, task_rows
 from fedgradnorm._runs.checkpoint import write_atomically
@@ -95,10 +96,10 @@ def page_of(
 ) -> Page:
     """The page on these runs; ``nowhere`` is what was looked for in vain."""
     everybody, mixture = group(runs)
-    joined = joinings(everybody, measured or {})
+    benefits = group_benefits(everybody, measured or {})
     groups = pooled_groups(everybody)
     compare = compared(pooled_runs(runs))
-    crowd = crowd_grid(everybody, joined)
+    crowd = crowd_grid(everybody, benefits)
     points = points_of(compare)
     labels = [one.label for one in groups]
     records = records_of(groups)
@@ -121,7 +122,7 @@ def page_of(
         swept = []
     parts = {
         "ranking": ranking_html(compare, groups, shown) if compare and many_arms(compare) else "",
-        "joining": joining_html(joined, everybody, tasks, shown),
+        "benefit": benefit_html(benefits, everybody, tasks, shown),
         "crowd": crowd_html(crowd, groups, tasks, shown),
         "grids": grids_html(compare, groups, tasks, shown),
     }
@@ -181,7 +182,7 @@ def _contents(parts: Mapping[str, str], drawn: Sequence[Section]) -> str:
     """Links to the parts of the page."""
     names = {"ranking": ("ranking", "Ranking"), "table": ("table", "Comparison"),
              "crowd": ("crowd", "Many clients"),
-             "joining": ("joining", "Does joining pay?")}  # fmt: skip
+             "benefit": ("benefit", TITLE)}  # fmt: skip
     swept = [(one.id, one.title) for one in drawn if one.id == SWEEP]
     there = swept + [names[k] for k in names if parts.get(k, "-")]
     there += [(one.id, one.title) for one in drawn if one.id != SWEEP]

@@ -80,8 +80,8 @@ def sections(
             {}, [View("Weight", (Line("main", "batch", "weight"),), 1.0, log=True, shared=True)],
         ),
         (
-            "norms", "Gauge norms against their targets",
-            "The task's weighted gradient length on the gauge, p·G, beside the length that "
+            "norms", "Gradient norms against their targets",
+            "The task's weighted gradient length on the norm layer, p·G, beside the length that "
             "FedGradNorm asks for: mean(p·G) · r^gamma, with r the task's pace. On target is 1.",
             {},
             [

@@ -30,7 +30,7 @@ def runs_table(runs: Sequence[StoredRun]) -> str:
 
 def made_when(runs: Sequence[StoredRun]) -> str:
     """When, from which commit and on which devices the runs were made."""
-    days = sorted({day for run in runs if (day := str(run.about.get("started", ""))[:10])})
+    days = sorted({day for run in runs if (day := str(run.manifest.get("started", ""))[:10])})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
     devices = sorted({device for run in runs if (device := _device(run)) != "-"})
     commits = sorted({commit for run in runs if (commit := _commit(run)) != "-"})
@@ -59,11 +59,11 @@ def _run_cells(run: StoredRun) -> list[str]:
     planned = f" of {run.planned}" if short else ""
     lost = short and not run.stopped_early
     state = "damaged" if run.finished and lost else "finished" if run.finished else "unfinished"
-    state = state if run.about else "unknown"
+    state = state if run.manifest else "unknown"
     return [
         run.name, run.method, "-" if run.seed == UNKNOWN_SEED else str(run.seed),
         ", ".join(filter(None, (state, f"{reached}{planned}", run.kept))),
-        str(run.about.get("started", "-"))[:16].replace("T", " "), _device(run), _commit(run),
+        str(run.manifest.get("started", "-"))[:16].replace("T", " "), _device(run), _commit(run),
         made or "-",
     ]  # fmt: skip
 
@@ -85,15 +85,15 @@ def settings(groups: Sequence[Group]) -> str:
 def _parts(run: StoredRun) -> Parts:
     """A run's settings and provenance by part; what is not set is left out."""
     parts: Parts = {
-        "command": run.about.get("command"),
+        "command": run.manifest.get("command"),
         "data": run.config.get("data"),
         "network": run.config.get("network"),
         "training": run.part("settings") or run.part("training"),
         "weighting": run.part("weighting"),
-        "gauge": run.about.get("gauge"),
-        "rounds": run.about.get("rounds"),
-        "clients": _counted(run) if is_many(run) else run.about.get("clients"),
-        "versions": run.about.get("versions"),
+        "norm_layer": run.manifest.get("norm_layer"),
+        "rounds": run.manifest.get("rounds"),
+        "clients": _counted(run) if is_many(run) else run.manifest.get("clients"),
+        "versions": run.manifest.get("versions"),
     }
     set_ = {name: _set(part) if isinstance(part, dict) else part for name, part in parts.items()}
     return {name: part for name, part in set_.items() if part}

@@ -144,7 +144,7 @@ def missing(runs: Sequence[StoredRun], groups: Sequence[Group]) -> list[str]:
     """Everything a reader should know before trusting the figures."""
     notes = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     for run in runs:
-        if run.rows and run.about and not run.finished:
+        if run.rows and run.manifest and not run.finished:
             planned = f" of {run.planned}" if run.planned else ""
             notes.append(f"{run.name} is not finished: round {run.last_round}{planned}")
     scaled = sum(run.scaled for group in groups for run in group.whole)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from fedgradnorm._methods import LOCAL
 from fedgradnorm._report.arms import LOSS, SCORE, Arm, Contest, Measure
 from fedgradnorm._report.cells import (
     BEYOND,
@@ -33,7 +34,6 @@ from fedgradnorm._stored.groups import data_sets
 from fedgradnorm._stored.summary import Estimate, estimate
 from fedgradnorm.experiments._sweep import key_name, value_name
 
-LOCAL = "local"
 MEASURES = ((LOSS, "training loss"), (SCORE, "held-out metric"))
 SIGHT_NOTE = "server sees: of the clients, beside the sum of their updates"
 DELTA_NOTE = "Δm: mean over tasks of the relative gain, in %; more is better"

@@ -10,7 +10,7 @@ from statistics import fmean
 from fedgradnorm._client import SPLITS
 from fedgradnorm._report.cells import arm_cell, blank, task_cell
 from fedgradnorm._report.grid import Cell, Grid
-from fedgradnorm._report.over_alone import Joining
+from fedgradnorm._report.group_benefit import GroupBenefit
 from fedgradnorm._report.tables.comparison_grids import without_blank
 from fedgradnorm._report.tables.summaries import fixed, loss
 from fedgradnorm._runs.many.spread import quantiles
@@ -21,10 +21,10 @@ from fedgradnorm._stored.task_lines import is_many
 from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
 
 COLUMNS = ("task", "method", "clients", "evaluated", "training loss", "held-out", "10-90 %",
-           "worst", "over trivial", "over alone", "weight, 10-90 %")  # fmt: skip
+           "worst", "over trivial", "benefit", "weight, 10-90 %")  # fmt: skip
 NOTES = (
     "training loss and held-out: the median over clients; 10-90 %: where eight of ten clients lie",
-    "evaluated: at the run's end; over trivial, over alone: the share of these clients that are "
+    "evaluated: at the run's end; over trivial, benefit: the share of these clients that are "
     "better than the trivial answer, and than what they reach alone",
 )
 
@@ -51,13 +51,13 @@ class Crowd:
         return fmean(sign * (one.value - one.trivial) > 0 for sign, one in pairs)
 
 
-def crowd_grid(groups: Sequence[Group], joined: Sequence[Joining] = ()) -> Grid | None:
+def crowd_grid(groups: Sequence[Group], benefits: Sequence[GroupBenefit] = ()) -> Grid | None:
     """A line per task and method of runs of many clients; None where there is no such run."""
     many = [one for one in groups if any(map(is_many, one.whole))]
     if not many:
         return None
     found = {one.label: [crowds_of(run) for run in one.whole] for one in many}
-    alone = {one.arm.label: one for one in joined}
+    alone = {one.arm.label: one for one in benefits}
     tasks = dict.fromkeys(t for crowds in found.values() for crowd in crowds for t in crowd)
     rows = []
     for task in tasks:
@@ -104,7 +104,7 @@ def crowds_of(run: StoredRun) -> dict[str, Crowd]:
 
 
 def _row(
-    task: str, one: Group, crowds: Sequence[Crowd], joining: Joining | None
+    task: str, one: Group, crowds: Sequence[Crowd], benefit: GroupBenefit | None
 ) -> tuple[Cell, ...]:
     metric = crowds[0].results[0].metric
     losses = [crowd.of(lambda r: r.last_loss) for crowd in crowds]
@@ -121,17 +121,17 @@ def _row(
         _range(values, metric),
         _number(values, worst, metric),
         _share([crowd.over_trivial() for crowd in crowds]),
-        _share([_over_alone(task, one, joining)]),
+        _share([_gaining(task, one, benefit)]),
         _range(weights),
     )
 
 
-def _over_alone(task: str, one: Group, joining: Joining | None) -> float:
+def _gaining(task: str, one: Group, benefit: GroupBenefit | None) -> float:
     """The share of a task's clients that gain over training alone; NaN where that is not known."""
-    if joining is None:
+    if benefit is None:
         return math.nan
     groups = one.whole[0].groups
-    mine = [c for c in joining.clients if groups.get(c.client) == task and not math.isnan(c.gain)]
+    mine = [c for c in benefit.clients if groups.get(c.client) == task and not math.isnan(c.gain)]
     return fmean(c.gain > 0 for c in mine) if mine else math.nan
 
 

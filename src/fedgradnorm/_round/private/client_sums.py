@@ -40,9 +40,9 @@ REFUSED = {
     "share": ("all", "there is no sum to hide a client in"),
     "heads": ("own", "an average of heads would be told beside the sum"),
     "ditto": (0.0, "only the shared network is noised"),
-    "key": ("client", "weights by task depend on all clients of the task"),
+    "weight_per": ("client", "weights by task depend on all clients of the task"),
     "aggregate": ("mean", "the sum is divided by a fixed number"),
-    "order": ("new", "weights of the round before are told to nobody"),
+    "step_with": ("new", "weights of the round before are told to nobody"),
 }
 
 
@@ -90,7 +90,7 @@ class ClientSums:
         rule = self.weighting
         if not isinstance(rule, GradNorm):
             return only(signals.active, rule.weigh(signals))
-        norm = signals.gauge_norm.double()
+        norm = signals.grad_norm.double()
         usable = signals.active & (norm > 0)
         log_q = rule.log_fixed_point(norm, signals.loss_ratio.double())
         s = rule.smoothing * self.seen.to(norm)

@@ -10,7 +10,7 @@ gradients clipped to C or of losses clipped to L, with normal noise, over b:
 Normal noises on one batch add up as 1 / sigma^2 = sum_j 1 / sigma_j^2, whatever a later one makes
 of an earlier one's outcome. The loss has the part a of that (``loss_share``), its u gradients have
 the rest in equal parts: sigma_l = sigma / sqrt(a), sigma_g = sigma sqrt(u / (1 - a)). So a step
-costs as much as one sum with noise multiplier sigma. With ``schedule="together"`` head and network
+costs as much as one sum with noise multiplier sigma. With ``phases="joint"`` head and network
 are one gradient, clipped together, and u = 1.
 
 The head's steps have noise too: one row in a head without noise would change every other row's
@@ -79,7 +79,7 @@ class PrivateClient:
 
     def uses(self, step: int) -> int:
         """How many gradients are taken from the batch of this step."""
-        if self.how.together:
+        if self.how.joint_phases:
             return 1
         return (step < self.how.head_steps) + (step < self.how.shared_steps)
 
@@ -178,8 +178,8 @@ class PrivateGradients:
     def finish(self, report: Report, numbers: int) -> Report:
         """The report as it is sent: a loss of 1 where none is told, and the corrected norm."""
         loss = report.loss if self._private.terms.loss_share > 0 else torch.ones_like(report.loss)
-        norm = self._private.norm_of(float(report.gradient_norm), numbers)
-        return Report(report.update, loss, torch.full_like(report.gradient_norm, norm))
+        norm = self._private.norm_of(float(report.grad_norm), numbers)
+        return Report(report.update, loss, torch.full_like(report.grad_norm, norm))
 
     def first_loss(self, omega: Tensor, row: Row) -> float:
         """F_0 over all examples, with noise."""

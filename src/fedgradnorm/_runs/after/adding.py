@@ -12,7 +12,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, FedGradNormError
 from fedgradnorm._round.settings import GROUPS, TOP, completed, grouped, ungrouped
-from fedgradnorm._runs.about import describe_weighting
+from fedgradnorm._runs.manifest import describe_weighting
 from fedgradnorm._runs.run import Run
 from fedgradnorm.weighting import Weighting
 
@@ -35,12 +35,12 @@ def added(
             f"a run holds no data, and client {absent[0]!r} of this one is not among those given; "
             "give all of them, or go on without it: fgn.train(run, clients)"
         )
-    settings = completed(run.about["settings"])
+    settings = completed(run.manifest["settings"])
     changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *GROUPS)})
     if "rounds" in changed or "epochs" in changed:
         settings = {**settings, "rounds": None, "epochs": None}
     if weighting is None and "method" not in changes:
-        weighting = stored_weighting(run.about, "run.add(client, others, weighting=...)")
+        weighting = stored_weighting(run.manifest, "run.add(client, others, weighting=...)")
     others_given = {k: v for k, v in changes.items() if k not in (*TOP, *GROUPS)}
     # The public function, since training is a room above this one.
     return fedgradnorm.train(
@@ -52,9 +52,9 @@ def added(
     )
 
 
-def stored_weighting(about: Mapping[str, Any], again: str) -> Weighting:
+def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
     """The weighting in a manifest, made anew; ``again`` shows how to give one that cannot be."""
-    stored = about["weighting"]
+    stored = manifest["weighting"]
     kind = getattr(weightings, str(stored["name"]), None)
     try:
         taken = inspect.signature(kind).parameters if isinstance(kind, type) else {}

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._federation.checks import aligned
 from fedgradnorm._federation.federation import Federation
-from fedgradnorm._federation.head_averaging import Patterns
-from fedgradnorm._federation.sharing import aligned
+from fedgradnorm._federation.heads import Patterns
 from fedgradnorm._round.settings import Settings, completed
-from fedgradnorm._runs.about import client_info
 from fedgradnorm._runs.after.starting import (
     columns_of,
     known_head,
@@ -32,12 +31,13 @@ from fedgradnorm._runs.after.starting import (
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.manifest import client_info
 from fedgradnorm._runs.run import Run, TrainedClient, metric_names
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.tasks._task import described_task
 from fedgradnorm.weighting import Equal
 
-KEPT = ("batch_size", "head_optimizer", "head_start", "seed", "shared", "frozen")
+KEPT = ("batch_size", "head_optimizer", "head_init", "seed", "shared", "frozen")
 """Settings of the run that tuning goes by."""
 
 
@@ -60,12 +60,12 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
         return run
     if (order := columns_of(run, client.name)) is not None:
         (client,) = aligned([client], Settings(rounds=1), order)
-    stored = completed(run.about["settings"])
+    stored = completed(run.manifest["settings"])
     table = {"lr": stored["lr"], **how}
     settings = Settings(
         rounds=1,
         lr=stored["lr"],
-        engine="loop",
+        executor="loop",
         personalize=table,
         **{name: stored[name] for name in KEPT},
     )
@@ -74,7 +74,7 @@ def personalized(run: Run, client: Client, how: Mapping[str, Any]) -> Run:
     return replace(
         run,
         clients=clients,
-        about=_about(run, client, settings, tuned),
+        manifest=_manifest(run, client, settings, tuned),
         table=_history(run, client, tuned.rows),
         folder=None,
     )
@@ -98,7 +98,7 @@ def _tuned(run: Run, client: Client, settings: Settings, heads: str, head_own: P
     rows = _measured(run, federation, UNTUNED)
     kept = federation.personalize(0)[name]
     rows += _measured(run, federation)
-    learned = federation.trained(name)
+    learned = federation.all_trained()[name]
     own = before.network if before is not None else None
     if learned.network is not None:
         own = federation.shared_network(learned.network)
@@ -124,7 +124,7 @@ def _like(run: Run, client: Client, heads: str) -> str:
         return client.name
     names = [
         name
-        for name, info in run.about["clients"].items()
+        for name, info in run.manifest["clients"].items()
         if name in run.clients
         and (heads == "all" or _shared_task(name, info) == client.shared_task)
     ]
@@ -185,12 +185,12 @@ def _history(run: Run, client: Client, rows: Sequence[Row]) -> History:
     return history
 
 
-def _about(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[str, Any]:
-    about = copy.deepcopy(run.about)
-    about["clients"][client.name] = client_info(client)
-    about["blueprints"]["heads"][client.name] = describe(tuned.client.head)
+def _manifest(run: Run, client: Client, settings: Settings, tuned: Tuned) -> dict[str, Any]:
+    manifest = copy.deepcopy(run.manifest)
+    manifest["clients"][client.name] = client_info(client)
+    manifest["blueprints"]["heads"][client.name] = describe(tuned.client.head)
     if client.stem is not None:
-        about["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
-    about.setdefault("personal", {})[client.name] = tuned.kept
-    about.setdefault("personalized", {})[client.name] = settings.personalize
-    return about
+        manifest["blueprints"].setdefault("stems", {})[client.name] = describe(client.stem)
+    manifest.setdefault("personal", {})[client.name] = tuned.kept
+    manifest.setdefault("personalized", {})[client.name] = settings.personalize
+    return manifest

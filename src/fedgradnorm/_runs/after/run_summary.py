@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from fedgradnorm._runs.about import kept_round
 from fedgradnorm._runs.after.whole_frame import WholeFrame
 from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.manifest import kept_round
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def summary_of(run: Run) -> pd.DataFrame:
             evaluated[row["client"]].append(row)
     known = metric_names(run.table)
     metrics = [column for column in run.table.columns if column in known]
-    weights, infos = run.weights, run.about.get("clients", {})
+    weights, infos = run.weights, run.manifest.get("clients", {})
     found = []
     for name, rows in evaluated.items():
         one = {"client": name, "weight": weights[name]}
         one |= _ends(rows, metrics, infos.get(name, {}))
-        if (kept := kept_round(run.about, name)) is not None:
+        if (kept := kept_round(run.manifest, name)) is not None:
             one["kept_round"] = kept
         found.append(one)
     return cast("pd.DataFrame", WholeFrame(pd.DataFrame(found).set_index("client")))

@@ -18,8 +18,14 @@ from torch import Tensor, nn
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError
-from fedgradnorm._federation.head_averaging import Patterns, SharedHeads, combined, own_names
-from fedgradnorm._federation.making_heads import first_head, make_head
+from fedgradnorm._federation.heads import (
+    Patterns,
+    combined,
+    first_head,
+    head_groups,
+    make_head,
+    own_names,
+)
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm.models._dividing import private_names
@@ -60,7 +66,7 @@ class Start:
         own = {n: c.network for n, c in there.items() if c.network and (alone or settings.ditto)}
         self.networks = {n: FlatNetwork(taken_over(o, network, n)).vector for n, o in own.items()}
 
-    def about(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """What run.json says of it."""
         return {"fingerprint": self.fingerprint, "heads": self.known}
 
@@ -75,10 +81,10 @@ class Start:
 
 def columns_of(run: Run, name: str = "") -> tuple[str, ...] | None:
     """The order of the columns that a run's network knows; ``name`` may have its own network."""
-    infos: Mapping[str, Mapping[str, Any]] = run.about.get("clients", {})
+    infos: Mapping[str, Mapping[str, Any]] = run.manifest.get("clients", {})
     if run.shared is None or name in infos:
         infos = {name: infos.get(name, {})}
-    blueprints = run.about.get("blueprints", {}).get("stems", {})
+    blueprints = run.manifest.get("blueprints", {}).get("stems", {})
     found = (
         one["columns"] for n, one in infos.items() if one.get("columns") and n not in blueprints
     )
@@ -172,8 +178,8 @@ def _heads(
     """
     heads = {client.name: known_head(run, network, client, settings) for client in clients}
     by_name = {client.name: client for client in clients}
-    how = "own" if settings.share == "none" else settings.heads
-    for names in SharedHeads(clients, how, torch.device("cpu")).groups:
+    tasks = {client.name: client.shared_task for client in clients}
+    for names in head_groups(tasks, "own" if settings.share == "none" else settings.heads):
         first = next((heads[name] for name in names if heads[name] is not None), None)
         if first is not None:
             for name in names:

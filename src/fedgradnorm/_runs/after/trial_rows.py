@@ -48,7 +48,7 @@ def given(run: Run, name: str, x: Any) -> Trial:
     run.predict(name, x)  # which says what is wrong with them
     if client.encoding is not None:
         return _coded(client.encoding, raw_inputs(x, client, where))
-    row = run.about.get("clients", {}).get(name, {}).get("inputs")
+    row = run.manifest.get("clients", {}).get(name, {}).get("inputs")
     rows = given_inputs(where, x, client, row)
     rows = rows if len(rows) > 1 else rows[torch.tensor([0, 0])]
     return Trial(rows, rows)
@@ -59,7 +59,7 @@ def made_up(run: Run, name: str) -> Trial:
 
     Scaled inputs are float64: in float32 a time stamp would lose its spread before it is scaled.
     """
-    row = run.about.get("clients", {}).get(name, {}).get("inputs")
+    row = run.manifest.get("clients", {}).get(name, {}).get("inputs")
     network, scaling = run.network_of(name), run.clients[name].scaling
     if run.clients[name].encoding is not None:
         encoding = run.clients[name].encoding

@@ -7,13 +7,15 @@ leaves a checkpoint with all of its files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm._engines import Journal
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import ROWS
+from fedgradnorm._runs.reading import check_folder
 
 JOURNAL = "journal"
 """What a checkpoint calls the rows, where it holds them itself."""
@@ -25,9 +27,10 @@ FULL = 2.0
 class Segments:
     """The files of one run, in the folder ``rows``."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / ROWS
+    def __init__(self, folder: Path, run: str = "") -> None:
+        self._folder, self.run = folder / ROWS, run
         self.names: list[str] = []
+        self._before: list[str] = []  # of the checkpoint before the last one
         self._rows = 0
 
     def add(self, journal: Journal, whole: bool = False) -> dict[str, Any]:
@@ -35,6 +38,7 @@ class Segments:
 
         That is the names of files or, with ``whole``, all rows themselves.
         """
+        check_folder(self._folder)
         new, alive = journal.count()
         anew = whole or self._rows + new > FULL * alive
         rows = journal.changed(everything=anew)
@@ -44,24 +48,36 @@ class Segments:
         if new:
             self._folder.mkdir(exist_ok=True)
             path = self._folder / f"{self._next():06d}.safetensors"
-            checkpoint.save(rows, path)
+            checkpoint.save(rows, path, self.run)
             self.names = [path.name] if anew else [*self.names, path.name]
             self._rows = alive if anew else self._rows + new
         return {ROWS: self.names}
 
     def _next(self) -> int:
         """A number that no file has, also none that a kill has left."""
-        taken = [int(path.stem) for path in self._folder.glob("[0-9]*.safetensors")]
-        return max(taken, default=0) + 1
+        return max((int(path.stem) for path in self._files()), default=0) + 1
+
+    def _files(self) -> list[Path]:
+        """The files that we write; a copy that somebody made is not one of them."""
+        return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
 
     def settle(self, journal: Journal) -> None:
-        """A checkpoint says so now: forget what changed, and remove files of before."""
+        """A checkpoint names the files now: forget what changed, and remove older files."""
         journal.settle()
-        for path in self._folder.glob("[0-9]*.safetensors"):
-            if path.name not in self.names:
+        self._remove_all_but({*self.names, *self._before})
+        self._before = list(self.names)
+
+    def finish(self) -> None:
+        """The run has ended: only the last checkpoint is left."""
+        self._remove_all_but(set(self.names))
+
+    def _remove_all_but(self, needed: Collection[str]) -> None:
+        for path in self._files():
+            if path.name not in needed:
                 path.unlink()
-        if not self.names and self._folder.is_dir():
-            self._folder.rmdir()
+        if not needed and self._folder.is_dir():
+            with suppress(OSError):  # something of somebody else's is in it
+                self._folder.rmdir()
 
     def restore(self, state: Mapping[str, Any], journal: Journal) -> None:
         """Let a journal take all rows that a checkpoint holds or names."""
@@ -73,10 +89,11 @@ class Segments:
 
     def pieces(self, state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The rows that a checkpoint holds or names, in the order in which they are taken over."""
+        check_folder(self._folder)
         if JOURNAL in state:
             yield state[JOURNAL]
         for name in _named(state):
-            yield checkpoint.load(self._folder / name)
+            yield checkpoint.load(self._folder / name, self.run)
 
 
 def _named(state: Mapping[str, Any]) -> list[str]:

@@ -136,7 +136,7 @@ def client_from_files(
     label that is 1. A multilabel task's labels are its columns. ``on_bad="drop"`` leaves out rows
     that cannot be read, counts them in the log and lists them in ``dropped``. A test row whose
     label has no training rows stays and counts as wrong. Clients of one task have one
-    ``task_name``: see ``heads`` and ``key`` in :func:`fedgradnorm.train`.
+    ``task_name``: see ``heads`` and ``weight_per`` in :func:`fedgradnorm.train`.
 
     ``split`` divides the training file: ``{"column": "part"}``, ``{"time": "date", "test": 0.2}``
     or ``{"group": "patient", "test": 0.2}``; the two shares do it at random. ``rows`` draws so many

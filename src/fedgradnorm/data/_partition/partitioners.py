@@ -154,7 +154,7 @@ def partition_client(client: Client, partitioner: Partitioner, seed: int) -> lis
     """Clients ``name-0``, ``name-1``, ... that share out one client's training rows.
 
     Each keeps the whole validation and test data, and all carry one task name, so that they can
-    share a weight (``key="task"`` in ``train``). Rows without a label go to nobody.
+    share a weight (``weight_per="task"`` in ``train``). Rows without a label go to nobody.
 
     >>> from fedgradnorm import regression
     >>> whole = Client("a", regression(1), train=(np.ones((4, 2)), np.ones(4)))

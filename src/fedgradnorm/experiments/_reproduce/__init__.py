@@ -16,15 +16,15 @@ NAMES = ("fig2", "table2", "fig3", "scale", "gamma", "alpha", "participation", "
 SIDE_BY_SIDE = ("methods-mtfl", "methods-radcom")
 """Every method beside every other on faces and on signals: ``methods`` is both."""
 
-WORTH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "worth-school": ("worth-school", ()),
-    "worth-landmine": ("worth-landmine", ()),
-    **{f"worth-beijing-{n}": ("worth-beijing", (f"data.rows={n}",)) for n in (50, 200, 1000)},
-    **{f"worth-mtfl-{n}": ("worth-mtfl", (f"data.rows={n}",)) for n in (50, 199)},
+BENEFIT: dict[str, tuple[str, tuple[str, ...]]] = {
+    "benefit-school": ("benefit-school", ()),
+    "benefit-landmine": ("benefit-landmine", ()),
+    **{f"benefit-beijing-{n}": ("benefit-beijing", (f"data.rows={n}",)) for n in (50, 200, 1000)},
+    **{f"benefit-mtfl-{n}": ("benefit-mtfl", (f"data.rows={n}",)) for n in (50, 199)},
 }
-"""Does joining pay: ``worth`` is all of these. The config of each, and what is changed in it."""
+"""The benefit over training alone: ``benefit`` is all of these. Each has a config and overrides."""
 
-_GROUPS = {"all": NAMES, "methods": SIDE_BY_SIDE, "worth": tuple(WORTH)}
+_GROUPS = {"all": NAMES, "methods": SIDE_BY_SIDE, "benefit": tuple(BENEFIT)}
 
 REAL_SIGNALS = "RadComDynamic.hdf5"
 """The file that, in the folder named by FEDGRADNORM_DATA, takes the place of generated signals."""
@@ -32,7 +32,7 @@ REAL_SIGNALS = "RadComDynamic.hdf5"
 
 def experiments(name: str) -> tuple[str, ...]:
     """The experiments that ``name`` stands for: itself, or several."""
-    choose(name, (*NAMES, *SIDE_BY_SIDE, *WORTH, *_GROUPS), "experiment")
+    choose(name, (*NAMES, *SIDE_BY_SIDE, *BENEFIT, *_GROUPS), "experiment")
     return _GROUPS.get(name, (name,))
 
 
@@ -40,8 +40,8 @@ def load_experiment(
     name: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
 ) -> Config:
     """The packaged config of that name, changed by ``key=value`` words."""
-    choose(name, (*NAMES, *SIDE_BY_SIDE, *WORTH), "experiment")
-    file, words = WORTH.get(name, (name, ()))
+    choose(name, (*NAMES, *SIDE_BY_SIDE, *BENEFIT), "experiment")
+    file, words = BENEFIT.get(name, (name, ()))
     overrides = [*words, *overrides]
     with as_file(files("fedgradnorm.experiments._reproduce") / f"{file}.toml") as path:
         config = load_config(path, overrides, allow=allow)

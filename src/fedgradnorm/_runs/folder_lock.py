@@ -1,0 +1,137 @@
+"""A run folder held by one process: from before anything is written to it until the run lets go."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._runs import locking
+from fedgradnorm._runs.layout import LOCK
+from fedgradnorm._runs.reading import flags
+from fedgradnorm._runs.writing import CHOOSE
+
+ATTEMPTS = 100
+"""How often a folder may vanish under our hands before that is an error."""
+
+
+class FolderLock:
+    """A folder made where there was none, and locked.
+
+    Until a run is begun in it, nothing else is written: ``release`` then takes away what is new.
+    ``config``, ``log`` and ``dropped`` are what the run puts into the folder once it begins.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: str = "",
+        log: Sequence[str] = (),
+        dropped: Sequence[str] = (),
+    ) -> None:
+        self.path, self.config, self.log, self.dropped = Path(path), config, log, dropped
+        self.begun = False
+        self._made: list[Path] = []
+        self._lock, self._new = self._take()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go; where no run was begun, leave everything as it was found."""
+        if self._lock < 0:
+            return
+        if locking.REMOVABLE:  # while nobody else can hold it
+            self._remove()
+        locking.unlock(self._lock, self.path / LOCK)
+        if not locking.REMOVABLE:
+            self._remove()
+        self._lock = -1
+
+    def check(self) -> None:
+        """Refuse to write once another folder, perhaps with another run, is in its place."""
+        try:
+            same = os.path.samestat(os.fstat(self._lock), (self.path / LOCK).lstat())
+        except FileNotFoundError:
+            same = False
+        if not same and self.path.is_dir():
+            raise RunFolderError(
+                f"{self.path} was replaced by another folder while the run was training, so "
+                "nothing more is written to it; put the run's folder back and resume it"
+            )
+
+    def _take(self) -> tuple[int, bool]:
+        """The lock, held, and whether its file is new."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                self._make_folder()
+                lock, new = _opened(self.path / LOCK)
+                if _held(lock, self.path):
+                    return lock, new
+            except FileNotFoundError as error:  # whoever made the folder may have removed it
+                reason = str(error.strerror)
+            except (OSError, ValueError) as error:
+                reason = str(getattr(error, "strerror", None) or error)
+                break
+        raise RunFolderError(f"{self.path} cannot be written: {reason}; {CHOOSE}")
+
+    def _make_folder(self) -> None:
+        new = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        self._made += [p for p in new if p not in self._made]
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _remove(self) -> None:
+        """Take away our lock file and the folders we made, unless a run or others filled them."""
+        if self.begun:
+            return
+        with suppress(OSError):
+            if self._new:
+                (self.path / LOCK).unlink()
+            for folder in self._made:
+                folder.rmdir()
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """The lock file, and whether it is new; it is never followed elsewhere, cut or waited for."""
+    how = os.O_RDWR | flags("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
+    try:
+        return os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, how), False
+
+
+def _held(file: int, folder: Path) -> bool:
+    """Lock the open file; False, and closed, if its name stands for another file or none by now."""
+    _lock(file, folder)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), (folder / LOCK).lstat()):
+            return True
+    locking.unlock(file, folder / LOCK)
+    return False
+
+
+def _lock(file: int, folder: Path) -> None:
+    """Lock the open file, or close it and say why not."""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
+        locking.lock(file, folder / LOCK)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            in_use = f"{folder} is in use by another process{locking.HINT}"
+            raise RunFolderError(in_use) from error
+        raise
