@@ -83,7 +83,13 @@ def clients() -> list[fgn.Client]:
 
 
 def train(some: list[fgn.Client] | None = None, **how: Any) -> fgn.Run:
-    options: dict[str, Any] = {"rounds": 24, "batch_size": 8, "eval_every": 12, "lr": 0.01}
+    options: dict[str, Any] = {
+        "rounds": 24,
+        "batch_size": 8,
+        "eval_every": 12,
+        "lr": 0.01,
+        "device": "cpu",
+    }
     options |= {"first_loss": "first_round", **how}
     return flat.train(toys.network(), some or clients(), **options)
 
