@@ -57,13 +57,21 @@ def federation(dtype: torch.dtype) -> Federation:
     return toys.federation(dense, toys.clients(), GradNorm(), executor="joint")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "really"),
+    [
+        (torch.float32, False),
+        (torch.float64, False),
+        pytest.param(torch.float64, True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_fused_federation_takes_the_same_rounds(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, really: bool
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    if not really:
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     plain, fused = federation(dtype), federation(dtype)
-    fused.server.fuse()
+    fused.fuse()
     for number in range(5):
         for one in (plain, fused):
             one.rounds(number, [one.names])
