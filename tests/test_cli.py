@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import fedgradnorm as fgn
 import flat
 from experiments.small_config import small_config
-from fedgradnorm._cli import app
+from fedgradnorm._cli import app, output
+from fedgradnorm._errors import RankLost
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments._config.config_file import build
@@ -26,6 +27,56 @@ from fedgradnorm.experiments._execute import execute
 
 def cli(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def one_line(*words, code=2):
+    result = cli(*words)
+    assert result.exit_code == code, result.exception
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", LONG),
+        ("compare", "--from", LONG),
+        ("federation", "init", LONG, "--clients", "a,b"),
+        ("report", LONG),
+    ],
+)
+def test_a_path_that_is_too_long_is_one_line(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    line = one_line(*words)
+    assert "File name too long" in line
+    assert len(line) < 400
+    line = one_line("federation", "init", "fed", "--clients", LONG)
+    assert "at most 100 characters" in line
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_null_byte_in_a_path_is_one_line(tmp_path):
+    config = small_config(tmp_path)
+    for words in (("compare", config, "--seeds", 1), ("reproduce", "table2")):
+        assert "null byte" in one_line(*words, "--out", "a\0b")
+
+
+def test_a_rank_that_lost_another_says_so(tmp_path, monkeypatch):
+    """Rank 0 speaks for all, but it may be the one that died."""
+
+    def lost(*_, **__):
+        raise RankLost("rank 1 of 2: another rank has died")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("fedgradnorm.experiments._config.config_file.load_config", lost)
+    try:
+        assert "another rank has died" in one_line("run", small_config(tmp_path), code=1)
+    finally:
+        output.out.quiet = output.err.quiet = False
 
 
 def refused(tmp_path, *words, code=2):

@@ -112,5 +112,5 @@ def test_a_lock_that_outlives_its_process_says_what_to_remove() -> None:
 
 
 def test_where_memory_is_not_told_the_variable_is_the_limit() -> None:
-    code = "from fedgradnorm.data._memory import memory_limit\nprint(memory_limit() > 10**8)"
+    code = "from fedgradnorm._memory import memory_limit\nprint(memory_limit() > 10**8)"
     assert python(WITHOUT + code).strip() == "True"

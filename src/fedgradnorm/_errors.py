@@ -49,6 +49,10 @@ class TrainingError(FedGradNormError):
     """Training cannot go on."""
 
 
+class RankLost(TrainingError):
+    """A rank has died or does not answer: the others cannot go on."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during training; ``run`` holds everything trained so far."""
 

@@ -88,6 +88,13 @@ def test_tensorboard_has_every_number_of_a_run_that_was_stopped_and_resumed(conf
     same(in_tensorboard(folder / "tensorboard"), wanted(folder))
 
 
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(4096)])
+def test_a_damaged_file_of_mlflow_is_one_line(config, tmp_path, content):
+    (tmp_path / "mlflow.db").write_bytes(content)
+    with pytest.raises(fgn.TrainingError, match=r"mlflow cannot record .*output\.tracking"):
+        execute(config("mlflow"), tmp_path / "run")
+
+
 def test_mlflow_has_every_number_and_the_config(config, tmp_path):
     folder = tmp_path / "runs" / "run one"
     with pytest.raises(fgn.Interrupted):

@@ -15,7 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fedgradnorm._errors import FedGradNormError, TrainingError
+from fedgradnorm._checks import shortened
+from fedgradnorm._errors import FedGradNormError, RankLost, TrainingError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._training.interrupt import one_press
 
@@ -39,12 +40,27 @@ class Commands(TyperGroup):
         with one_press(), _warnings_shown():
             try:
                 return super().invoke(ctx)
+            except RankLost as error:
+                err.quiet = False  # rank 0 may be the one that died
+                raise fail(str(error), FAILED) from None
             except TrainingError as error:
                 raise fail(str(error), FAILED) from None
             except FedGradNormError as error:
                 raise fail(str(error), BAD_INPUT) from None
+            except (OSError, ValueError) as error:
+                raise _unusable_path(error) from error
             except KeyboardInterrupt as stop:
                 raise fail(str(stop) or "stopped; nothing new was kept", STOPPED) from None
+
+
+def _unusable_path(error: OSError | ValueError) -> Exception:
+    """The exit for a path that the system refuses, whatever command met it; else the error."""
+    if isinstance(error, OSError) and error.filename is not None:
+        name, reason = shortened(str(error.filename), 200), error.strerror
+        return fail(f"{name}: cannot be used ({reason}); name another path", BAD_INPUT)
+    if "null byte" in str(error) or "null character" in str(error):
+        return fail("a path has a null byte in it; name another path", BAD_INPUT)
+    return error
 
 
 def fail(message: str, code: int) -> typer.Exit:

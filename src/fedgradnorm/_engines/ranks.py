@@ -20,15 +20,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._errors import ConfigError, RankLost
 from fedgradnorm._launched import asked_for
 
 TIMEOUT = "FEDGRADNORM_RANK_TIMEOUT"  # seconds to wait for the slowest rank
 PATIENCE = 600.0
-
-
-class RankLost(TrainingError):
-    """A rank has died or does not answer: the others cannot go on."""
 
 
 @dataclass(frozen=True)

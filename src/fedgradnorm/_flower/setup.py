@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import (
@@ -51,6 +52,7 @@ test_share = 0.2
 # epsilon = 3.0
 # delta = 1e-5
 """
+LONGEST = 100  # characters of a name, which is also that of files
 FEWEST = 3  # clients of a private federation
 _FILES = {"file": CLIENT, "config": AGREED, "state": STATE, "ca": CA, "key": KEY}
 
@@ -141,5 +143,7 @@ def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str], private: 
     for name in clients:
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ConfigError(f"client {name!r}: use letters, digits, '.', '-' and '_' in names")
+        if len(name) > LONGEST:
+            raise ConfigError(f"client {shown(name)}: use at most {LONGEST} characters in names")
     if not hosts:
         raise ConfigError("give the server's host name, as the clients will reach it")

@@ -18,8 +18,7 @@ from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines import Exported
-from fedgradnorm._engines.ranks import RankLost
-from fedgradnorm._errors import TrainingError, listed
+from fedgradnorm._errors import RankLost, TrainingError, listed
 from fedgradnorm._federation.heads import first_head, make_head
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.manifest import chosen_words

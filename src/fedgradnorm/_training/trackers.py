@@ -21,7 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._checks import shortened
+from fedgradnorm._errors import ConfigError, FedGradNormError, TrainingError
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import KEYS
 from fedgradnorm._runs.layout import EVENTS, LOCK, TRACKED, TRACKED_FILES, WATCHED
@@ -64,7 +65,33 @@ def open_sink(
             f"install it with: pip install fedgradnorm[{extra}]"
         )
     kinds = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
-    return _closed(*kinds[kind](Path(folder), config))
+    take, close = kinds[kind](Path(folder), config)
+    failed: list[str] = []
+    return _closed(_ours(kind, failed, take), _ours(kind, failed, close))
+
+
+def _ours(kind: str, failed: list[str], of: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A tracker's function; what its package raises, as for a damaged file, is a TrainingError.
+
+    After that it is not called again: closing would fail for the same reason, and hide the first.
+    """
+
+    def guarded(given: Any) -> None:
+        if failed:
+            return
+        try:
+            of(given)
+        except (FedGradNormError, ImportError):
+            raise
+        except Exception as error:
+            failed.append(kind)
+            reason = shortened(str(error), 200) or type(error).__name__
+            raise TrainingError(
+                f"{kind} cannot record the run ({reason}); repair or remove what it has written, "
+                "or go on without it: output.tracking = 'none'"
+            ) from error
+
+    return guarded
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._engines.ranks import RankLost, World
-from fedgradnorm._errors import ConfigError, TrainingError, listed
+from fedgradnorm._engines.ranks import World
+from fedgradnorm._errors import ConfigError, RankLost, TrainingError, listed
 from fedgradnorm._federation.checks import check_clients, warn_of_scale
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._federation.heads import log_starts

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LONGEST = 1000  # characters that decide the kind of a reason: the pattern below is quadratic
 KINDS = 5  # reasons of different kinds that the line spells out
 
 _VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S*\d\S*")
@@ -27,7 +28,7 @@ def summed_up(reasons: Sequence[str]) -> str:
     """
     kinds: dict[str, list[str]] = {}
     for reason in reasons:
-        kinds.setdefault(_VALUE.sub("_", reason), []).append(reason)
+        kinds.setdefault(_VALUE.sub("_", reason[:LONGEST]), []).append(reason)
     texts = [
         each[0] if len(each) == 1 else f"{len(each)} like {each[0]}" for each in kinds.values()
     ]

@@ -44,7 +44,14 @@ def own_name(own: Mapping[str, Any]) -> str:
 
 def split_entries(text: str) -> list[str]:
     """The entries of a command line: between commas, but for those inside brackets."""
-    return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
+    depth, entries = 0, [""]
+    for piece in re.split(r"([,{}\[\]])", text):
+        depth = max(0, depth + {"{": 1, "[": 1, "}": -1, "]": -1}.get(piece, 0))
+        if piece == "," and not depth:
+            entries.append("")
+        else:
+            entries[-1] += piece
+    return [entry.strip() for entry in entries if entry.strip()]
 
 
 def read_entry(text: str) -> Entry:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from fedgradnorm._errors import DataError
-from fedgradnorm.data._memory import check_memory
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._paths import is_file, there
 
 PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about

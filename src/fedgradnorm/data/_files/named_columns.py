@@ -19,6 +19,7 @@ import numpy as np
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._encoding.column_kinds import (
     CategoryColumn,
@@ -38,7 +39,6 @@ from fedgradnorm.data._files.read_rows import (
     usable,
 )
 from fedgradnorm.data._files.step_rows import joined_steps
-from fedgradnorm.data._memory import check_memory
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
@@ -309,14 +309,22 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
 
 
 def _parquet_table(path: Path, columns: Sequence[str] | None) -> Table:
-    import pandas as pd
     from pyarrow import parquet
 
     with opened(path) as file:
         about = parquet.read_metadata(file)
         needed = about.num_rows * about.num_columns * CELL_BYTES
         check_memory(needed, f"{path}: unpacked, it", DataError)
-        return frame_table(str(path), pd.read_parquet(file), columns)
+        names = text_columns(about.schema.to_arrow_schema())
+        file.seek(0)
+        read = parquet.read_table(file, read_dictionary=names, partitioning=None)
+        return frame_table(str(path), read.to_pandas(), columns)
+
+
+def text_columns(schema: Any) -> list[str]:
+    """Columns of texts, to be read as dictionaries: a file may hold a long text once for all."""
+    kinds = ("string", "large_string", "binary", "large_binary")
+    return [field.name for field in schema if str(field.type) in kinds]
 
 
 def frame_table(source: str, frame: Any, columns: Sequence[str] | None) -> Table:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm._errors import DataError
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._files.read_rows import missing_name
-from fedgradnorm.data._memory import check_memory
 from fedgradnorm.data._paths import is_file
 
 Matrix = NDArray[np.float64]

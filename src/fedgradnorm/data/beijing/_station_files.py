@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fedgradnorm._errors import DataError
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._cache import fingerprint
-from fedgradnorm.data._memory import check_memory
 
 STATIONS = (
     "Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou",

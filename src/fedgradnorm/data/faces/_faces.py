@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
-from fedgradnorm.data._memory import check_draw
+from fedgradnorm._memory import check_draw
 from fedgradnorm.data._partition.allocate import Allocation, check_enough, task_sizes
 from fedgradnorm.data.faces._drawing import SIZE, draw, project
 from fedgradnorm.data.faces._face_clients import face_clients

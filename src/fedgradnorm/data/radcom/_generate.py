@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgradnorm.data._memory import check_draw
+from fedgradnorm._memory import check_draw
 from fedgradnorm.data.radcom._channel import SAMPLES_NEEDED, apply_channel, power, white_noise
 from fedgradnorm.data.radcom._signal_set import (
     MODULATIONS,

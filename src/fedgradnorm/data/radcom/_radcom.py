@@ -18,8 +18,8 @@ import torch
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._memory import check_draw
 from fedgradnorm.data._bad_rows import OnBad, tell_dropped
-from fedgradnorm.data._memory import check_draw
 from fedgradnorm.data._paths import ENV, is_file, user_path
 from fedgradnorm.data.radcom._generate import ROW_BYTES, generate
 from fedgradnorm.data.radcom._radcom_file import read, read_rows

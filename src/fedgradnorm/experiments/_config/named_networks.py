@@ -13,9 +13,9 @@ from torch import nn
 from fedgradnorm import models
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
+from fedgradnorm._memory import memory_limit
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.seeding import number
-from fedgradnorm.data._memory import memory_limit
 from fedgradnorm.experiments._config.own_networks import find_factory
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call

@@ -52,7 +52,7 @@ def mapped(path: Path) -> Any:
         raise DataError(f"{path}: no such file; check the path")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # NumPy evaluates the header as Python: damage raises anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             f"{path}: not a readable .npy file of numbers ({reason}); save it with numpy.save"

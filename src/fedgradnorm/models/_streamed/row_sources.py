@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,15 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
+from fedgradnorm._memory import check_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[np.int64]
+
+ALWAYS = 1 << 20  # bytes that are read without asking for the limit
+LINKS = 16  # that a name inside an HDF5 file may pass through
 
 
 class Source(ABC):
@@ -65,9 +71,18 @@ class ArraySource(Source):
     def read(self, rows: Rows) -> tuple[Any, Any]:
         """Always a copy, so that no page of a map is held on to."""
         array = self.array()
+        count = len(rows)
+        check_read(array, count, f"{self.name}: {count} row{'s' * (count != 1)} of it")
         if isinstance(array, np.ndarray):
             return np.array(array[rows]), None
         return read_runs(array, rows), None
+
+
+def check_read(array: Any, rows: int, what: str) -> None:
+    """Refuse to read more than fits in memory: a small file may stand for any number of zeros."""
+    needed = rows * math.prod(array.shape[1:]) * array.dtype.itemsize
+    if needed > ALWAYS:
+        check_memory(needed, what, DataError)
 
 
 class TableSource(ArraySource):
@@ -101,8 +116,27 @@ class Hdf5Source(ArraySource):
             self._file, self._process = opened_hdf5(self.path), os.getpid()
         return hdf5_dataset(self._file, self.key, self.path)
 
+    def read(self, rows: Rows) -> tuple[Any, Any]:
+        """The rows; whatever a damaged file raises is a DataError."""
+        with hdf5_damage(self.path):
+            return super().read(rows)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_file": None, "_process": -1}
+
+
+@contextmanager
+def hdf5_damage(path: Path) -> Iterator[None]:
+    """Make a DataError of whatever HDF5 stumbles over in a damaged file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # h5py raises many kinds, by the part that is damaged
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(
+            f"{path}: not a readable HDF5 file, or damaged ({reason}); save it again"
+        ) from error
 
 
 def opened_hdf5(path: Path) -> Any:
@@ -111,22 +145,64 @@ def opened_hdf5(path: Path) -> Any:
 
     if not path.is_file():
         raise DataError(f"{path}: no such file; check the path")
-    try:
+    with hdf5_damage(path):
         return h5py.File(path, "r")
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: not a readable HDF5 file ({reason})") from error
 
 
 def hdf5_dataset(file: Any, key: str, path: Path) -> Any:
-    """A dataset of the file, or a DataError that names what it has."""
+    """A dataset of the file, or a DataError that names what it has.
+
+    Links to other files, external storage and virtual datasets are refused: a file from elsewhere
+    would read whatever it names on this machine.
+    """
     import h5py
 
-    found = file.get(key)
-    if not isinstance(found, h5py.Dataset):
-        there = ", ".join(repr(name) for name in list(file)[:10]) or "none"
-        raise DataError(f"{path}: no dataset {key!r} (it has: {there})")
-    return found
+    with hdf5_damage(path):
+        place = _followed(file, key, path)
+        found = None if place is None else h5py.h5o.open(file.id, place.encode())
+        if not isinstance(found, h5py.h5d.DatasetID):
+            there = ", ".join(repr(name) for name in list(file)[:10]) or "none"
+            raise DataError(f"{path}: no dataset {key!r} (it has: {there})")
+        stored = found.get_create_plist()
+        # Asked before the shape: to tell it, HDF5 may open the files that a virtual one is made of.
+        if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
+            raise _elsewhere(path, key)
+        return h5py.Dataset(found)
+
+
+def hdf5_values(file: Any, key: str, path: Path) -> Any:
+    """All values of a dataset, if they fit in memory."""
+    dataset = hdf5_dataset(file, key, path)
+    with hdf5_damage(path):
+        if dataset.shape:
+            check_read(dataset, dataset.shape[0], f"{path}: {key!r}, read at once,")
+        return dataset[()]
+
+
+def _followed(file: Any, key: str, path: Path) -> str | None:
+    """Where a name leads inside the file; None where there is nothing."""
+    import h5py
+
+    place, parts, links = "", [part for part in key.split("/") if part], 0
+    while parts:
+        part = parts.pop(0)
+        group = file[place or "/"]
+        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink):
+            raise _elsewhere(path, key)
+        if isinstance(link, h5py.SoftLink):
+            links += 1
+            place = "" if link.path.startswith("/") else place
+            parts = [step for step in link.path.split("/") if step not in ("", ".")] + parts
+        else:
+            place = f"{place}/{part}"
+        if link is None or links > LINKS:
+            return None
+    return place or None
+
+
+def _elsewhere(path: Path, key: str) -> DataError:
+    return DataError(f"{path}: {key!r} is stored in another file; copy it into this one")
 
 
 def read_runs(array: Any, rows: Rows) -> NDArray[Any]:

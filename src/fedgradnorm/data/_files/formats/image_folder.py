@@ -12,10 +12,10 @@ import numpy as np
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.named_columns import mark_cells, read_table, table_targets
 from fedgradnorm.data._files.read_rows import FileRows
-from fedgradnorm.data._memory import check_memory
 from fedgradnorm.data._paths import there
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Color = Literal["grey", "rgb"]
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""Pillow hands other formats to programs: PostScript to Ghostscript, whatever a file's ending."""
 
 PIXEL_BYTES = 5  # of memory: as it was read, and in single precision
 
@@ -90,7 +93,7 @@ def _pixels(path: Path, size: int, color: Color) -> NDArray[np.uint8]:
             warnings.simplefilter("ignore")
             # Pillow only warns of an image so large that it may be an attack on memory.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
                 upright = ImageOps.exif_transpose(image)
                 plain = _eight_bits(upright).convert("L" if color == "grey" else "RGB")
                 small = np.asarray(plain.resize((size, size), Image.Resampling.BILINEAR))

@@ -13,6 +13,7 @@ from numpy.lib.npyio import NpzFile
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.in_archive import opened
 from fedgradnorm.data._files.read_rows import (
@@ -22,7 +23,6 @@ from fedgradnorm.data._files.read_rows import (
     row_place,
     usable,
 )
-from fedgradnorm.data._memory import check_memory
 from fedgradnorm.models._input_rows import Fields, Sequences, sequences
 
 if TYPE_CHECKING:
@@ -182,8 +182,14 @@ def _check_unpacked(path: Path, archive: NpzFile, keys: Collection[str]) -> None
 
     No more than these sizes is ever unpacked, so a small file cannot fill the memory.
     """
-    members = archive.zip.infolist() if archive.zip else []
-    sizes = {info.filename.removesuffix(".npy"): info.file_size for info in members}
+    sizes: dict[str, int] = {}
+    for info in archive.zip.infolist() if archive.zip else []:
+        name = info.filename.removesuffix(".npy")
+        if name in sizes and name in keys:
+            raise DataError(
+                f"{path}: two members are both array {name!r}; save it again with numpy.savez"
+            )
+        sizes[name] = info.file_size
     check_memory(COPIES * sum(sizes[key] for key in keys), f"{path}: unpacked, it", DataError)
 
 

@@ -8,6 +8,7 @@ cache.
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
 from fedgradnorm.data._files.formats.npz import npz_targets
 from fedgradnorm.data._files.named_columns import (
+    CELL_BYTES,
     check_columns,
     frame_table,
     mark_cells,
     table_targets,
+    text_columns,
 )
 from fedgradnorm.data._files.read_rows import FileRows, missing_name
 from fedgradnorm.data._paths import is_file
@@ -34,7 +38,8 @@ from fedgradnorm.models._streamed.row_sources import (
     Hdf5Source,
     Source,
     TableSource,
-    hdf5_dataset,
+    check_read,
+    hdf5_values,
     opened_hdf5,
 )
 from fedgradnorm.models._streamed.rows import Streamed
@@ -66,11 +71,14 @@ def streamed_rows(source: FileSource, path: Any, bad: BadRows[int]) -> FileRows:
             "x_key and y_key"
         )
     if suffix in HDF5:
-        y = hdf5_dataset(opened_hdf5(path), source.y_key, path)[()]
+        y = hdf5_values(opened_hdf5(path), source.y_key, path)
         return _array_rows(Hdf5Source(path, source.x_key), y, source, path, bad)
     if isinstance(path, Path) and path.is_dir():
         x, y = (mapped(path / f"{key}.npy") for key in (source.x_key, source.y_key))
         name = str(path / f"{source.x_key}.npy")
+        if y.shape:
+            what = f"{path / f'{source.y_key}.npy'}, read at once,"
+            check_read(y, len(y), what)
         return _array_rows(ArraySource(x, name), np.array(y), source, path, bad)
     raise DataError(
         f"{bad.source}: stream reads .h5 and .parquet files and folders of .npy files; save it as "
@@ -105,8 +113,11 @@ def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows
             if name not in known:
                 raise missing_name(str(path), "column", name, known)
         wanted = list(dict.fromkeys([*source.targets, *source.marks]))
+        check_memory(
+            size * len(wanted) * CELL_BYTES, f"{path}: its targets, unpacked, together", DataError
+        )
         # Without threads, which would read many row groups at a time.
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, read_dictionary=text_columns(schema)) as file:
             frame = file.read(columns=wanted, use_threads=False).to_pandas()
         table = frame_table(str(path), frame, wanted)
         x = _mapped_columns(path, names, schema, size)
@@ -139,6 +150,12 @@ def _mapped_columns(path: Path, names: Sequence[str], schema: Any, size: int) ->
     dtype = np.dtype(np.float32 if single else np.float64)
     root = default_folder()
     root.mkdir(parents=True, exist_ok=True)
+    needed, (_, _, free) = size * len(names) * dtype.itemsize, shutil.disk_usage(root)
+    if needed > free:
+        raise DataError(
+            f"{path}: unpacked, its inputs take {needed // 10**6} MB, and {root} has "
+            f"{free // 10**6} MB left; name another folder with FEDGRADNORM_CACHE"
+        )
     with tempfile.TemporaryDirectory(prefix=".parquet-", dir=root) as place:
 
         def build() -> Built:
