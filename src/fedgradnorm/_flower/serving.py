@@ -93,9 +93,8 @@ def serve(
         link.check_free()
         coordinator = _coordinator(network, weighting, config, terms, agreement, operator, heads)
         manifest = _manifest(network, weighting, agreement, terms)
-        keeper = RunFolder(
-            folder_lock, coordinator, manifest, resume
-        )  # a refusal starts no process
+        # A refusal starts no process. Clients answer a round once: a server does not go back.
+        keeper = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
         with closing(keeper), link:
             try:
                 if not resume:

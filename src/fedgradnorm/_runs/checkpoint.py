@@ -56,12 +56,24 @@ def write_atomically(path: Path, data: Part | Iterable[Part], previous: Path | N
             file.flush()
             os.fsync(file.fileno())
         if previous is not None and present(path):
-            path.replace(previous)  # a kill after this leaves the previous file, which is whole
+            _keep(path, previous)
         here.replace(path)
     finally:
         here.unlink(missing_ok=True)
     if os.name != "nt":  # Windows opens no folder
         _sync_folder(path.parent)
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Give a file a second name, which replaces what had it; ``path`` is there all the time."""
+    second = temporary(previous)
+    second.unlink(missing_ok=True)
+    try:
+        os.link(path, second, follow_symlinks=False)
+    except OSError:  # a file system without hard links: a kill now leaves the second name alone
+        path.replace(previous)
+    else:
+        second.replace(previous)
 
 
 def _sync_folder(path: Path) -> None:
@@ -181,17 +193,20 @@ def save(state: Mapping[str, Any], path: Path, run: str = "", previous: Path | N
     write_tensors(path, tensors, json.dumps(skeleton), run, previous)
 
 
-def latest(folder: Path, run: str) -> dict[str, Any] | None:
-    """The last checkpoint of a run, or the one before where that is damaged; None without any."""
+def latest(folder: Path, run: str, go_back: bool = True) -> dict[str, Any] | None:
+    """The last checkpoint of a run, or the one before where that is damaged; None without any.
+
+    Without ``go_back`` a damaged one is an error.
+    """
     newest, before = folder / CHECKPOINT, folder / PREVIOUS
     if present(newest):
         try:
             return load(newest, run)
         except RunFolderError as error:
-            if not present(before):
+            if not (go_back and present(before)):
                 raise
             log.warning("%s; continuing from the checkpoint before it", error)
-    return load(before, run, CHECKPOINT) if present(before) else None
+    return load(before, run, CHECKPOINT) if go_back and present(before) else None
 
 
 def load(path: Path, run: str = "", name: str = "") -> dict[str, Any]:

@@ -69,9 +69,18 @@ class RunFolder:
     """Keeps a trainer's progress on disk; one process at a time.
 
     Everything is checked before anything is written: a refused run leaves the folder as it was.
+    With ``go_back`` the checkpoint before the last is kept too, for when that one is damaged.
     """
 
-    def __init__(self, path: Place, trainer: Kept, manifest: Mapping[str, Any], resume: bool):
+    def __init__(
+        self,
+        path: Place,
+        trainer: Kept,
+        manifest: Mapping[str, Any],
+        resume: bool,
+        go_back: bool = True,
+    ):
+        self._go_back = go_back
         if resume:
             read_manifest(Path(path))  # what is no run folder is not even locked
         self._folder_lock = path if isinstance(path, FolderLock) else FolderLock(path)
@@ -105,7 +114,7 @@ class RunFolder:
         self._before = float(self.manifest.get("seconds", 0.0))
         _check_same(self.path, self.manifest, json.loads(json.dumps(now)))
         self._segments.run = identity(self.manifest)
-        state = checkpoint.latest(self.path, self._segments.run)
+        state = checkpoint.latest(self.path, self._segments.run, self._go_back)
         if state is None:
             _check_unbegun(self.path, self.manifest, now)
             return None
@@ -162,7 +171,8 @@ class RunFolder:
             sums = {_sum_of(name): table.checksum for name, table in tables.items()}
             rows = {} if journal is None else self._segments.add(journal, whole)
             found = {"trainer": state, **sizes, **sums, **rows}
-            checkpoint.save(found, self.path / CHECKPOINT, run, self.path / PREVIOUS)
+            before = self.path / PREVIOUS if self._go_back else None
+            checkpoint.save(found, self.path / CHECKPOINT, run, before)
             if journal is not None:
                 self._segments.settle(journal)
             self._mark()
