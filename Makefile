@@ -10,7 +10,7 @@ QUICK  := $(patsubst %,tests/test_%.py,batches bounds client contributing local_
           $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
           $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
 
-.PHONY: demo docs test quick coverage test-cpus check format lint types layers dist bench clean
+.PHONY: demo docs test quick coverage test-cpus check format lint types layers dist bench theory clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
@@ -56,6 +56,9 @@ bench: $(DEV)      ## speed, limits, scale, alone, memory, federation and, where
 	for script in speed limits scale registered ranks alone head_init larger_than_memory streamed gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
 	for script in liars honest; do $(BIN)/python benchmarks/$$script.py --threads 1 || exit 1; done
+
+theory: $(DEV)     ## the paper's convergence claims, checked on problems with known answers
+	$(BIN)/python -m studies.theory $(ARGS)
 
 .venv:
 	$(PYTHON) -m venv .venv

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": ("test_contributing.py",),
     "docs/deploy.md": ("test_deploy_page.py",),
     "docs/differential-privacy.md": ("privacy/test_page.py",),
-    "docs/theory.md": ("theory/test_command.py",),
+    "docs/theory.md": ("studies/test_theory_command.py",),
     "docs/wants.md": ("test_wants.py",),
     "docs/tutorials/faces.md": ("site/conftest.py",),
     "docs/tutorials/federation.md": ("site/conftest.py",),

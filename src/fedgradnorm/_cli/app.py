@@ -14,7 +14,6 @@ from fedgradnorm._cli import export_command as exporting
 from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
-from fedgradnorm._cli import theory_command as theory
 from fedgradnorm._cli import training_commands as training
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._version import __version__
@@ -68,7 +67,6 @@ for command in (
     reports.methods,
     federation.serve,
     federation.join,
-    theory.theory,
 ):
     app.command()(command)
 app.add_typer(data.app, name="data")

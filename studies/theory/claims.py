@@ -1,17 +1,17 @@
-"""Every claim, checked: what ``fedgradnorm theory`` runs."""
+"""Every claim, checked: what ``make theory`` runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedgradnorm._theory import (
+from studies.theory import (
     study_absolute,
     study_assumptions,
     study_bilevel,
     study_fixed,
     study_rules,
 )
-from fedgradnorm._theory.findings import Finding
+from studies.theory.findings import Finding
 
 STUDIES: dict[str, Callable[[], Finding]] = {
     "fixed weights, one shared step": study_fixed.one_step,

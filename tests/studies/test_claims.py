@@ -5,12 +5,12 @@ from functools import cache
 import pytest
 import torch
 
-from fedgradnorm._theory import study_assumptions, study_bilevel, study_rules
-from fedgradnorm._theory.claims import STUDIES
-from fedgradnorm._theory.problems import conflicting
-from fedgradnorm._theory.rates import fit_rate, spectral_radius
-from fedgradnorm._theory.simulated_rounds import Steps, block_update, follow
 from fedgradnorm.weighting import Static
+from studies.theory import study_assumptions, study_bilevel, study_rules
+from studies.theory.claims import STUDIES
+from studies.theory.problems import conflicting
+from studies.theory.rates import fit_rate, spectral_radius
+from studies.theory.simulated_rounds import Steps, block_update, follow
 
 
 @cache

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedgradnorm._theory.equilibrium import Pull, absolute_share, first_losses
-from fedgradnorm._theory.findings import Claim, Curve, Finding, Panel, holds, rounds_curve
-from fedgradnorm._theory.problems import ConvexProblem, conflicting
-from fedgradnorm._theory.rates import power_law
-from fedgradnorm._theory.simulated_rounds import Path, Steps, follow
 from fedgradnorm.weighting import GradNorm, Weighting
 from fedgradnorm.weighting._gradnorm import Optimizer
+from studies.theory.equilibrium import Pull, absolute_share, first_losses
+from studies.theory.findings import Claim, Curve, Finding, Panel, holds, rounds_curve
+from studies.theory.problems import ConvexProblem, conflicting
+from studies.theory.rates import power_law
+from studies.theory.simulated_rounds import Path, Steps, follow
 
 GAMMA = 0.9
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "adam")

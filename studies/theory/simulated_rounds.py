@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.settings import ExecutorName, Settings
-from fedgradnorm._theory.algebra import dot, solve, weighted
-from fedgradnorm._theory.problems import ConvexProblem
 from fedgradnorm.weighting import Weighting
+from studies.theory.algebra import dot, solve, weighted
+from studies.theory.problems import ConvexProblem
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedgradnorm._errors import DataError
-from fedgradnorm._theory.rates import fit_rate, power_law, spectral_radius
+from studies.theory.rates import fit_rate, power_law, spectral_radius
 
 K = torch.arange(500, dtype=torch.float64)
 

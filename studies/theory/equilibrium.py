@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.func import grad, jacrev
 from torch.nn.functional import one_hot
 
-from fedgradnorm._theory.algebra import solve
-from fedgradnorm._theory.problems import ConvexProblem
+from studies.theory.algebra import solve
+from studies.theory.problems import ConvexProblem
 
 Share = Callable[[Tensor, Tensor, float], Tensor]
 """(r, G, gamma) -> e: how the weighted gradient norms p_i G_i are shared out."""

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import torch
 
-from fedgradnorm._theory.findings import Claim, Curve, Finding, Panel, holds, rounds_curve
-from fedgradnorm._theory.problems import ConvexProblem, conflicting
-from fedgradnorm._theory.rates import Rate, fit_rate, power_law, spectral_radius
-from fedgradnorm._theory.simulated_rounds import (
+from fedgradnorm.weighting import Static
+from studies.theory.findings import Claim, Curve, Finding, Panel, holds, rounds_curve
+from studies.theory.problems import ConvexProblem, conflicting
+from studies.theory.rates import Rate, fit_rate, power_law, spectral_radius
+from studies.theory.simulated_rounds import (
     Steps,
     block_update,
     first_order_bias,
     follow,
     local_mixing,
 )
-from fedgradnorm.weighting import Static
 
 WEIGHTS = (0.5, 1.0, 1.5)
 CASES = ((0, 1), (2, 3))  # (seed of the problem, head steps)

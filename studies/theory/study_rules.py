@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedgradnorm._theory.equilibrium import Pull, first_losses
-from fedgradnorm._theory.findings import Claim, Finding, Panel, holds, rounds_curve
-from fedgradnorm._theory.lower import WeightedLosses
-from fedgradnorm._theory.problems import ConvexProblem, conflicting
-from fedgradnorm._theory.rates import fit_rate, spectral_radius
-from fedgradnorm._theory.simulated_rounds import Steps, federate, follow, heads_of
 from fedgradnorm.weighting import GradNorm, Signals
+from studies.theory.equilibrium import Pull, first_losses
+from studies.theory.findings import Claim, Finding, Panel, holds, rounds_curve
+from studies.theory.lower import WeightedLosses
+from studies.theory.problems import ConvexProblem, conflicting
+from studies.theory.rates import fit_rate, spectral_radius
+from studies.theory.simulated_rounds import Steps, federate, follow, heads_of
 
 GAMMA = 0.9
 NUDGE = 1e-6  # of one gradient norm, in one round

@@ -1,4 +1,4 @@
-"""The figure of ``fedgradnorm theory``: a panel per claim that has curves."""
+"""The figure of ``make theory``: a panel per claim that has curves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import COLOURS
 from fedgradnorm._report.figures.curves import check_format
 from fedgradnorm._runs.checkpoint import write_atomically
-from fedgradnorm._theory.findings import Panel
+from studies.theory.findings import Panel
 
 COLUMNS = 3
 LOOKS: dict[str, dict[str, Any]] = {

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fedgradnorm._theory.problems import conflicting
-from fedgradnorm._theory.simulated_rounds import (
+from fedgradnorm.weighting import Equal, Static
+from studies.theory.problems import conflicting
+from studies.theory.simulated_rounds import (
     Steps,
     block_update,
     federate,
@@ -12,7 +13,6 @@ from fedgradnorm._theory.simulated_rounds import (
     heads_of,
     local_mixing,
 )
-from fedgradnorm.weighting import Equal, Static
 
 WEIGHTS = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from fedgradnorm._theory.bilevel import itd
-from fedgradnorm._theory.equilibrium import Pull, absolute_share, first_losses, pace_share
-from fedgradnorm._theory.lower import WeightedLosses
-from fedgradnorm._theory.problems import conflicting
-from fedgradnorm._theory.simulated_rounds import Steps, follow
 from fedgradnorm.weighting import GradNorm
+from studies.theory.bilevel import itd
+from studies.theory.equilibrium import Pull, absolute_share, first_losses, pace_share
+from studies.theory.lower import WeightedLosses
+from studies.theory.problems import conflicting
+from studies.theory.simulated_rounds import Steps, follow
 
 RULES = [
     GradNorm(0.9, "direct", smoothing=0.0),

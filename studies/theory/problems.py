@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
-from fedgradnorm._theory.algebra import dot, solve, weighted
 from fedgradnorm.tasks._making import regression
+from studies.theory.algebra import dot, solve, weighted
 
 
 class SharedColumns(nn.Module):
@@ -119,7 +119,7 @@ class ConvexProblem:
         """w* of sum_i p_i F_i with every head at its best: (sum p_i M_i K_i) w = sum p_i M_i s_i.
 
         ``mixing`` M_i multiplies client i's gradient; it is the identity unless clients take
-        several local steps (:func:`fedgradnorm._theory.simulated_rounds.local_mixing`).
+        several local steps (:func:`studies.theory.simulated_rounds.local_mixing`).
         """
         schur, pull = self.schur, self.pull
         if mixing is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedgradnorm._theory.bilevel import itd, random_quadratic
-from fedgradnorm._theory.equilibrium import Pull, first_losses
-from fedgradnorm._theory.findings import Claim, Finding, Panel, holds, rounds_curve
-from fedgradnorm._theory.lower import WeightedLosses
-from fedgradnorm._theory.problems import conflicting
-from fedgradnorm._theory.simulated_rounds import Steps, follow
 from fedgradnorm.weighting import GradNorm
+from studies.theory.bilevel import itd, random_quadratic
+from studies.theory.equilibrium import Pull, first_losses
+from studies.theory.findings import Claim, Finding, Panel, holds, rounds_curve
+from studies.theory.lower import WeightedLosses
+from studies.theory.problems import conflicting
+from studies.theory.simulated_rounds import Steps, follow
 
 GAMMA = 0.9
 DEPTHS = (1, 5, 20)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from fedgradnorm._theory.algebra import solve
-from fedgradnorm._theory.bilevel import Bilevel, itd_step
-from fedgradnorm._theory.problems import ConvexProblem
-from fedgradnorm._theory.simulated_rounds import Steps
 from fedgradnorm.weighting import GradNorm
+from studies.theory.algebra import solve
+from studies.theory.bilevel import Bilevel, itd_step
+from studies.theory.problems import ConvexProblem
+from studies.theory.simulated_rounds import Steps
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WeightedLosses:
     first: Tensor
 
     def bilevel(self) -> Bilevel:
-        """The round as :func:`fedgradnorm._theory.bilevel.itd` takes it."""
+        """The round as :func:`studies.theory.bilevel.itd` takes it."""
         return Bilevel(self.outer, self.inner)
 
     def outer(self, w: Tensor, y: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch.func import grad, jacrev
 
 from fedgradnorm._client import Client
 from fedgradnorm._round.settings import Compute, Local, Recording, Server
-from fedgradnorm._theory.findings import Claim, Finding, holds
 from fedgradnorm._training.train import train
 from fedgradnorm.tasks._making import regression
 from fedgradnorm.weighting import Equal
+from studies.theory.findings import Claim, Finding, holds
 
 TARGETS = (1.0, 2.0)
 

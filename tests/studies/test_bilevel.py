@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedgradnorm._theory.bilevel import Bilevel, gradient_step, itd, itd_step, random_quadratic
+from studies.theory.bilevel import Bilevel, gradient_step, itd, itd_step, random_quadratic
 
 X, Y = torch.zeros(3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
 
