@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import KEYS
 from fedgradnorm._runs.layout import EVENTS, LOCK, TRACKED, TRACKED_FILES, WATCHED
 from fedgradnorm._runs.locking import alone
 from fedgradnorm._runs.many.spread import SHARES
