@@ -99,6 +99,8 @@ def _describe(method: Method) -> None:
     say(f"{method.name}: {method.summary} ({method.source})")
     from fedgradnorm._round.settings import key_of
 
+    if method.equation:
+        say(f"equation: {method.equation}")
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
     say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")
