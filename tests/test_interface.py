@@ -200,7 +200,7 @@ def test_a_method_is_its_weighting_and_settings(seen: list[Any]) -> None:
     assert (direct.rule, direct.gamma) == ("direct", 0.5)
     assert own.gamma == default.gamma == 0.5
     assert plain == Settings()
-    assert list(fgn.methods) == list(METHODS)
+    assert list(fgn.methods()) == list(METHODS)
 
 
 def parameters(run: fgn.Run) -> torch.Tensor:
@@ -212,7 +212,7 @@ def same_in_both(name: str, folder: Path) -> None:
     config = load_config(small_config(folder), [f"method={name}"])
     network, clients, *_ = build(config)
     written = execute(config, folder / "written")
-    names = [n for n in FIELDS if n not in fgn.methods[name].settings]
+    names = [n for n in FIELDS if n not in fgn.methods()[name].settings]
     given = grouped({n: getattr(config.settings, n) for n in names})
     run = fgn.train(network, clients, method=name, weighting=config.weighting, **given)
     assert torch.equal(parameters(run), parameters(written))
@@ -229,32 +229,32 @@ def test_a_method_in_python_is_the_one_of_a_config(tmp_path: Path) -> None:
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "own_methods.py").write_text(
         "import fedgradnorm as fgn\n"
-        "fgn.Method('halfway', 'FedProx with mu = 0.5', 'a test', fgn.GradNorm,\n"
-        "           fixed={'rule': 'direct'},\n"
-        "           settings={'local.proximal': 0.5, 'local.sends': 'model'})\n"
+        "fgn.Method('halfway', fgn.GradNorm, {'rule': 'direct'},\n"
+        "           {'local.proximal': 0.5, 'local.sends': 'model'}).register()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("own_methods")
-    yield "halfway"
-    del METHODS["halfway"]
+    with METHODS.restored():
+        importlib.import_module("own_methods")
+        yield "halfway"
 
 
 def test_a_registered_method_works_in_python_and_in_a_config(mine: str, tmp_path: Path) -> None:
-    assert fgn.methods[mine].settings == {"proximal": 0.5, "sends": "model"}
+    assert fgn.methods()[mine].settings == {"proximal": 0.5, "sends": "model"}
     same_in_both(mine, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("fedprox", "", "", fgn.Equal), "'fedprox' exists already"),
-        (("own", "", "", fgn.Equal, {}, {"proximo": 1}), "'own': unknown setting 'proximo'"),
+        (("fedprox", fgn.Equal), "'fedprox' exists already, from module fedgradnorm._methods"),
+        (("own", fgn.Equal, {}, {"proximo": 1}), "'own': unknown setting 'proximo'"),
+        (("own", "equal"), "'own': weighting must be a class of fgn.Weighting"),
     ],
 )
 def test_a_method_that_cannot_be_is_refused(given: tuple[Any, ...], words: str) -> None:
     with pytest.raises(fgn.ConfigError, match=words):
-        fgn.Method(*given)
-    assert "own" not in fgn.methods
+        fgn.Method(*given).register()
+    assert "own" not in fgn.methods()
 
 
 def test_a_run_resumes_with_the_settings_it_was_started_with(tmp_path: Path) -> None:

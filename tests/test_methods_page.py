@@ -18,10 +18,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 @pytest.fixture
 def registry():
     """The methods as they are; what a test registers is gone afterwards."""
-    before = dict(METHODS)
-    yield METHODS
-    METHODS.clear()
-    METHODS.update(before)
+    with METHODS.restored():
+        yield
 
 
 def test_the_example_of_a_method_of_ones_own_runs(registry) -> None:
@@ -38,11 +36,11 @@ def test_the_example_is_ten_lines() -> None:
     assert len(body) <= 10
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_on_the_page(name: str) -> None:
-    assert f"| `{name}` |" in PAGE
+def test_every_method_is_in_a_table_of_the_page() -> None:
+    wanted = {METHODS.module_of(name).rpartition(".")[2] for name in METHODS}
+    assert wanted == set(re.findall(r"<!-- generated: methods (\w+) -->", PAGE))
 
 
-def test_the_readme_counts_them() -> None:
+def test_the_readme_does_not_promise_too_many() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    assert f"**Methods**: {len(METHODS)} of them" in readme
+    assert len(METHODS) >= int(re.search(r"\*\*Methods\*\*: more than (\d+)", readme)[1])

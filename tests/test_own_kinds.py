@@ -112,9 +112,11 @@ def test_kinds_that_cannot_be_used_are_named() -> None:
     class Regression(Counts):
         name = "regression"
 
-    for kind in (Nothing(), Counts, "counts"):
+    for kind in (Nothing(), Counts, 3):
         with pytest.raises(fgn.ConfigError, match="has a name and a loss"):
             fgn.tasks.of_kind(kind, 1)  # type: ignore[arg-type]
+    with pytest.raises(fgn.ConfigError, match="unknown kind of task 'cuonts'"):
+        fgn.tasks.of_kind("cuonts", 1)
     with pytest.raises(fgn.ConfigError, match="'regression' is there already"):
         fgn.tasks.of_kind(Regression(), 1)
     client = fgn.Client("a", fgn.tasks.of_kind(Counts(), 1), (X, VISITS))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._runs.history import KEYS, SIGNALS
+from fedgradnorm._round.reports import COLUMNS, KEYS
 
 X, PLACES = toys.rows("place", 24)
 CORNERS = toys.rows("corner", 24)
@@ -155,7 +155,7 @@ def test_a_metric_that_fails_is_named_before_training(name: str) -> None:
         trained(regression(metrics={"own": metric}))
 
 
-@pytest.mark.parametrize("name", [*KEYS, *SIGNALS])
+@pytest.mark.parametrize("name", [*KEYS, *COLUMNS])
 def test_a_metric_cannot_take_the_place_of_another_column(name: str) -> None:
     with pytest.raises(fgn.ConfigError, match=f"metric '{name}' has the name of another column"):
         trained(regression(metrics={name: lambda *_: torch.zeros(())}))

@@ -14,13 +14,14 @@ import fedgradnorm
 ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 
 SURFACE = {
-    "fedgradnorm": """Benefit BySize Callback Client ClientPrivacy Compute ConfigError DataError
-        EarlyStopping Equal FedGradNormError GradNorm Interrupted Local Method ModelError Needs
-        Personalization Privacy Recording Run RunFolderError Server Sharing ShowProgress Signals
+    "fedgradnorm": """Benefit BySize Callback Client ClientPrivacy Column Compute ConfigError
+        DataError EarlyStopping Equal Executor FedGradNormError GradNorm Interrupted Local Method
+        ModelError Needs Personalization Privacy Recording Run RunFolderError Server Sharing
+        ShowProgress Signals
         Static Task TrainingError Weighting __version__ benefit binary classification data
         experiments load methods models multilabel ordinal regression resume sequences tasks train
         weighting""",
-    "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size beijing
+    "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size Source beijing
         client_from_arrays client_from_files faces landmine mtfl partition_client radcom school
         stream""",
     "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
@@ -33,8 +34,8 @@ SURFACE = {
     "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "linear_head network1 network2",
     "fedgradnorm.tasks": """Kind Task accuracy binary binary_cross_entropy classification
-        cross_entropy mean_absolute_error multilabel of_kind ordinal r_squared regression
-        squared_error""",
+        cross_entropy mean_absolute_error metric multilabel of_kind ordinal r_squared register
+        regression squared_error""",
     "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
         ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
         InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady TorchJD

@@ -19,7 +19,8 @@ from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
 from fedgradnorm._round.settings import FIELDS, GROUP_OF, GROUPS, TOP, Settings
 from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
-from fedgradnorm.data._sources import _RENAMED, SOURCES
+from fedgradnorm.data._source import SOURCES
+from fedgradnorm.data._sources import _RENAMED
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
 from fedgradnorm.experiments._config.meanings import meanings
@@ -28,7 +29,7 @@ from fedgradnorm.experiments._config.named_networks import NETWORKS
 FOLDER = ("folder",)
 """What the program knows of a client's file, and the file does not say."""
 HINTS = get_type_hints(Settings)
-FIRST = ("name", "method", *TOP)
+FIRST = ("name", "imports", "method", *TOP)
 TABLES = ("data", "network", *GROUPS, "weighting", "privacy", "output", "compare", "sweep")
 OURS = ("point", "own")
 assert {*FIRST, *TABLES, *OURS} == set(Config.model_fields), "a table has no section here"
@@ -57,7 +58,7 @@ def _of_federation() -> Iterator[str]:
 
 def _parts() -> Iterator[str]:
     yield "## At the top\n"
-    yield from _of_model(Config, "", only=("name", "method"))
+    yield from _of_model(Config, "", only=("name", "imports", "method"))
     for name in TOP:
         yield _setting(name, name)
     yield "## `[data]`\n"
@@ -148,7 +149,7 @@ def _sources() -> Iterator[str]:
                 "may stand in `[data]` once. [Your data from files](../data-files.md) shows how.\n"
             )
         prefix = "data.clients." if name == "files" else "data."
-        yield from _arguments(source.load(), prefix, name, ("progress",))
+        yield from _arguments(source.function, prefix, name, ("progress",))
     yield "### `[data.partition.CLIENT]`\n\nShares one client's training rows out to several.\n"
     kinds = (Iid, Size, Linear, Dirichlet, Pathological)
     names = " or ".join(f'`"{kind.name}"`' for kind in kinds)

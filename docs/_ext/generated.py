@@ -13,6 +13,7 @@ from typing import Any
 from command_lines import commands
 from config_keys import config_keys, federation_keys
 from docstrings import plain_docstring
+from method_list import methods
 from page_lists import PLACE, listed_pages
 from public_names import public_names
 from sphinx.application import Sphinx
@@ -21,6 +22,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "commands": commands,
     "config": config_keys,
     "federation": federation_keys,
+    "methods": methods,
     "names": public_names,
 }
 TABLE = re.compile(r"results/[\w-]+/[\w-]+")

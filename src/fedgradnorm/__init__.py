@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedgradnorm._client import Client
     from fedgradnorm._methods import Method, methods
     from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
+    from fedgradnorm._round.executor import Executor
+    from fedgradnorm._round.reports import Column
     from fedgradnorm._round.settings import (
         Compute,
         Local,
@@ -49,11 +51,13 @@ __all__ = [
     "Callback",
     "Client",
     "ClientPrivacy",
+    "Column",
     "Compute",
     "ConfigError",
     "DataError",
     "EarlyStopping",
     "Equal",
+    "Executor",
     "FedGradNormError",
     "GradNorm",
     "Interrupted",
@@ -109,6 +113,8 @@ __getattr__ = on_demand(
         "Client": f"{__name__}._client.Client",
         "EarlyStopping": f"{__name__}._training.callbacks.EarlyStopping",
         "Method": f"{__name__}._methods.Method",
+        "Column": f"{__name__}._round.reports.Column",
+        "Executor": f"{__name__}._round.executor.Executor",
         "ShowProgress": f"{__name__}._training.callbacks.ShowProgress",
         "benefit": f"{__name__}._training.benefit.benefit",
         "methods": f"{__name__}._methods.methods",

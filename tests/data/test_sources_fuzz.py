@@ -16,7 +16,8 @@ from data.small_tables import HOUSES, write
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._options import options_of
 from fedgradnorm.data._partition.partitioners import Dirichlet, Iid, Linear, Pathological, Size
-from fedgradnorm.data._sources import SOURCES, anchored, load_clients
+from fedgradnorm.data._source import SOURCES
+from fedgradnorm.data._sources import anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "30"))
@@ -81,7 +82,7 @@ def only_our_error(name, options, folder):
 
 
 def options_by_source(name):
-    function = SOURCES[name].load()
+    function = SOURCES[name].function
     found = options_of(function, without=("progress",), renamed={"source": "path"})
     return [*found, "partition"]
 

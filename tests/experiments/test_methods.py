@@ -27,7 +27,7 @@ def test_every_method_builds_and_fixes_only_settings_that_exist(name):
     method = find_method(name)
     assert method.name == name
     assert method.summary
-    assert method.paper
+    assert method.source
     assert set(method.settings) <= {field.name for field in fields(Settings)}
     Settings(**method.settings)
     assert method.build().needs == method.needs

@@ -37,10 +37,10 @@ def test_all_readers_tell_them_apart(palette, reader):
 
 
 def test_every_method_has_its_own_look_wherever_it_stands():
-    assert sorted(ORDER) == sorted(METHODS)
-    alone = {name: looks([name])[name] for name in METHODS}
-    assert looks(METHODS) == alone == looks(reversed(list(METHODS)))
-    assert len(set(alone.values())) == len(METHODS)
+    assert set(ORDER) <= set(METHODS)
+    alone = {name: looks([name])[name] for name in ORDER}
+    assert looks(ORDER) == alone == looks(reversed(ORDER))
+    assert len(set(alone.values())) == len(ORDER)
     assert [alone[name].stroke for name in ORDER[: len(COLOURS)]] == [0] * len(COLOURS)
 
 

@@ -18,7 +18,7 @@ from fedgradnorm._flower.federation_file import ClientFile, FederationFile, Task
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round.settings import FIELDS, GROUPS, key_of
-from fedgradnorm.data._sources import SOURCES
+from fedgradnorm.data._source import SOURCES
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
@@ -62,7 +62,7 @@ def test_every_command_and_option_is_described(site):
 
 def keys_of_functions() -> dict[str, set[str]]:
     """Keys that are arguments of a function, by their table."""
-    sources = {name: source.load() for name, source in SOURCES.items()}
+    sources = {name: source.function for name, source in SOURCES.items()}
     given = {
         "data": [f for name, f in sources.items() if name != "files"],
         "data.clients": [sources["files"]],

@@ -1,10 +1,11 @@
-"""Laws that every exported weighting obeys. Further variants are lines in ``WEIGHTINGS``."""
+"""Laws that every method obeys, by construction. Further variants are lines in ``WEIGHTINGS``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm import weighting as exported
+from fedgradnorm._methods import METHODS, Method
 from fedgradnorm.weighting import (
     DWA,
     IMTLL,
@@ -20,11 +22,9 @@ from fedgradnorm.weighting import (
     FedMGDA,
     GradDrop,
     GradNorm,
-    NashMTL,
     Needs,
     PCGrad,
     Signals,
-    Static,
     TorchJD,
     Uncertainty,
     Weighting,
@@ -46,52 +46,66 @@ def tasks_of(inner: Weighting) -> ByTask:
     return ByTask(inner, {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three"})
 
 
-ARGUMENTS: dict[str, Callable[[], Weighting]] = {
-    "ByTask": lambda: tasks_of(GradNorm()),
-    "NashMTL": lambda: NashMTL(iterations=1),  # for time
-    "Static": lambda: Static({"a": 0.1, "b": 2.0, "c": 1.0, "d": 30.0, "e": 0.5}),
-    "TorchJD": lambda: TorchJD("MeanWeighting"),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nash-mtl": {"iterations": 1},  # for time
+    "static": {"weights": {"a": 0.1, "b": 2.0, "c": 1.0, "d": 30.0, "e": 0.5}},
 }
-"""Exported weightings that are not made with their defaults."""
+"""Methods that are not made with their defaults."""
+FROM_A_RUN = {"fedgradnorm-static"}
+"""Whose weights are in a run's folder: they are those of ``static``."""
 
 
-def every_export() -> dict[str, Callable[[], Weighting]]:
-    """Every public weighting by its class name, so that none can be forgotten."""
+def every_method() -> dict[str, Callable[[], Weighting]]:
+    """Every registered method, so that none can be forgotten; one of those that weigh alike."""
+    found: dict[Any, Method] = {}
+    for method in METHODS.values():
+        if method.name not in FROM_A_RUN:
+            found.setdefault((method.weighting, repr(method.fixed)), method)
+    return {m.name: partial(m.build, OPTIONS.get(m.name)) for m in found.values()}
+
+
+def without_a_method() -> dict[str, Callable[[], Weighting]]:
+    """Public weightings that no method has."""
+    named = {method.weighting for method in METHODS.values()}
     kinds = {name: getattr(exported, name) for name in exported.__all__}
+    made = {
+        "ByTask": lambda: tasks_of(GradNorm()),
+        "TorchJD": lambda: TorchJD("MeanWeighting"),
+    }
     return {
-        name: ARGUMENTS.get(name, kind)
+        name: made.get(name, kind)
         for name, kind in kinds.items()
-        if issubclass(kind, Weighting) and kind is not Weighting
+        if issubclass(kind, Weighting) and kind is not Weighting and kind not in named
     }
 
 
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
-    **every_export(),
+    **every_method(),
+    **without_a_method(),
     "inverse-loss": InverseLoss,
     "absolute-sgd": lambda: GradNorm(optimizer="sgd"),
     "squared-adam": lambda: GradNorm(rule="squared"),
     "squared-sgd": lambda: GradNorm(rule="squared", optimizer="sgd", lr=1e-3),
     "relative": lambda: GradNorm(rule="relative"),
-    "direct": lambda: GradNorm(rule="direct"),
     "direct-closed": lambda: GradNorm(rule="direct", smoothing=0),
     "direct-gamma-0": lambda: GradNorm(gamma=0, rule="direct"),
     "by-task-equal": lambda: tasks_of(Equal()),
     "by-task-direct": lambda: tasks_of(GradNorm(rule="direct")),
     "warm-up": lambda: GradNorm(rule="direct", warmup=2),
-    "dwa": lambda: DWA(every=1),
+    "dwa-of-one": lambda: DWA(every=1),
     "dwa-of-two": lambda: DWA(every=2),
-    "uncertainty": lambda: Uncertainty(scale_lr=0.1),
-    "imtl-l": lambda: IMTLL(scale_lr=0.1),
+    "uw-fast": lambda: Uncertainty(scale_lr=0.1),
+    "imtl-l-fast": lambda: IMTLL(scale_lr=0.1),
     "fedmgda-free": lambda: FedMGDA(box=1),
     "by-task-pcgrad": lambda: tasks_of(PCGrad()),
     "by-task-graddrop": lambda: tasks_of(GradDrop()),
 }
 
-SOLVES_PROGRAMS = {"CAGrad", "NashMTL"}
+SOLVES_PROGRAMS = {"cagrad", "nash-mtl"}
 """Tens of milliseconds per round: marked slow."""
 
 DEPENDS_ON_UNITS = {
-    "absolute-sgd", "squared-sgd", "Uncertainty", "uncertainty", "IMTLL", "imtl-l", "AFL"
+    "absolute-sgd", "squared-sgd", "uw", "uw-fast", "imtl-l", "imtl-l-fast", "afl"
 }  # fmt: skip
 """Steps as long as the losses or gradients are: multiplying all losses shows."""
 

@@ -141,7 +141,7 @@ def show(
 def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any], int]:
     """Source, options and seed, from a source's name or a config."""
     from fedgradnorm._errors import choose
-    from fedgradnorm.data._sources import SOURCES
+    from fedgradnorm.data._source import SOURCES
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._config.overrides import overridden
 

@@ -85,20 +85,22 @@ def methods(
         _describe(find_method(name))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("method", "what it does", "server sees", "keeps", "cost", "sums", "paper"):
+    for title in ("method", "what it does", "server sees", "keeps", "cost", "sums", "source"):
         table.add_column(title, no_wrap=title == "method")
     for method in METHODS.values():
         keeps = str(len(method.state) or "-")
         sums = "no" if method.beyond_sums else "yes"
-        row = (method.name, method.summary, _sees(method), keeps, method.cost, sums, method.paper)
+        row = (method.name, method.summary, _sees(method), keeps, method.cost, sums, method.source)
         table.add_row(*row)
     say(table)
 
 
 def _describe(method: Method) -> None:
-    say(f"{method.name}: {method.summary} ({method.paper})")
+    say(f"{method.name}: {method.summary} ({method.source})")
     from fedgradnorm._round.settings import key_of
 
+    if method.equation:
+        say(f"equation: {method.equation}")
     say(f"server sees: {_sees(method)}")
     say(f"server keeps per client: {', '.join(method.state) or 'nothing'}")
     say(f"sums are enough: {f'no, it needs {method.beyond_sums}' if method.beyond_sums else 'yes'}")

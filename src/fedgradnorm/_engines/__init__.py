@@ -1,6 +1,6 @@
 """Who runs the clients of a round. ``loop`` is the reference; other executors agree with it."""
 
-from fedgradnorm._engines.choice import EXECUTORS, make_engine
+from fedgradnorm._engines.choice import make_engine
 from fedgradnorm._engines.engine import Engine, Problem
 from fedgradnorm._engines.examples import Batch, Plan
 from fedgradnorm._engines.graph import LONGEST, Graphs
@@ -8,7 +8,6 @@ from fedgradnorm._engines.parts import Exported
 from fedgradnorm._engines.ranked_engine import Journal, RankedEngine
 
 __all__ = [
-    "EXECUTORS",
     "LONGEST",
     "Batch",
     "Engine",

@@ -1,8 +1,8 @@
 """Which executor runs the clients: the fastest that has no objection, and why.
 
 ``joint`` makes one pass for everybody, ``vmap`` runs all clients of a part at once, ``loop`` one
-after another. What an executor cannot do is listed in its ``why_not`` function here, and nowhere
-else.
+after another (the reference, which has no objections). What an executor cannot do is listed in its
+``why_not`` function here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedgradnorm._engines.gradients import BlockGradients
 from fedgradnorm._engines.joint import NormTap, ProductTap
 from fedgradnorm._engines.parts import backward_hooks
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.executor import AUTO, EXECUTORS, Executor
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._given_inputs import form_words
@@ -93,16 +94,13 @@ def vmap_why_not(problem: Problem) -> str | None:
     return _reading_why_not(problem)
 
 
-def loop_why_not(problem: Problem) -> str | None:  # noqa: ARG001
-    """Nothing: the loop is the reference."""
-    return None
+def _maker(name: str) -> Callable[[Problem], Engine]:
+    return lambda problem: Engine(problem, name, impure(problem) is None, _chunk(problem))
 
 
-EXECUTORS: dict[str, Callable[[Problem], str | None]] = {
-    "joint": joint_why_not,
-    "vmap": vmap_why_not,
-    "loop": loop_why_not,
-}
+Executor("joint", _maker("joint"), joint_why_not, auto=True).register()
+Executor("vmap", _maker("vmap"), vmap_why_not, auto=True).register()
+Executor("loop", _maker("loop"), auto=True).register()
 
 
 def make_engine(name: str, problem: Problem) -> Engine:
@@ -110,13 +108,16 @@ def make_engine(name: str, problem: Problem) -> Engine:
     if not problem.clients:  # of a rank without any
         return Engine(problem)
     objections = dict[str, str]()
-    for executor in EXECUTORS if name == "auto" else [name]:
-        reason = EXECUTORS[executor](problem)
+    for executor, one in EXECUTORS.items() if name == AUTO else [(name, EXECUTORS.find(name))]:
+        if name == AUTO and not one.auto:
+            continue
+        reason = one.why_not(problem)
         if reason is None:
-            engine = Engine(problem, executor, impure(problem) is None, _chunk(problem))
+            engine = one.engine(problem)
+            engine.name = executor
             if executor == "vmap":
                 reason = _try_vmap(engine)
-            if reason == ALL_DIFFER and (name != "auto" or problem.device.type == "cuda"):
+            if reason == ALL_DIFFER and (name != AUTO or problem.device.type == "cuda"):
                 reason = None  # on a GPU a graph pays all the same
             if reason is None:
                 words = [f"not {key}: {why}" for key, why in objections.items()]
@@ -124,7 +125,7 @@ def make_engine(name: str, problem: Problem) -> Engine:
                     words.append("large networks in turn")
                 log.info("executor %s%s", executor, f" ({'; '.join(words)})" if words else "")
                 return engine
-        if name != "auto":
+        if name != AUTO:
             raise ConfigError(f"executor {name!r} cannot run this: {reason}; use executor='auto'")
         objections[executor] = reason
     raise AssertionError("the loop has no objections")

@@ -190,7 +190,7 @@ class ClientFile:
 
     def run_config(self, allow: Sequence[str] = ()) -> Config:
         """The run that this client has agreed to, with its own data in it."""
-        config = load_config(self.path("config"), allow=allow)
+        config = load_config(self.path("config"), allow=allow, foreign=True)
         source = self.data.get("source")
         if not isinstance(source, str):
             raise ConfigError(f"{CLIENT}: [data] needs a source")

@@ -19,7 +19,7 @@ from fedgradnorm.experiments._statistics import (
     jain,
     paired_p,
 )
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Measure:
 
     def higher(self, task: TaskSample) -> bool:
         """Whether more of it is better."""
-        return self.name != "loss" and task.metric in HIGHER_IS_BETTER
+        return self.name != "loss" and higher_is_better(task.metric)
 
 
 LOSS, SCORE = Measure("loss"), Measure("score")

@@ -19,7 +19,7 @@ from fedgradnorm._report.samples import TaskSample
 from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._stored.summary import Estimate, estimate
 from fedgradnorm.experiments._statistics import gain, paired_p
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER, MAIN_METRICS
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS, higher_is_better
 
 End = Literal["shared", "tuned", "chosen"]
 ENDS: tuple[End, ...] = get_args(End)
@@ -122,7 +122,7 @@ def _gain(ours: TaskSample, alone: TaskSample, end: End) -> float:
     metric = next((m for m in PREFERRED if ("test", m) in alone.values), "loss")
     base = alone.values.get(("test", metric), math.nan)
     value = _value(ours, alone, metric, end)
-    return gain(value, base, higher=metric in HIGHER_IS_BETTER) if value != base else 0.0
+    return gain(value, base, higher=higher_is_better(metric)) if value != base else 0.0
 
 
 def _value(ours: TaskSample, alone: TaskSample, metric: str, end: End) -> float:

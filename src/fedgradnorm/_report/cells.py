@@ -10,7 +10,7 @@ from fedgradnorm._report.arms import Arm
 from fedgradnorm._report.grid import Cell
 from fedgradnorm._report.tables.summaries import fixed, loss
 from fedgradnorm._stored.summary import Estimate, estimate
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 BEYOND = 1000
 """Percent; a relative gain is larger only where what it is relative to is next to nothing."""
@@ -57,10 +57,10 @@ def number(value: Estimate, digits: int | None = None, *, bold: bool = False) ->
 def score(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
     """A metric: an accuracy in percent, or an error with its name."""
     if math.isnan(value.mean):
-        return Cell(f"{metric.upper()} n/a", {"": math.nan}, higher=metric in HIGHER_IS_BETTER)
+        return Cell(f"{metric.upper()} n/a", {"": math.nan}, higher=higher_is_better(metric))
     if metric != "accuracy":
         cell = number(value, bold=bold)
-        text, higher = f"{metric.upper()} {cell.text}", metric in HIGHER_IS_BETTER
+        text, higher = f"{metric.upper()} {cell.text}", higher_is_better(metric)
         return Cell(text, cell.numbers, bold, higher=higher)
     scaled = Estimate(100 * value.mean, 100 * value.half, value.count)
     return Cell(f"{fixed(scaled, 1)} %", _numbers(scaled), bold, higher=True)

@@ -29,7 +29,8 @@ ORDER = (
     "trimmed-mean", "fedrep-classic", "fedprox", "fedavg", "fedbabu", "ditto", "static",
     "fedgradnorm-steady", "fedgradnorm-paper",
 )  # fmt: skip
-"""Every method's place. A new one goes to the end; to move one is to repaint it everywhere."""
+"""The places of methods in published figures: to move one is to repaint it everywhere. Any other
+method goes where the letters of its name send it."""
 
 _FROM_PYTHON = {
     "Equal": "fedrep",

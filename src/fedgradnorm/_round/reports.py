@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm.weighting import Needs, Signals
 
 Pair = tuple[str, str, float]
@@ -82,9 +83,10 @@ class Record:
     """One round: the clients that took part and a column of numbers per quantity.
 
     ``columns`` has ``loss``, ``loss_ratio``, ``grad_norm``, ``weight`` and ``weight_frozen``: one
-    value for each of ``clients``. ``failed`` are the clients whose loss or gradient was not finite.
-    ``record["loss"]`` is a column by client name, without the clients that failed. ``conflict`` has
-    the cosines between clients' updates, in the rounds in which ``record_conflict`` asks for them.
+    value for each of ``clients``; registered columns are there, too. ``failed`` are the clients
+    whose loss or gradient was not finite. ``record["loss"]`` is a column by client name, without
+    the clients that failed. ``conflict`` has the cosines between clients' updates, in the rounds in
+    which ``record_conflict`` asks for them.
     """
 
     clients: Sequence[str]
@@ -98,33 +100,64 @@ class Record:
         return {name: value for name, value in values if name not in failed}
 
 
-class Column(NamedTuple):
-    """A column of the history, with one number per client and round.
+@dataclass(frozen=True)
+class Column:
+    """A column of a run's history, with one number per client and round.
 
-    ``read`` takes it from a round's reports, weights and frozen weights. ``sent`` columns are part
-    of a client's report, so a client that failed has none. All others are counted by the run.
+    A module that registers one needs only be imported; the history of every run then has it:
+
+    >>> with COLUMNS.restored():
+    ...     share = Column("share", "weight x size", lambda r, weights, _: weights * r.size)
+    ...     list(COLUMNS)[-1] == share.register().name
+    True
+
+    Args:
+        name: of the column.
+        meaning: what the number is, in a few words.
+        read: a function ``(reports, weights, frozen)`` that returns a tensor with a number for each
+            client of the reports. ``reports`` has ``loss``, ``loss_ratio``, ``grad_norm`` and
+            ``size``; ``reports.gradients()`` has the updates, which executor joint does not form.
+            None for a number that the run counts.
+        sent: whether it is part of what a client reports, so that one that failed has none.
     """
 
+    name: str
     meaning: str
     read: Callable[[Reports, Tensor, Tensor], Tensor] | None = None
     sent: bool = False
 
+    def register(self) -> Column:
+        """Record it in the history of every run from now on, and return the column."""
+        module = calling_module()
+        if self.name in KEYS:
+            raise ConfigError(f"history column {self.name!r} exists already; choose another name")
+        if not module.startswith("fedgradnorm.") and (self.sent or not callable(self.read)):
+            raise ConfigError(f"history column {self.name!r} needs a function, read=...")
+        return COLUMNS.register(self.name, self, module)
 
-COLUMNS = {
-    "loss": Column("mean loss over the round's batches", lambda r, *_: r.loss, sent=True),
-    "weight": Column("the client's weight after the round", lambda _, weights, __: weights),
-    "loss_ratio": Column("loss / first loss of the client", lambda r, *_: r.loss_ratio, sent=True),
-    "grad_norm": Column(
-        "gradient norm on the measured layer", lambda r, *_: r.grad_norm, sent=True
-    ),
-    "active": Column("1, or 0 for a client that failed"),
-    "weight_frozen": Column(
-        "1 where the weight is frozen: the gradient vanished", lambda *found: found[2]
-    ),
-    "samples": Column("examples the client has read so far"),
-    "bytes": Column("bytes exchanged with the server so far"),
-}
-"""The columns of a run's history, in the order of its file."""
+
+KEYS = ("round", "epoch", "client", "split")
+"""The columns that say what a row of the history is about."""
+
+COLUMNS = Registry[Column]("history column")
+"""The other columns of a run's history, in the order of its file."""
+
+Column("loss", "mean loss over the round's batches", lambda r, *_: r.loss, sent=True).register()
+Column("weight", "the client's weight after the round", lambda _, weights, __: weights).register()
+Column(
+    "loss_ratio", "loss / first loss of the client", lambda r, *_: r.loss_ratio, sent=True
+).register()
+Column(
+    "grad_norm", "gradient norm on the measured layer", lambda r, *_: r.grad_norm, sent=True
+).register()
+Column("active", "1, or 0 for a client that failed").register()
+Column(
+    "weight_frozen",
+    "1 where the weight is frozen: the gradient vanished",
+    lambda *found: found[2],
+).register()
+Column("samples", "examples the client has read so far").register()
+Column("bytes", "bytes exchanged with the server so far").register()
 
 SENT = tuple(name for name, column in COLUMNS.items() if column.sent)
 """The numbers that a client may be asked for next to its update and its size."""
@@ -138,4 +171,12 @@ def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[s
     frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
     if reports.rows is not None:
         weights, frozen = weights[reports.rows], frozen[reports.rows]
-    return {name: c.read(reports, weights, frozen) for name, c in COLUMNS.items() if c.read}
+    found = {name: c.read(reports, weights, frozen) for name, c in COLUMNS.items() if c.read}
+    for name, values in found.items():
+        if not isinstance(values, Tensor) or values.shape != reports.loss.shape:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ConfigError(
+                f"history column {name!r} returns {shape} for {len(reports.loss)} clients; it must "
+                "return a tensor with one number for each"
+            )
+    return found

@@ -21,6 +21,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._checks import bounded, flag, names, number, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._privacy.terms import ClientPrivacy, privacy_of
+from fedgradnorm._round.executor import checked_executor
 from fedgradnorm._round.local_update import FirstLoss, LocalSpec, Phases, ReportLoss, Sends
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
@@ -31,7 +32,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
 """Registered clients from which on the engines ask how many of them take part in a round."""
 
-ExecutorName = Literal["auto", "loop", "vmap", "joint"]
+ExecutorName = str
 WeightPer = Literal["client", "task"]
 Share = Literal["all", "none"]
 Heads = Literal["own", "task", "all"]
@@ -364,7 +365,7 @@ class Compute(_Group):
     """Where and how the numbers are computed."""
 
     executor: ExecutorName = _setting(
-        "auto", _choice(ExecutorName),
+        "auto", (checked_executor, '"auto", "loop", "vmap", "joint", or a registered name'),
         "run clients one at a time (``loop``, the reference), all clients of one structure in one "
         "call (``vmap``), or all clients in one pass (``joint``). ``auto`` picks the fastest that "
         "can run them, and under torchrun spreads clients over the processes.",

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._round.reports import COLUMNS, Pair
+from fedgradnorm._round.reports import COLUMNS, KEYS, Pair
 from fedgradnorm._runs.csv_table import Row, Table, read_rows
 from fedgradnorm._runs.reading import opened
 
-KEYS = ("round", "epoch", "client", "split")
-SIGNALS = tuple(COLUMNS)
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
 UNTUNED = "untuned-"
@@ -29,11 +27,23 @@ class History(Table):
     """
 
     def __init__(self, metrics: Sequence[str], private: bool = False) -> None:
-        signals = (*SIGNALS, SPENT) if private else SIGNALS
+        signals = (*COLUMNS, SPENT) if private else tuple(COLUMNS)
         taken = next((name for name in metrics if name in (*KEYS, *signals)), None)
         if taken is not None:
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
         super().__init__((*KEYS, *signals, *metrics))
+
+    def recall(self, path: Path, size: int, checksum: str) -> None:
+        """Take the rows of a file, which must have the columns that this run records."""
+        super().recall(path, size, checksum)
+        theirs = _header(path)
+        if size and theirs != list(self.columns):
+            odd = next(iter({*theirs} ^ {*self.columns}), "")
+            way = "import the module that registers it" if odd in theirs else "do not register it"
+            raise ConfigError(
+                f"{path}: the run was started with other columns in its history ({odd!r} differs); "
+                f"{way} before you resume the run"
+            )
 
 
 def conflict_table() -> Table:
@@ -52,9 +62,18 @@ def read_history(path: Path) -> History:
     rows = read_rows(path)
     if any("split" not in row for row in rows):
         raise RunFolderError(f"{path} is damaged: a row has no split")
-    with opened(path) as file:
-        columns = file.readline().decode().strip().split(",")
-    metrics = [c for c in columns if c and c not in (*KEYS, *SIGNALS, SPENT)]
-    history = History(metrics, private=SPENT in columns)
+    history = History([])
+    history.columns = tuple(filter(None, _header(path))) or history.columns
     history.rows = rows
     return history
+
+
+def metric_columns(rows: Iterable[Row]) -> set[str]:
+    """The columns of a history that are clients' metrics: only evaluations have them."""
+    found = {column for row in rows if row["split"] != "batch" for column in row}
+    return found - {*KEYS, *COLUMNS, SPENT}
+
+
+def _header(path: Path) -> list[str]:
+    with opened(path) as file:
+        return file.readline().decode().strip().split(",")

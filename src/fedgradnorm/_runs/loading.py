@@ -29,7 +29,7 @@ from fedgradnorm._runs.many.spread import read_spread, spread_table
 from fedgradnorm._runs.many.stacked_clients import StackedClients, scalings_of, tables_of
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm.tasks._kind import OWN, Kind
+from fedgradnorm.tasks._kind import KINDS, OWN, Kind
 
 Heads = Mapping[str, nn.Module]
 
@@ -45,7 +45,8 @@ def load(
 
     Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
     an instance of it as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are
-    then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``.
+    then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``, or
+    register them.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
@@ -149,16 +150,17 @@ def _in_rows(
 
 
 def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
-    """The kind of a client's task, where it is not ours; it must be given."""
+    """The kind of a client's task, where it is not ours; it must be given or registered."""
     if not kind.startswith(OWN):
         return None
-    if kind not in kinds:
-        name = kind.removeprefix(OWN)
+    name = kind.removeprefix(OWN)
+    found = kinds.get(kind) or KINDS.get(name)
+    if found is None:
         raise ModelError(
             f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
-            f"load(path, kinds=[...])"
+            "load(path, kinds=[...]), or import the module that registers it"
         )
-    return kinds[kind]
+    return found
 
 
 def _shared(

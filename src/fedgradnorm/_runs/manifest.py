@@ -23,8 +23,7 @@ from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import StreamedTargets
-from fedgradnorm.tasks._kind import OWN
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import KINDS, OWN
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
@@ -341,8 +340,8 @@ _PLANS: dict[str, Rule] = {
 }
 _CLIENT: dict[str, Rule] = {
     "kind": (
-        f"one of {', '.join(KINDS)}",
-        lambda value: isinstance(value, str) and (value in KINDS or value.startswith(OWN)),
+        f"one of {', '.join(filter(KINDS.is_builtin, KINDS))}",
+        lambda value: isinstance(value, str) and (KINDS.is_builtin(value) or value.startswith(OWN)),
     ),
     "outputs": _WHOLE,
     "of": _TEXT,

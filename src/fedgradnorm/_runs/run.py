@@ -36,8 +36,7 @@ from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
-from fedgradnorm.tasks._kind import Kind
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._positions import Shape
 
 if TYPE_CHECKING:
@@ -357,6 +356,6 @@ class Run:
 
 def metric_names(table: History) -> set[str]:
     """The columns of a history that are clients' metrics."""
-    from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
+    from fedgradnorm._runs.history import metric_columns
 
-    return set(table.columns) - {*KEYS, *SIGNALS, SPENT}
+    return metric_columns(table.rows)

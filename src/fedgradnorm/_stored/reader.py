@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row, salvage_rows
-from fedgradnorm._runs.history import KEYS, PAIRS
+from fedgradnorm._runs.history import PAIRS
 from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
 from fedgradnorm._runs.manifest import kept_words, read_manifest
 from fedgradnorm._runs.many.spread import COLUMNS, SHARES, groups_of

@@ -13,12 +13,12 @@ from dataclasses import replace
 from statistics import fmean
 
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import KEYS, SIGNALS, SPENT
+from fedgradnorm._runs.history import metric_columns
 from fedgradnorm._runs.many.spread import MANY, spread_rows
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm._stored.summary import Judged
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 MEDIAN, BEST, WORSE, WORST = "median", "best tenth", "worst tenth", "worst"
 LINES = (MEDIAN, BEST, WORSE, WORST)
@@ -64,7 +64,7 @@ def around(run: StoredRun) -> dict[str, tuple[str, str]]:
 def pooled(run: StoredRun) -> StoredRun:
     """A run whose rows are quantiles over the clients of each task."""
     groups = run.groups
-    found = run.spread or spread_rows(run.rows, groups, _metrics(run.rows))
+    found = run.spread or spread_rows(run.rows, groups, metric_columns(run.rows))
     judged = {
         line_name(task, line): by for task, by in _judged(run, groups).items() for line in LINES
     }
@@ -92,11 +92,7 @@ def _lines(spread: Iterable[Row]) -> Iterable[Row]:
 
 
 def _column(quantity: str, line: str) -> str:
-    return (_HIGHER if quantity in HIGHER_IS_BETTER else _LOWER)[line]
-
-
-def _metrics(rows: Iterable[Row]) -> set[str]:
-    return {column for row in rows for column in row} - {*KEYS, *SIGNALS, SPENT}
+    return (_HIGHER if higher_is_better(quantity) else _LOWER)[line]
 
 
 def _judged(run: StoredRun, groups: Mapping[str, str]) -> dict[str, Judged]:

@@ -13,7 +13,7 @@ from fedgradnorm._checks import shown, whole
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._round.reports import Record
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 if TYPE_CHECKING:
     from fedgradnorm._runs.run import Run
@@ -212,7 +212,7 @@ class EarlyStopping(Callback):
         if not known:  # r2 of constant targets, say, is undefined
             return -math.inf
         mean = sum(known) / len(known)
-        return mean if self.watch in HIGHER_IS_BETTER else -mean
+        return mean if higher_is_better(self.watch) else -mean
 
     def state_dict(self) -> dict[str, Any]:
         """The first losses, and the best value so far."""

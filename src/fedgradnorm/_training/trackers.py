@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError, FedGradNormError, TrainingError
+from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import KEYS
 from fedgradnorm._runs.layout import EVENTS, LOCK, TRACKED, TRACKED_FILES, WATCHED
 from fedgradnorm._runs.locking import alone
 from fedgradnorm._runs.many.spread import SHARES

@@ -6,9 +6,9 @@ Each is imported when it is first used: reading faces needs other libraries than
 from typing import TYPE_CHECKING
 
 from fedgradnorm._lazy import on_demand
+from fedgradnorm.data._source import Source, built_in
 
 if TYPE_CHECKING:
-    from fedgradnorm.data import beijing, faces, landmine, mtfl, radcom, school
     from fedgradnorm.data._arrays import client_from_arrays
     from fedgradnorm.data._files.client_files import client_from_files
     from fedgradnorm.data._partition.by_label import Dirichlet, Pathological
@@ -23,22 +23,17 @@ __all__ = [
     "Partitioner",
     "Pathological",
     "Size",
-    "beijing",
+    "Source",
     "client_from_arrays",
     "client_from_files",
-    "faces",
-    "landmine",
-    "mtfl",
     "partition_client",
-    "radcom",
-    "school",
     "stream",
+    *built_in(),
 ]
 
-_SETS = ("beijing", "faces", "landmine", "mtfl", "radcom", "school")
 __getattr__ = on_demand(
     __name__,
-    {name: f"{__name__}.{name}" for name in _SETS}
+    {name: f"{__name__}.{name}" for name in built_in()}
     | {
         "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
         "client_from_files": f"{__name__}._files.client_files.client_from_files",

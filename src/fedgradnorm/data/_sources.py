@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm.data._paths import there, user_path
+from fedgradnorm.data._source import FILES, SOURCES
 
 DataProgress = Callable[[int, int], None]
 """(done, total), called now and then while data is read or made."""
 
 _RENAMED = {"source": "path"}  # a config calls the data source itself its source
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where clients come from: the module, imported when used, and the options that are paths."""
-
-    summary: str
-    module: str
-    function: str = "clients"
-    paths: tuple[str, ...] = ()
-
-    def load(self) -> Callable[..., Any]:
-        """The function that makes the clients."""
-        module = importlib.import_module(f"fedgradnorm.data.{self.module}")
-        found: Callable[..., Any] = getattr(module, self.function)
-        assert callable(found)
-        return found
-
-
-SOURCES: dict[str, Source] = {
-    "radcom": Source(
-        "radio signals: generated, or RadComDynamic's file", "radcom", paths=("path",)
-    ),
-    "mtfl": Source("faces: the MTFL archive or folder", "mtfl", paths=("path", "boxes", "cache")),
-    "faces": Source("drawn faces, a stand-in for MTFL", "faces"),
-    "school": Source("exam scores of pupils: 139 schools", "school", paths=("path",)),
-    "landmine": Source("mine or clutter: 29 fields", "landmine", paths=("path",)),
-    "beijing": Source("air and weather: 12 stations", "beijing", paths=("path", "cache")),
-    "files": Source(
-        "your own tables, archives and images",
-        "_files.client_files",
-        "client_from_files",
-        ("base",),
-    ),
-}
-"""Every data source that ``[data] source`` can name."""
 
 
 def load_clients(
@@ -73,22 +38,32 @@ def load_clients(
     plans = given.pop("partition", {})
     if not isinstance(plans, Mapping) or not all(isinstance(p, Mapping) for p in plans.values()):
         raise ConfigError(f"data.partition must be a table for each client, not {plans!r}")
-    return _partitioned(_loaded(name, given, progress), plans, given["seed"])
+    return _partitioned(
+        _loaded(name, dict(given), progress, "seed" in options), plans, given["seed"]
+    )
 
 
-def _loaded(name: str, given: dict[str, Any], progress: DataProgress | None) -> list[Client]:
-    source = SOURCES[choose(name, SOURCES, "data source")]
-    function = source.load()
-    if name == "files":
+def _loaded(
+    name: str, given: dict[str, Any], progress: DataProgress | None, own_seed: bool
+) -> list[Client]:
+    source = SOURCES.find(name)
+    function = source.function
+    if name == FILES:
         return _from_files(function, given, progress)
     what = f"data source {name!r}"
-    check_options(what, given, options_of(function, without=("progress",), renamed=_RENAMED))
+    taken = options_of(function, renamed=_RENAMED)
+    told = {"progress": progress} if taken.pop("progress", None) else {}
+    if "seed" not in taken and not own_seed:
+        del given["seed"]
+    check_options(what, given, taken)
     for key in source.paths:
         if isinstance(given.get(key), str):
             given[key] = user_path(given[key], f"data.{key}")
-    if "path" in given:
+    if "path" in given and "path" not in options_of(function):
         given["source"] = given.pop("path")
-    clients: list[Client] = _call(what, partial(function, **given, progress=progress))
+    clients = _call(what, partial(function, **given, **told))
+    if not isinstance(clients, list) or not all(isinstance(one, Client) for one in clients):
+        raise ConfigError(f"{what} must return a list of fgn.Client, not {shown(clients)}")
     return clients
 
 
@@ -116,7 +91,7 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     the working folder, or left alone for the source to find in the user's data folder.
     """
     result = dict(options)
-    if name == "files":
+    if name == FILES:
         from fedgradnorm.data._files.file_source import anchored_base
 
         result["base"] = anchored_base(result.get("base", "."), folder)

@@ -14,6 +14,7 @@ from fedgradnorm.data._matlab.client_cells import Cells
 from fedgradnorm.data._metrics import auc
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How
+from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 
 __all__ = ["FILE", "LABELS", "clients"]
@@ -57,3 +58,6 @@ def clients(
         find_data(source, (FILE,), "landmine"), task, fields,
         test_share=test_share, validation_share=validation_share, scaling=scaling, seed=seed,
     )  # fmt: skip
+
+
+Source("landmine", clients, "mine or clutter: 29 fields", ("path",)).register()

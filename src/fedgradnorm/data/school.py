@@ -14,6 +14,7 @@ from fedgradnorm._client import Client
 from fedgradnorm.data._matlab.client_cells import Cells
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How
+from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 
 __all__ = ["FILE", "clients"]
@@ -53,3 +54,6 @@ def clients(
         find_data(source, (FILE,), "school"), regression(1, name="score"), schools,
         test_share=test_share, validation_share=validation_share, scaling=scaling, seed=seed,
     )  # fmt: skip
+
+
+Source("school", clients, "exam scores of pupils: 139 schools", ("path",)).register()

@@ -114,7 +114,7 @@ def resume_config(folder: str | Path, *, allow: Sequence[str] = ()) -> Config:
             "fgn.resume(folder, network, clients)"
         )
     check_file(path)
-    return load_config(path, allow=allow)
+    return load_config(path, allow=allow, foreign=True)
 
 
 def new_folder(config: Config) -> Path:

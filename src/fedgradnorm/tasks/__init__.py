@@ -1,6 +1,6 @@
 """What a client learns: a loss for each row, and metrics for a split."""
 
-from fedgradnorm.tasks._kind import Kind
+from fedgradnorm.tasks._kind import Kind, register
 from fedgradnorm.tasks._making import (
     binary,
     classification,
@@ -17,6 +17,7 @@ from fedgradnorm.tasks._measures import (
     r_squared,
     squared_error,
 )
+from fedgradnorm.tasks._named_metrics import metric
 from fedgradnorm.tasks._task import Task
 
 __all__ = [
@@ -28,10 +29,12 @@ __all__ = [
     "classification",
     "cross_entropy",
     "mean_absolute_error",
+    "metric",
     "multilabel",
     "of_kind",
     "ordinal",
     "r_squared",
+    "register",
     "regression",
     "squared_error",
 ]

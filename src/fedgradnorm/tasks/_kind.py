@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._registry import Registry
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._missing import known
 
@@ -21,7 +22,7 @@ class Kind:
 
     A kind of your own needs a ``name`` and a ``loss`` (one number a row, or one for all). The other
     answers here are those of numbers without bounds: give those that differ. Make a task of it
-    with :func:`of_kind`.
+    with :func:`of_kind`. :func:`register` gives it a name that config files can use.
     """
 
     name: ClassVar[str] = ""
@@ -30,6 +31,8 @@ class Kind:
     least: ClassVar[int] = 1  # outputs
     real: ClassVar[bool] = False  # whether targets are numbers that can be standardised
     counted: ClassVar[bool] = False  # whether a target is one class number, not ``outputs`` numbers
+    family: ClassVar[str] = ""  # whose metrics it has: multiclass, binary, multilabel or numbers
+    options: ClassVar[tuple[str, ...]] = ()  # of a client's file that are for this kind alone
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """One loss for each row of ``output`` [rows, outputs], or one number for all of them."""
@@ -88,6 +91,25 @@ class Kind:
         """The training targets in a few words: mean and deviation."""
         there = y[known(y)].double()
         return f"{float(there.mean()):.3g} ± {float(there.std(unbiased=False)):.3g}"
+
+
+KINDS = Registry[Kind]("kind of task", ["fedgradnorm.tasks._kinds"])
+"""Every kind of task by its name, which is what a run stores."""
+
+K = TypeVar("K", bound=type[Kind])
+
+
+def register(kind: K) -> K:
+    """Make a class of :class:`Kind` known by its name: a decorator.
+
+    Tasks of it are ``of_kind("name", outputs)``, or ``task = "name"`` in a config file.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Kind)):
+        raise ConfigError(f"register takes a class derived from fgn.tasks.Kind, not {kind!r}")
+    if not kind.name or kind.loss is Kind.loss:
+        raise ConfigError(f"kind {kind.__name__} needs a name and a loss")
+    KINDS.register(kind.name, kind(), kind.__module__)
+    return kind
 
 
 def matches(answer: Tensor, target: Tensor) -> Tensor:

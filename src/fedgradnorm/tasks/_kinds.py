@@ -16,6 +16,7 @@ from fedgradnorm.tasks._kind import (
     matches,
     numbers,
     percent,
+    register,
 )
 from fedgradnorm.tasks._measures import (
     Metric,
@@ -36,12 +37,14 @@ from fedgradnorm.tasks._missing import has_gaps, known
 NARROWEST = 1e-3  # between two thresholds of ordered classes that a start puts apart
 
 
+@register
 class Classification(Kind):
     """One of several classes a row: softmax and cross-entropy."""
 
     name, loss, loss_name = "classification", staticmethod(cross_entropy), "cross-entropy"
     metrics: ClassVar[Mapping[str, Metric]] = {"accuracy": accuracy}
-    least, counted = 2, True
+    least, counted, family = 2, True, "multiclass"
+    options: ClassVar[tuple[str, ...]] = ("classes", "labels", "class_weights")
 
     def classes(self, outputs: int) -> int | None:
         """One for each output."""
@@ -90,13 +93,15 @@ class Classification(Kind):
         return percent(names, [count / len(y) for count in counts])
 
 
+@register
 class Binary(Classification):
     """0 or 1 a row, from one output: sigmoid and binary cross-entropy."""
 
     name, loss = "binary", staticmethod(binary_cross_entropy)
     loss_name = "binary cross-entropy"
     metrics: ClassVar[Mapping[str, Metric]] = {"accuracy": label_accuracy}
-    least = 1
+    least, family = 1, "binary"
+    options = ("labels", "pos_weight", "positive", "above")
 
     def classes(self, outputs: int) -> int | None:  # noqa: ARG002
         """0 and 1."""
@@ -115,12 +120,14 @@ class Binary(Classification):
         return log_odds(y.reshape(-1, outputs), weights)
 
 
+@register
 class Multilabel(Kind):
     """Several labels a row, each 0 or 1: a sigmoid for each, and binary cross-entropy."""
 
     name, loss = "multilabel", staticmethod(binary_cross_entropy)
     loss_name = "binary cross-entropy"
     metrics: ClassVar[Mapping[str, Metric]] = {"accuracy": label_accuracy}
+    family, options = "multilabel", ("pos_weight",)
 
     def target(self, where: str, y: Tensor, outputs: int) -> Tensor:
         """A row of zeros and ones for each row."""
@@ -158,12 +165,13 @@ class Multilabel(Kind):
         return percent(names, y.double().nanmean(dim=0).tolist())
 
 
+@register
 class Regression(Kind):
     """Real numbers: squared error."""
 
     name, loss, loss_name = "regression", staticmethod(squared_error), "squared error"
     metrics: ClassVar[Mapping[str, Metric]] = {"mae": mean_absolute_error, "r2": r_squared}
-    real = True
+    real, family = True, "numbers"
 
     def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The mean."""
@@ -174,6 +182,7 @@ class Regression(Kind):
         return y.double().mean(dim=1) if type(self).trivial is Regression.trivial else None
 
 
+@register
 class Ordinal(Classification):
     """One of several classes in an order, from one output fewer: is it above class k?"""
 
@@ -183,7 +192,7 @@ class Ordinal(Classification):
         "accuracy": ordinal_accuracy,
         "mae": ordinal_distance,
     }
-    least = 1
+    least, options = 1, ("classes", "labels")
 
     def classes(self, outputs: int) -> int | None:
         """One more than there are thresholds."""
@@ -205,9 +214,3 @@ class Ordinal(Classification):
         logits = ((above + 1) / (len(y) - above + 1)).log()
         gaps = (logits[:-1] - logits[1:]).clamp_min(NARROWEST)
         return torch.cat([logits[:1], gaps.expm1().log()])  # softplus turned round
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (Classification(), Regression(), Binary(), Multilabel(), Ordinal())
-}
-"""Every kind of task that is ours, by the name that a run stores."""

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.tasks._kind import OWN, Kind
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm.tasks._kind import KINDS, OWN, Kind
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import LossFunction, Metric
 from fedgradnorm.tasks._named_metrics import by_name
 from fedgradnorm.tasks._positions import Shape, checked_shape
 from fedgradnorm.tasks._split_metrics import check_metrics
-from fedgradnorm.tasks._task import Task, TaskKind
+from fedgradnorm.tasks._task import Task
 from fedgradnorm.tasks._weighted_losses import WeightedBinary, WeightedCrossEntropy, checked_weights
 
 Metrics = Mapping[str, Metric] | Sequence[str]
@@ -151,25 +150,28 @@ def ordinal(
 
 
 def of_kind(
-    kind: Kind,
+    kind: Kind | str,
     outputs: int,
     *,
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Metrics | None = None,
     loss_scale: float = 1.0,
     name: str | None = None,
     shape: Shape | int = (),
 ) -> Task:
-    """A task of a kind of your own: a class derived from :class:`Kind`, with a name and a loss."""
+    """A task of a kind of your own: a class derived from :class:`Kind`, with a name and a loss.
+
+    ``kind`` is an instance of it, or the name of one that :func:`register` knows.
+    """
+    if isinstance(kind, str):
+        kind = KINDS.find(kind)
     if not isinstance(kind, Kind) or not kind.name or type(kind).loss is Kind.loss:
         raise ConfigError(
             "kind must be an instance of a class derived from fgn.tasks.Kind that has a name and a "
             f"loss, not {kind!r}"
         )
-    if kind.name in KINDS:
+    if kind.name in KINDS and type(KINDS[kind.name]) is not type(kind):
         raise ConfigError(f"a kind named {kind.name!r} is there already; give yours another name")
-    given = {**kind.metrics, **check_metrics(metrics)}
-    form = checked_shape(shape)
-    return Task(f"{OWN}{kind.name}", outputs, kind.loss, given, loss_scale, name, form, False, kind)
+    return _task(kind, outputs, None, metrics, loss_scale, name, shape)
 
 
 def regression(
@@ -192,7 +194,7 @@ def regression(
 
 
 def _task(
-    kind: TaskKind,
+    kind: Kind | str,
     outputs: int,
     loss: LossFunction | None,
     metrics: Any,
@@ -200,14 +202,17 @@ def _task(
     name: str | None,
     shape: Shape | int,
 ) -> Task:
-    usual, first = KINDS[kind], None
+    usual, first = KINDS[kind] if isinstance(kind, str) else kind, None
     if isinstance(metrics, (list, tuple)) and all(isinstance(one, str) for one in metrics):
         first = next(iter(metrics), None)
-        metrics = by_name(metrics, kind, outputs)
+        metrics = by_name(metrics, usual, outputs)
     measured = {**usual.metrics, **check_metrics(metrics)}
     own = usual.loss if loss is None else loss
     form = checked_shape(shape)
-    return Task(kind, outputs, own, measured, loss_scale, name, form, judged_by=first)
+    given = (outputs, own, measured, loss_scale, name, form)
+    if KINDS.is_builtin(usual.name):
+        return Task(usual.name, *given, judged_by=first)
+    return Task(f"{OWN}{usual.name}", *given, own_kind=usual, judged_by=first)
 
 
 def _listed(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Metrics by name, from torchmetrics' functions, and which way each is better.
+"""Metrics by name, which way each is better, and torchmetrics' functions for many of them.
 
 Classes count the same in a mean over classes ("macro"). A class that a split has no rows of, or
 nothing but, cannot be ranked and is left out of ``auroc`` and ``average_precision``; where none is
@@ -10,23 +10,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm._registry import Registry
+from fedgradnorm.tasks._kind import KINDS, Kind
+from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._missing import has_gaps, known
-
-_PREFIX = {
-    "classification": "multiclass",
-    "ordinal": "multiclass",
-    "binary": "binary",
-    "multilabel": "multilabel",
-}
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,11 @@ class Answers:
     outputs: int
     output: Tensor
     target: Tensor
+
+    @property
+    def family(self) -> str:
+        """What torchmetrics calls this kind of task."""
+        return KINDS[self.kind].family
 
     @property
     def probability(self) -> Tensor:
@@ -55,13 +55,13 @@ class Answers:
 
     def by_class(self, name: str, given: Tensor, **options: Any) -> Tensor:
         """torchmetrics' function of this name, in its form for this kind of task."""
-        size = {"multiclass": "num_classes", "multilabel": "num_labels"}.get(_PREFIX[self.kind])
+        size = {"multiclass": "num_classes", "multilabel": "num_labels"}.get(self.family)
         sized = {size: KINDS[self.kind].names(self.outputs), **options} if size else {}
-        return _call("classification", f"{_PREFIX[self.kind]}_{name}", given, self.truth, **sized)
+        return _call("classification", f"{self.family}_{name}", given, self.truth, **sized)
 
     def rankable(self) -> Tensor:
         """Which classes or labels some rows have, and some have not."""
-        if _PREFIX[self.kind] == "multiclass":
+        if self.family == "multiclass":
             ones = self.truth.bincount(minlength=KINDS[self.kind].names(self.outputs))
         else:
             ones = self.truth.reshape(len(self.truth), -1).sum(dim=0)
@@ -69,6 +69,7 @@ class Answers:
 
 
 Measure = Callable[[Answers], Tensor]
+MetricFunction = TypeVar("MetricFunction", bound=Metric)
 
 
 def _macro(name: str) -> Measure:
@@ -95,7 +96,7 @@ def _ranking(name: str, guess: float) -> Measure:
 
 def _balanced_accuracy(split: Answers) -> Tensor:
     """The mean over classes of the share of their rows that is right; of labels, their mean."""
-    if _PREFIX[split.kind] == "multiclass":
+    if split.family == "multiclass":
         return _seen_recall(split.answer, split.truth, KINDS[split.kind].names(split.outputs))
     rows = len(split.truth)
     pairs = zip(split.answer.reshape(rows, -1).T, split.truth.reshape(rows, -1).T, strict=True)
@@ -111,7 +112,7 @@ def _seen_recall(answer: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 def _calibration_error(split: Answers) -> Tensor:
     """The mean gap of confidence and accuracy, over 15 bins of confidence (Guo et al. 2017)."""
-    if _PREFIX[split.kind] == "multiclass":
+    if split.family == "multiclass":
         return split.by_class("calibration_error", split.probability)
     flat = split.probability.flatten(), split.truth.flatten()
     return _call("classification", "binary_calibration_error", *flat)
@@ -131,18 +132,33 @@ def _of_numbers(name: str, **options: Any) -> Measure:
 
 @dataclass(frozen=True)
 class Named:
-    """What is known of a metric: which way it is better, and its function for kinds of tasks."""
+    """What is known of a metric: which way it is better, and its function for kinds of tasks.
+
+    ``measure`` is a function of torchmetrics for kinds of these ``families``. ``function`` is one
+    of outputs and targets, for the ``kinds`` of these names, or for all.
+    """
 
     higher: bool
-    kinds: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
     measure: Measure | None = field(default=None, repr=False)
+    function: Metric | None = None
+    kinds: tuple[str, ...] = ()
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether a task of this kind can have it."""
+        if self.function is not None:
+            return not self.kinds or kind.name in self.kinds
+        return kind.family in self.families and kind.name in KINDS
 
 
-_ALL = ("classification", "binary", "multilabel", "ordinal")
-_ONE_OF = ("classification", "binary", "ordinal")
-_REAL = ("regression",)
+METRICS = Registry[Named]("metric")
+"""Every metric by name; one without a function comes with a task or a data set."""
 
-METRICS: dict[str, Named] = {
+_ALL = ("multiclass", "binary", "multilabel")
+_ONE_OF = ("multiclass", "binary")
+_REAL = ("numbers",)
+
+for _name, _entry in {
     "loss": Named(False),
     "accuracy": Named(True),
     "auc": Named(True),
@@ -166,14 +182,50 @@ METRICS: dict[str, Named] = {
     "pearson": Named(True, _REAL, _of_numbers("pearson_corrcoef")),
     "spearman": Named(True, _REAL, _of_numbers("spearman_corrcoef")),
     "concordance": Named(True, _REAL, _of_numbers("concordance_corrcoef")),
-}
-"""Every metric that has a name of ours; those without a function come with a task or a data set."""
+}.items():
+    METRICS.register(_name, _entry, __name__)
+
+
+def metric(
+    name: str, *, higher: bool, kinds: Sequence[str] = ()
+) -> Callable[[MetricFunction], MetricFunction]:
+    """Give a metric a name, for ``metrics=["name"]`` and config files: a decorator.
+
+    The function takes the outputs and targets of a split and returns one number. Tables and pages
+    know by ``higher`` which way it is better.
+
+    >>> with METRICS.restored():
+    ...     @metric("bias", higher=False, kinds=["regression"])
+    ...     def bias(output, target):
+    ...         return (output - target).mean().abs()
+    ...     higher_is_better("bias"), higher_is_better("accuracy")
+    (False, True)
+
+    Args:
+        name: of its column in the history.
+        higher: whether more is better.
+        kinds: kinds of tasks that it is for; all by default.
+    """
+    for kind in kinds:
+        KINDS.find(kind)
+
+    def register(function: MetricFunction) -> MetricFunction:
+        if not callable(function):
+            raise ConfigError(f"metric {name!r} must be a function, not {function!r}")
+        entry = Named(bool(higher), function=function, kinds=tuple(kinds))
+        METRICS.register(name, entry, getattr(function, "__module__", "") or "__main__")
+        return function
+
+    return register
+
+
+def higher_is_better(name: str) -> bool:
+    """Whether more of a metric is better; of losses, and of metrics nobody registered, less is."""
+    return name in METRICS and METRICS[name].higher
+
 
 MAIN_METRICS = ("accuracy", "nme", "mae")
 """The metric shown for a task that named none: the first of these that it has."""
-
-HIGHER_IS_BETTER = frozenset(name for name, known in METRICS.items() if known.higher)
-"""Metrics of which more is better; of all others, and of losses, less is."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +251,8 @@ class NamedMetric:
 
         An exact match needs rows that have all of theirs; what is a mean over all numbers stays so.
         """
-        there, one = known(target), "binary" if self.kind == "multilabel" else self.kind
+        there = known(target)
+        one = "binary" if KINDS[self.kind].family == "multilabel" else self.kind
         if self.name == "exact_match":
             whole = there.all(dim=1)
             return measure(Answers(self.kind, self.outputs, output[whole], target[whole]))
@@ -214,14 +267,21 @@ class NamedMetric:
         return torch.stack([measure(column) for column in columns]).mean()
 
 
-def by_name(names: Any, kind: str, outputs: int) -> Mapping[str, Any]:
+def by_name(names: Any, kind: Kind, outputs: int) -> Mapping[str, Any]:
     """The metrics of these names; a ConfigError names one that a ``kind`` of task has not."""
-    usual = KINDS[kind].metrics
-    known = [*usual, *(name for name, one in METRICS.items() if kind in one.kinds)]
-    chosen = [choose(name, known, f"metric of a {kind} task") for name in names]
-    if any(name not in usual for name in chosen):
-        _check_installed(next(name for name in chosen if name not in usual))
-    return {name: usual.get(name) or NamedMetric(name, kind, outputs) for name in chosen}
+    usual = kind.metrics
+    known = [*usual, *(name for name, one in METRICS.items() if one.fits(kind))]
+    found: dict[str, Any] = {}
+    for name in names:
+        choose(name, known, f"metric of a {kind.name} task")
+        if name in usual:
+            found[name] = usual[name]
+        elif METRICS[name].function is not None:
+            found[name] = METRICS[name].function
+        else:
+            _check_installed(name)
+            found[name] = NamedMetric(name, kind.name, outputs)
+    return found
 
 
 def _check_installed(name: str) -> None:

@@ -6,14 +6,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm.tasks._kind import Kind
-from fedgradnorm.tasks._kinds import KINDS
+from fedgradnorm._errors import ConfigError
+from fedgradnorm.tasks._kind import KINDS, Kind
 from fedgradnorm.tasks._measures import LossFunction, Metric, ModuleLoss
 from fedgradnorm.tasks._missing import (
     all_labelled,
@@ -36,7 +35,6 @@ from fedgradnorm.tasks._split_metrics import (
 from fedgradnorm.tasks._weighted_losses import WeightedLoss
 
 Scores = dict[str, float]
-TaskKind = Literal["classification", "regression", "binary", "multilabel", "ordinal"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.own_kind is None:
-            choose(self.kind, KINDS, "kind of task")
+            KINDS.find(self.kind)
         least = self.form.least
         whole = isinstance(self.outputs, int) and not isinstance(self.outputs, bool)
         if not whole or self.outputs < least:

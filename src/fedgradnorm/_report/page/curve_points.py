@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm._report.page.conflict_map import cosine_series
+from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import KEYS
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.summary import Judged
 from fedgradnorm._stored.task_lines import around

@@ -11,7 +11,7 @@ from fedgradnorm._report.page.sentences import Verdict
 from fedgradnorm._report.record import Record
 from fedgradnorm._report.tables.summaries import TaskRow, loss, metric, trivial_answer, weight
 from fedgradnorm._stored.summary import Estimate, estimate
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 _CLEAR = '<span class="best" title="ahead of every other by more than the seeds differ">best</span>'
 _LEVEL = '<span class="best" title="the best mean, but level with others">level</span>'
@@ -72,7 +72,7 @@ def _line(
 ) -> str:
     mark = "" if clear is None else _CLEAR if clear else _LEVEL
     beside = held_out.get((row.task, row.method))
-    sign = -1 if row.metric in HIGHER_IS_BETTER else 1  # what sorts first is better
+    sign = -1 if higher_is_better(row.metric) else 1  # what sorts first is better
     cells = [
         f'<th scope="row" data-value="{task}">{escape(row.task)}</th>',
         f'<td data-value="{method}">{key(look)}{escape(row.method)}</td>',

@@ -12,6 +12,8 @@ from typing import Any
 
 from fedgradnorm._report.page.conflict_map import MEAN, MOST, with_task
 from fedgradnorm._report.page.curve_points import AGAINST, LENGTH, TARGET, Curves, numbers
+from fedgradnorm._round.reports import COLUMNS
+from fedgradnorm._runs.history import SPENT
 from fedgradnorm._stored.summary import NOT_JUDGED
 
 HELD_OUT = ("test", "validation")
@@ -100,9 +102,24 @@ def sections(
             "in common, below 0 each undoes some of the other's work.",
             {}, _cosines(tasks),
         ),
+        ("more", "Other columns", *_other_columns(curves)),
     ]  # fmt: skip
-    made = (_section(curves, labels, tasks, *plan) for plan in plans)
+    made = (_section(curves, labels, tasks, *plan) for plan in plans if plan[-1])
     return [section for section in made if section.panels]
+
+
+def _other_columns(curves: Sequence[Curves]) -> tuple[str, dict[str, str], list[View]]:
+    """What a round recorded beyond our own columns: a view for each, whoever registered it."""
+    keys = (key for one in curves for series in (*one.whole, *one.partial) for key in series)
+    there = dict.fromkeys(column for _, split, column in keys if split == "batch")
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT}
+    drawn = {AGAINST, LENGTH, TARGET, MEAN}
+    names = [
+        name for name in there if name not in own | drawn and not name.startswith(with_task(""))
+    ]
+    told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]
+    about = " ".join(told) or "Columns that the runs recorded in addition to ours."
+    return about, {}, [View(name, (Line("main", "batch", name),)) for name in names]
 
 
 def _cosines(tasks: Sequence[str]) -> list[View]:

@@ -11,7 +11,7 @@ from fedgradnorm._report.tables.summaries import TaskRow
 from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm.experiments._statistics import holm, paired_p
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 LEVEL = 0.05
 _NAMED = 5  # more tasks than this are counted, not listed
@@ -60,7 +60,7 @@ def verdicts(
     for (point, task, _), mine in rivals.items():
         if len(mine) < 2 or len({(row.metric, row.split) for row in mine}) > 1:
             continue
-        pick = max if mine[0].metric in HIGHER_IS_BETTER else min
+        pick = max if higher_is_better(mine[0].metric) else min
         best = pick(mine, key=lambda row: row.value.mean)
         ours = values[best.method, task]
         rest = [row.method for row in mine if row is not best]

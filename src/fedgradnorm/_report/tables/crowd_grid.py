@@ -18,7 +18,7 @@ from fedgradnorm._stored.groups import Group
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate, results
 from fedgradnorm._stored.task_lines import is_many
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 COLUMNS = ("task", "method", "clients", "evaluated", "training loss", "held-out", "10-90 %",
            "worst", "over trivial", "benefit", "weight, 10-90 %")  # fmt: skip
@@ -46,7 +46,7 @@ class Crowd:
         known = [one for one in self.results if math.isfinite(one.trivial)]
         if not known:
             return math.nan
-        signs = (1 if one.metric in HIGHER_IS_BETTER else -1 for one in known)
+        signs = (1 if higher_is_better(one.metric) else -1 for one in known)
         pairs = zip(signs, known, strict=True)
         return fmean(sign * (one.value - one.trivial) > 0 for sign, one in pairs)
 
@@ -110,7 +110,7 @@ def _row(
     losses = [crowd.of(lambda r: r.last_loss) for crowd in crowds]
     values = [crowd.of(lambda r: r.value) for crowd in crowds]
     weights = [crowd.of(lambda r: r.weight) for crowd in crowds]
-    worst = "min" if metric in HIGHER_IS_BETTER else "max"
+    worst = "min" if higher_is_better(metric) else "max"
     return (
         task_cell(task),
         arm_cell(one.label),
@@ -143,7 +143,7 @@ def _number(found: Sequence[Mapping[str, float]], column: str, metric: str = "")
     value = estimate([one[column] for one in found])
     if math.isnan(value.mean):
         return blank()
-    return Cell(_text(value, metric), {"": value.mean}, higher=metric in HIGHER_IS_BETTER)
+    return Cell(_text(value, metric), {"": value.mean}, higher=higher_is_better(metric))
 
 
 def _named(cell: Cell, metric: str) -> Cell:

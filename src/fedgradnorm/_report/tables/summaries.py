@@ -15,7 +15,7 @@ from fedgradnorm._report.record import Record
 from fedgradnorm._stored.summary import Estimate, TaskResult, estimate
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import some_targets
-from fedgradnorm.tasks._named_metrics import HIGHER_IS_BETTER
+from fedgradnorm.tasks._named_metrics import higher_is_better
 
 UNKNOWN = Estimate(math.nan, math.nan, 0)
 
@@ -171,7 +171,7 @@ def _best(rows: Sequence[TaskRow], one: TaskRow) -> TaskRow:
     """The best of those that may be compared with ``one``: same task, data and split."""
     like = (one.task, one.data, one.split)
     mine = [row for row in rows if (row.task, row.data, row.split) == like]
-    pick = max if mine[0].metric in HIGHER_IS_BETTER else min
+    pick = max if higher_is_better(mine[0].metric) else min
     return pick(mine, key=lambda row: row.value.mean)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from fedgradnorm.data._files.file_source import FileSource, data_path, named_inp
 from fedgradnorm.data._files.formats.image_folder import Color
 from fedgradnorm.data._files.row_splits import SplitPlan
 from fedgradnorm.data._files.task_plan import TaskPlan
+from fedgradnorm.data._source import FILES, Source
 from fedgradnorm.data._stems import with_stem
+from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._positions import checked_shape
-from fedgradnorm.tasks._task import TaskKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,13 +42,11 @@ if TYPE_CHECKING:
     FilePath = str | Path
     Columns = str | Sequence[str]
 
-KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
-
 
 def client_from_files(
     name: str,
     *,
-    task: TaskKind | None = None,
+    task: str | None = None,
     tasks: Mapping[str, Mapping[str, Any]] | None = None,
     train: FilePath | pd.DataFrame,
     classes: int | None = None,
@@ -155,7 +154,8 @@ def client_from_files(
 
     Args:
         name: of the client.
-        task: "classification", "binary", "multilabel", "ordinal" or "regression".
+        task: "classification", "binary", "multilabel", "ordinal", "regression", or a registered
+            kind.
         train: file of the training rows.
         classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
         validation, test: files of held-out rows, instead of the shares.
@@ -243,6 +243,9 @@ def client_from_files(
         plan.check(name)
         loaded = _load(name, source, files, plan, division, standardize)
     return loaded if stem is None else with_stem(loaded, stem, seed)
+
+
+Source(FILES, client_from_files, "your own tables, archives and images", ("base",)).register()
 
 
 def _listed(

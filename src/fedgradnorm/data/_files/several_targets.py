@@ -12,13 +12,13 @@ from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.data._arrays import Loaded, Standardize, several_from_arrays
 from fedgradnorm.data._dropped import tell_unlabelled
-from fedgradnorm.data._files.client_files import KINDS
 from fedgradnorm.data._files.encoded_rows import encoded
 from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
 from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
 from fedgradnorm.data._files.file_source import FileSource
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._files.task_plan import TaskPlan
+from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._positions import checked_shape
 from fedgradnorm.tasks._task import Task

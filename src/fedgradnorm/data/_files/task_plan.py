@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fedgradnorm._checks import bounded
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
-from fedgradnorm.tasks._making import binary, classification, multilabel, ordinal, regression
+from fedgradnorm.tasks._making import (
+    binary,
+    classification,
+    multilabel,
+    of_kind,
+    ordinal,
+    regression,
+)
 from fedgradnorm.tasks._task import Task
-
-COUNTED = ("classification", "binary", "ordinal")
-"""Kinds of tasks in which a row has one label."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,10 @@ class TaskPlan:
 
     def check(self, client: str) -> None:
         """A ConfigError for options of another kind of task, or two that say the same."""
-        for key, fits in _FITTING.items():
+        for key in dict.fromkeys(option for one in KINDS.values() for option in one.options):
             given = getattr(self, key, self.options.get(key))
-            if given is not None and self.kind not in fits:
-                kinds = " or ".join(fits)
+            if given is not None and key not in KINDS[self.kind].options:
+                kinds = " or ".join(name for name, one in KINDS.items() if key in one.options)
                 raise ConfigError(f"client {client!r}: {key} is for a {kinds}; leave it out")
         for one, other in (("labels", "classes"), ("labels", "positive"), ("above", "positive")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
@@ -48,7 +54,7 @@ class TaskPlan:
     @property
     def counted(self) -> bool:
         """Whether a row has one label."""
-        return self.kind in COUNTED
+        return bool(self.kind) and KINDS[self.kind].counted
 
     @property
     def reads_texts(self) -> bool:
@@ -78,7 +84,8 @@ class TaskPlan:
         given |= {"shape": self.shape} if self.shape else {}
         if self.kind == "binary":
             return binary(**given, name=self.name)
-        return _MAKERS[self.kind](outputs, **given, name=self.name)
+        make = _MAKERS.get(self.kind) or partial(of_kind, self.kind)
+        return make(outputs, **given, name=self.name)
 
     def outputs_in(self, row: Sequence[int]) -> int:
         """How many numbers each place of a target has whose rows have this shape."""
@@ -99,14 +106,3 @@ _MAKERS: dict[str, Callable[..., Task]] = {
     "ordinal": ordinal,
     "regression": regression,
 }
-
-
-_FITTING: dict[str, tuple[str, ...]] = {
-    "classes": ("classification", "ordinal"),
-    "labels": ("classification", "binary", "ordinal"),
-    "class_weights": ("classification",),
-    "pos_weight": ("binary", "multilabel"),
-    "positive": ("binary",),
-    "above": ("binary",),
-}
-"""The kinds of task that an option is for."""

@@ -1,5 +1,6 @@
 """RadComDynamic: radio signals, read from its file or generated."""
 
+from fedgradnorm.data._source import Source
 from fedgradnorm.data.radcom._generate import generate
 from fedgradnorm.data.radcom._radcom import TASKS, clients, prepare
 from fedgradnorm.data.radcom._radcom_file import read
@@ -17,3 +18,5 @@ __all__ = [
     "prepare",
     "read",
 ]
+
+Source("radcom", clients, "radio signals: generated, or RadComDynamic's file", ("path",)).register()

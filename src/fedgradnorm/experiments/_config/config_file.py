@@ -1,8 +1,8 @@
 """A run as a TOML file: read, changed from the command line, checked, written back.
 
-Top level: ``name``, ``method``, ``seed``, ``rounds``, ``epochs``, ``lr``; then ``[data]`` (a source
-and its options), ``[network]`` (a name and its options), a table for each group of settings
-(``[local]``, ``[server]``, ...), ``[weighting]`` (options of the method's weighting), ``[privacy]``
+Top level: ``name``, ``imports``, ``method``, ``seed``, ``rounds``, ``epochs``, ``lr``; then
+``[data]`` (a source and its options), ``[network]`` (a name and its options), a table for each
+group of settings (``[local]``, ...), ``[weighting]`` (options of the method's), ``[privacy]``
 (what clients promise) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no
 part of a run. Only this module, its tables and its errors know pydantic.
 """
@@ -38,6 +38,8 @@ from fedgradnorm._round.settings import (
     grouped,
     ungrouped,
 )
+from fedgradnorm._runs.layout import CHECKPOINT, MANIFEST
+from fedgradnorm._runs.reading import present
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import blaming, explain
 from fedgradnorm.experiments._config.config_tables import (
@@ -49,6 +51,7 @@ from fedgradnorm.experiments._config.config_tables import (
 )
 from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
 from fedgradnorm.experiments._config.overrides import overridden, put
+from fedgradnorm.experiments._config.own_programs import check_imports, import_modules
 from fedgradnorm.experiments._config.plain import check_plain
 from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
@@ -114,6 +117,11 @@ class Config(_Chosen):
         pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME,
         description="first part of the run folder's name; the file's own unless it is given",
     )  # fmt: skip
+    imports: list[str] = Field(
+        default=[],
+        description="modules to import first, which register methods, data sets, metrics, kinds of "
+        "tasks, executors or history columns; the working folder is searched, too",
+    )
     method: str = Field(default=DEFAULT, description="one that ``fedgradnorm methods`` lists")
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="decides data, network, heads, batches, participants"
@@ -154,7 +162,7 @@ class Config(_Chosen):
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
         method = find_method(self.method)
-        unsaid = {name for name in ("point", "own", "privacy") if not getattr(self, name)}
+        unsaid = [n for n in ("point", "own", "privacy", "imports") if not getattr(self, n)]
         dumped = self.model_dump(exclude={"compare", "sweep", *unsaid})
         flat = ungrouped({name: dumped.pop(name) for name in (*TOP, *GROUPS)})
         said = grouped(
@@ -168,7 +176,8 @@ class Config(_Chosen):
         options = method.options().items()
         defaults = {name: p.default for name, p in options if p.default is not p.empty}
         dumped["weighting"] = {**defaults, **dumped["weighting"]}
-        first = {name: dumped.pop(name) for name in ("name", "method")}
+        order = ["name", *(["imports"] if self.imports else []), "method"]
+        first = {name: dumped.pop(name) for name in order}
         parts = {name: dumped.pop(name) for name in ("data", "network")}
         return {**first, **parts, **said, **dumped}
 
@@ -198,19 +207,29 @@ class Config(_Chosen):
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    allow: Sequence[str] = (),
+    foreign: bool = False,
 ) -> Config:
     """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
 
-    ``allow`` names the modules whose programs ``network.name`` may call; none by default.
+    ``allow`` names the modules whose programs ``network.name`` may call; none by default. Modules
+    in ``imports`` are imported, unless the file is ``foreign``, as in a run folder, which others
+    may have written: then they must be imported already, or be allowed.
     """
     path = Path(path)
+    foreign = foreign or any(present(path.parent / name) for name in (MANIFEST, CHECKPOINT))
     origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     with blaming(origin):
         raw = read_toml(path)
         stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
         raw.setdefault("name", stem or "run")
         changed = overridden(raw, overrides)
+        if foreign:
+            check_imports(changed.get("imports", []), allow)
+        import_modules(changed.get("imports", []))
         if changed.get("method", raw.get("method")) != raw.get("method"):
             changed = overridden(for_method(raw, changed["method"]), overrides)
         if isinstance(changed.get("data"), dict):
@@ -221,6 +240,7 @@ def load_config(
 def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str] = ()) -> Config:
     """A checked config from plain values; ``origin`` stands in front of errors found later."""
     check_plain(table)
+    import_modules(table.get("imports", []))  # in a worker process, they are not there yet
     try:
         config = Config.model_validate(dict(table))
     except ValidationError as error:

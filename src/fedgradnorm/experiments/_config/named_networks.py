@@ -16,7 +16,7 @@ from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choos
 from fedgradnorm._memory import memory_limit
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.seeding import number
-from fedgradnorm.experiments._config.own_networks import find_factory
+from fedgradnorm.experiments._config.own_programs import find_factory
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._layers import ACTIVATIONS, mlp

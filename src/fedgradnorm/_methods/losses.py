@@ -1,0 +1,84 @@
+"""Methods whose server sees losses, or nothing."""
+
+from fedgradnorm import weighting as w
+from fedgradnorm._methods.method import Method
+
+Method(
+    "inverse-first-loss",
+    w.InverseFirstLoss,
+    summary="weight 1 / first loss, for ever",
+    source="baseline",
+    equation=r"p_i = 1 / F_{i0}",
+).register()
+Method(
+    "geometric-mean",
+    w.GeometricMean,
+    summary="weight 1 / loss",
+    source="Chennupati et al. 2019",
+    equation=(
+        r"p_i = 1 / F_i, \quad \nabla \left( \prod_i F_i \right)^{1/N} \propto "
+        r"\sum_i \frac{1}{F_i} \nabla F_i"
+    ),
+).register()
+Method(
+    "rlw",
+    w.RandomWeights,
+    summary="random weights in every round",
+    source="Lin et al. 2022, algorithm 2",
+    equation=r"p = \mathrm{softmax}(z), \quad z_i \sim \mathcal{N}(0, 1)",
+).register()
+Method(
+    "dwa",
+    w.DWA,
+    summary="who improved least counts most",
+    source="Liu, Johns, Davison 2019, equation 7",
+    equation=(
+        r"p_i = \exp(w_i / T), \quad w_i = \frac{\bar{F}_i(t - 1)}{\bar{F}_i(t - 2)}, \; t \; "
+        r"\mathrm{in \; epochs}"
+    ),
+).register()
+Method(
+    "uw",
+    w.Uncertainty,
+    summary="learned variance of every task",
+    source="Kendall et al. 2018, equation 7",
+    equation=(
+        r"p_i = e^{-s_i}, \quad "
+        r"\min_s \sum_i \left( \frac{1}{2} e^{-s_i} F_i + \frac{1}{2} s_i \right)"
+    ),
+).register()
+Method(
+    "imtl-l",
+    w.IMTLL,
+    summary="learned scale of every loss",
+    source="Liu, Li, Kuang et al. 2021, equation 6",
+    equation=r"p_i = e^{s_i}, \quad \min_s \sum_i \left( e^{s_i} F_i - s_i \right)",
+).register()
+Method(
+    "famo",
+    w.FAMO,
+    summary="all losses fall at one rate",
+    source="Liu et al. 2023, algorithm 1",
+    equation=(
+        r"p_i = z_i / F_i, \; z = \mathrm{softmax}(\xi), \quad "
+        r"\xi \leftarrow \xi - \beta \left( \nabla z^{\top} "
+        r"\left( \log F(t) - \log F(t + 1) \right) + \gamma \xi \right)"
+    ),
+).register()
+Method(
+    "q-ffl",
+    w.QFFL,
+    summary="weight loss^q: large losses first",
+    source="Li, Sanjabi et al. 2020, equation 2",
+    equation=r"p_i = F_i^q, \quad \min_{\omega} \sum_i \frac{1}{q + 1} F_i^{q + 1}",
+).register()
+Method(
+    "afl",
+    w.AFL,
+    summary="the worst mixture of clients",
+    source="Mohri et al. 2019",
+    equation=(
+        r"p = \lambda, \quad \lambda \leftarrow \Pi_{\Delta}(\lambda + \eta_{\lambda} F), \quad "
+        r"\min_{\omega} \max_{\lambda \in \Delta} \sum_i \lambda_i F_i"
+    ),
+).register()
