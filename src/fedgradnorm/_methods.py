@@ -18,7 +18,7 @@ from fedgradnorm._round.settings import FIELDS, Settings, key_of, name_of, unkno
 from fedgradnorm._runs.averaged import static_from_run
 from fedgradnorm.weighting import Needs, Weighting
 
-DEFAULT = "fedgradnorm"
+DEFAULT = "fedgradnorm-direct"
 LOCAL = "local"
 """The method that shares nothing: every client trains alone."""
 METHODS: dict[str, Method] = {}
