@@ -27,7 +27,7 @@ from work import Work, make_clients, make_network
 import fedgradnorm as fgn
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._round.numerics import numerics
-from fedgradnorm._round.settings import Settings, grouped
+from fedgradnorm._round.settings import Settings, keywords
 
 COLUMNS = {
     "work": "clients",
@@ -128,7 +128,7 @@ def whole_run(network: nn.Module, clients: list[fgn.Client], device: str) -> rec
     """
 
     def seconds(rounds: int, **how: Any) -> float:
-        options = grouped({"device": device, "batch_size": 32, "share": "none", **how})
+        options = keywords({"device": device, "batch_size": 32, "share": "none", **how})
         started = time.perf_counter()
         fgn.train(network, clients, rounds=rounds, **options)
         return time.perf_counter() - started

@@ -28,7 +28,7 @@ import fedgradnorm as fgn
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.settings import Settings, grouped
+from fedgradnorm._round.settings import Settings, keywords
 
 SGD = {"name": "sgd", "lr": 0.1}
 FEDAVG = {
@@ -179,7 +179,7 @@ def whole(work: Federated, rounds: int) -> float:
         work.network(),
         clients,
         weighting=fgn.Equal(),
-        **grouped(
+        **keywords(
             {
                 "rounds": rounds,
                 "batch_size": 10,

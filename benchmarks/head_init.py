@@ -62,7 +62,7 @@ def trained(
         epochs=1 if quick else 20,
         sharing=fgn.Sharing(head_init=start),
         seed=seed,
-        recording=fgn.Recording(eval_every=0),
+        callbacks=[fgn.Evaluation(every=0)],
         compute=fgn.Compute(device="cpu"),
     ).summary()  # fmt: skip
     return {name: float(table[MEASURES[name][0]][name]) for name in names}

@@ -202,11 +202,12 @@ def child(given: argparse.Namespace) -> None:
             lr=1e-3,
             local=fgn.Local(batch_size=64),
             compute=fgn.Compute(executor="loop"),
-            recording=fgn.Recording(
-                eval_every=given.rounds, checkpoint_every=max(1, given.rounds // 10)
-            ),
+            callbacks=[
+                fgn.Evaluation(every=given.rounds),
+                fgn.Checkpoints(every=max(1, given.rounds // 10)),
+                progress,
+            ],
             folder=run,
-            callbacks=[progress],
         )
     each = [b - a for a, b in itertools.pairwise(seen)]
     found = {

@@ -101,7 +101,7 @@ def trained(work: Work, epsilon: float | None, arm: str, seed: int, rate: Rate) 
         local=fgn.Local(batch_size=None, phases="joint", head_optimizer=head),
         server=fgn.Server(server_optimizer=server),
         sharing=fgn.Sharing(head_init="random", **ARMS[arm]),
-        recording=fgn.Recording(eval_every=0),
+        callbacks=[fgn.Evaluation(every=0)],
     )  # fmt: skip
 
 

@@ -84,9 +84,8 @@ def train(registered: int, active: int, rounds: int) -> dict[str, float]:
         network, clients(registered),
         **options,
         rounds=rounds,
-        recording=fgn.Recording(eval_every=0),
         server=fgn.Server(participation=active / registered),
-        callbacks=[note],
+        callbacks=[fgn.Evaluation(every=0), note],
     )  # fmt: skip
     each = [after - earlier for earlier, after in itertools.pairwise(times)][-40:]
     held = held or [resident()]  # only rank 0 is told of rounds

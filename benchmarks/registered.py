@@ -129,9 +129,7 @@ def point(registered: int, rounds: int) -> record.Row:
     }
     fgn.train(network, clients(*splits(4)), rounds=2, **options)  # the library is loaded by it
     options["server"] = fgn.Server(participation=ACTIVE / registered)
-    options["recording"] = fgn.Recording(
-        eval_clients=ACTIVE, eval_every=rounds // 2, checkpoint_every=rounds // 2
-    )
+    evaluation = fgn.Evaluation(every=rounds // 2, clients=ACTIVE)
     data, before = splits(registered), resident()
     with tempfile.TemporaryDirectory() as place:
         seen = Seen(Path(place) / "run", rounds)
@@ -141,7 +139,7 @@ def point(registered: int, rounds: int) -> record.Row:
             **options,
             rounds=rounds,
             folder=seen.folder,
-            callbacks=[seen.note],
+            callbacks=[evaluation, fgn.Checkpoints(every=rounds // 2), seen.note],
         )
         figures = seen.figures()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -48,7 +48,7 @@ def update(who: Sequence[fgn.Client]) -> dict[str, torch.Tensor]:
         local=fgn.Local(batch_size=1, head_steps=0),
         server=fgn.Server(server_optimizer=ONE_STEP),
         sharing=fgn.Sharing(head_init="random"),
-        recording=fgn.Recording(eval_every=0),
+        callbacks=[fgn.Evaluation(every=0)],
     )  # fmt: skip
     assert run.network is not None
     after = dict(run.network.named_parameters())

@@ -70,7 +70,7 @@ def train(
         lr=1e-3,
         server=fgn.Server(step_with="previous"),
         sharing=fgn.Sharing(head_init="random"),
-        recording=fgn.Recording(eval_every=0),
+        callbacks=[fgn.Evaluation(every=0)],
         seed=seed,
     )  # fmt: skip
     test = run.history[run.history.split == "test"].groupby("client").loss

@@ -18,12 +18,14 @@ from experiments.overfitting import clients as validated
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from fedgradnorm._cli import app
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.manifest import read_manifest
+from fedgradnorm._training.best import Best
 
 HOW: dict[str, Any] = {"rounds": 6, "batch_size": 8, "lr": 0.05, "device": "cpu", "eval_every": 2}
 
 
-def train(*callbacks: fgn.Callback, clients: Any = toys.clients, **more: Any) -> fgn.Run:
+def train(*callbacks: Any, clients: Any = toys.clients, **more: Any) -> fgn.Run:
     return flat.train(toys.network(), clients(), **{**HOW, **more}, callbacks=callbacks)
 
 
@@ -179,6 +181,7 @@ def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("watch", ["loss", "accuracy", "calibration_error"])
 def test_early_stopping_ends_a_run_that_no_longer_improves(watch: str) -> None:
+    """The run ends with its last round: nobody asked for the best one."""
     clients = [_with_metrics(client) for client in validated()[:2]]
     how = {"clients": lambda: clients, "rounds": 60, "eval_every": 1, "head_init": "random"}
     run = train(fgn.EarlyStopping(3, watch, min_rounds=5), **how)
@@ -192,7 +195,53 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(watch: str) -> None:
     last = int(run.history["round"].max())
     assert run.manifest["stopped_early"] is True
     assert last == best + 5
+    assert f"no better {watch}" in run.manifest["stopped"]
     assert f"best at round {best}" in run.manifest["stopped"]
+    assert "kept" not in run.manifest
+    short = train(**{**how, "rounds": last})
+    assert toys.same(dict(run.network.state_dict()), dict(short.network.state_dict()))
+
+
+@pytest.mark.parametrize("watch", ["accuracy", "calibration_error"])
+def test_the_best_round_is_that_of_the_metric_that_is_watched(watch: str) -> None:
+    clients = [_with_metrics(client) for client in validated()[:2]]
+    how = {"clients": lambda: clients, "rounds": 30, "eval_every": 1, "head_init": "random"}
+    run = train(fgn.EarlyStopping(20, watch), fgn.KeepBest(), **how)
+    rounds = run.history[(run.history.split == "validation") & (run.history["round"] < 30)]
+    mean = rounds.groupby("round")[watch].mean()
+    best = mean.idxmax() if watch == "accuracy" else mean.idxmin()
+    assert run.manifest["kept"]["round"] == best
+    short = train(**{**how, "rounds": int(best)}) if best else None
+    if short is not None:
+        assert toys.same(dict(run.network.state_dict()), dict(short.network.state_dict()))
+
+
+def test_clients_alone_stop_one_by_one_and_end_with_their_last_round() -> None:
+    how = {"clients": validated, "share": "none", "rounds": 60, "eval_every": 1}
+    run = train(fgn.EarlyStopping(2), **how)
+    last = run.history[run.history.split == "batch"].groupby("client")["round"].max()
+    assert last.nunique() > 1
+    for name, number in last.items():
+        short = train(**{**how, "rounds": int(number)})
+        one, other = (dict(r.networks[name].state_dict()) for r in (run, short))
+        assert toys.same(one, other)
+
+
+def test_early_stopping_survives_a_restart(tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        if event.round == 9:
+            raise KeyboardInterrupt
+
+    how = {"clients": validated, "rounds": 60, "eval_every": 1, "head_init": "random"}
+    options = fgn.EarlyStopping(3, "loss"), fgn.KeepBest(), fgn.Checkpoints(every=1)
+    train(*options, folder=tmp_path / "whole", **how)
+    with pytest.raises(fgn.Interrupted):
+        train(*options, folder=tmp_path / "part", progress=stop, **how)
+    run = fgn.resume(tmp_path / "part", toys.network(), validated(), callbacks=options)
+    assert run.manifest["stopped_early"] is True
+    assert_equal_to_the_bit(tmp_path / "part", tmp_path / "whole")
+    with pytest.raises(fgn.ConfigError, match=r"early_stopping.patience is 3 in the run .*, not 4"):
+        fgn.resume(tmp_path / "part", toys.network(), validated(), callbacks=[fgn.EarlyStopping(4)])
 
 
 def _with_metrics(client: fgn.Client) -> fgn.Client:
@@ -201,7 +250,7 @@ def _with_metrics(client: fgn.Client) -> fgn.Client:
 
 
 def test_early_stopping_beside_the_best_round_ends_with_the_best_one() -> None:
-    run = overfitting.train(keep="best", callbacks=[fgn.EarlyStopping(2, min_rounds=2)])
+    run = overfitting.train(callbacks=[fgn.KeepBest(), fgn.EarlyStopping(2, min_rounds=2)])
     kept = run.manifest["kept"]["round"]
     assert 0 < kept < overfitting.ROUNDS
     assert run.history["round"].max() == kept + 2 * overfitting.EVERY
@@ -222,9 +271,9 @@ def test_patience_of_small_clients_waits_for_fifty_rounds() -> None:
 @pytest.mark.parametrize(
     ("callback", "how", "words"),
     [
-        (fgn.EarlyStopping(2), {}, "no client has both"),
+        (fgn.EarlyStopping(2), {}, "early_stopping needs validation examples"),
         (fgn.EarlyStopping(2, "auc"), {"clients": validated}, "watches 'auc'"),
-        (fgn.EarlyStopping(2), {"eval_clients": 2}, "leave eval_clients out"),
+        (fgn.EarlyStopping(2), {"eval_clients": 2}, "leave evaluation.clients out"),
     ],
 )
 def test_early_stopping_that_cannot_work_is_refused(callback: Any, how: Any, words: str) -> None:
@@ -267,6 +316,9 @@ def test_a_failing_callback_is_named_and_nothing_is_lost(
         (Hooks(), "callbacks must be a list"),
         ([Hooks], r"is the class Hooks; give an instance, Hooks\(...\)"),
         ([3], r"callbacks\[0\] must be an fgn.Callback"),
+        (fgn.KeepBest(), "callbacks must be a list"),
+        ([fgn.KeepBest], r"is the class KeepBest; give an instance"),
+        ([fgn.History(every=2), fgn.History(every=3)], r"two of fgn.History; give one"),
         ([Hooks(every=0)], r"callbacks\[0\].every must be a whole number >= 1"),
     ],
 )
@@ -301,13 +353,19 @@ def test_the_command_says_that_a_run_has_diverged(tmp_path: Path) -> None:
     optimizers = ["local.head_optimizer=sgd", "server.server_optimizer=sgd"]
     words = [*optimizers, "lr=1e3", "rounds=1", f"output.folder={tmp_path}"]
     result = CliRunner().invoke(app, ["run", str(small_config(tmp_path)), *words])
-    assert result.exit_code == 0
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1].startswith("error:")
     assert "diverged" in result.stderr.splitlines()[-1]
+    assert "run folder:" in result.stdout
+    (folder,) = (one for one in tmp_path.iterdir() if one.is_dir() and "seed" in one.name)
+    assert CliRunner().invoke(app, ["resume", str(folder)]).exit_code == 3
 
 
 def test_early_stopping_leaves_undefined_metrics_out() -> None:
     """r2 of a client with constant targets is NaN; the others' still improves."""
-    stopping = fgn.EarlyStopping(patience=2, watch="r2", min_rounds=0)
-    values = [stopping._value({"one": r2, "constant": math.nan}) for r2 in (-0.1, 0.2, 0.5)]
-    assert values == [-0.1, 0.2, 0.5]
-    assert stopping._value({"constant": math.nan}) == -math.inf
+    best = Best(dict, lambda _: None, Settings(patience=2, watch="r2", min_rounds=0))
+    for number, r2 in enumerate((-0.1, 0.2, 0.5)):
+        best.judge(number, {"one": {"r2": r2}, "constant": {"r2": math.nan}, "label": {}})
+        assert (best.round, best.value) == (number, r2)
+    best.judge(3, {"constant": {"r2": math.nan}})
+    assert (best.round, best.last_value, best.waited) == (2, -math.inf, 1)

@@ -164,7 +164,7 @@ def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config
     assert "Sweep over lr" in result.stdout
 
 
-BENEFIT = ["data.validation_share=0.25", "recording.keep=best", "rounds=8"]
+BENEFIT = ["data.validation_share=0.25", "keep_best=true", "rounds=8"]
 
 
 def test_benefit(config, tmp_path):
@@ -463,7 +463,7 @@ def test_in_a_process_of_its_own(config, tmp_path):
 
 def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     whole = execute_config(config, tmp_path / "whole", 1200)
-    seldom = "recording.checkpoint_every=50"
+    seldom = "checkpoints.every=50"
     process = shell("run", config, "rounds=1200", seldom, cwd=tmp_path)
     folder = tmp_path / "runs" / "small-fedgradnorm-seed0"
     wait_for(folder / "checkpoint.safetensors", process)
@@ -479,7 +479,7 @@ def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
 def execute_config(config, folder: Path, rounds: int) -> Path:
     from fedgradnorm.experiments._config.config_file import load_config
 
-    changes = [f"rounds={rounds}", "recording.checkpoint_every=50"]
+    changes = [f"rounds={rounds}", "checkpoints.every=50"]
     execute(load_config(config, changes), folder)
     return folder
 

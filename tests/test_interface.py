@@ -17,7 +17,16 @@ import fedgradnorm as fgn
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._methods import METHODS
-from fedgradnorm._round.settings import FIELDS, GROUPS, TOP, Settings, grouped, key_of
+from fedgradnorm._round.settings import (
+    FIELDS,
+    GROUPS,
+    OPTIONS,
+    TOP,
+    Settings,
+    key_of,
+    keyed,
+    keywords,
+)
 from fedgradnorm._stored.identity import BESIDE
 from fedgradnorm._training import train
 from fedgradnorm.experiments import load_config
@@ -67,6 +76,8 @@ OTHER: dict[str, Any] = {
     "eval_every": 2,
     "keep": "best",
     "patience": 2,
+    "watch": "accuracy",
+    "min_rounds": 3,
     "checkpoint_every": 2,
     "record_conflict": 2,
     "eval_clients": 0.5,
@@ -74,7 +85,8 @@ OTHER: dict[str, Any] = {
 }
 """For every setting a value that is not its default."""
 BESIDE_IT: dict[str, dict[str, Any]] = {
-    "patience": {"keep": "best"},
+    "watch": {"patience": 2},
+    "min_rounds": {"patience": 2},
     "head_own": {"heads": "task"},
 }
 """What a setting cannot be without."""
@@ -85,15 +97,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The weightings and settings that ``train`` was called with; nothing is trained."""
     found: list[Any] = []
     monkeypatch.setattr(
-        train, "train_with", lambda _n, _c, weighting, how, **_: found.append((weighting, how))
+        train, "train_with", lambda _n, _c, weighting, how, *_, **__: found.append((weighting, how))
     )
     return found
 
 
 def test_train_has_few_keywords_and_documents_each() -> None:
     parameters = inspect.signature(fgn.train).parameters
-    assert len(parameters) <= 16
-    assert set(parameters) >= {*GROUPS, *TOP}
+    assert len(parameters) <= 15
+    assert len(inspect.signature(fgn.resume).parameters) <= 15
+    assert set(parameters) >= {*OPTIONS, *TOP}
     text = inspect.getdoc(fgn.train) or ""
     for name, parameter in parameters.items():
         assert f"{name}:" in text or f"{name}, " in text, name
@@ -102,8 +115,9 @@ def test_train_has_few_keywords_and_documents_each() -> None:
 
 
 def test_every_setting_is_declared_once_with_default_check_and_documentation() -> None:
-    declared = [field.name for kind in GROUPS.values() for field in fields(kind)]
-    assert sorted([*declared, *TOP]) == sorted(FIELDS) == sorted(OTHER)
+    declared = [f"{group}.{field.name}" for group in GROUPS for field in fields(GROUPS[group])]
+    assert sorted([*declared, *TOP]) == sorted(map(key_of, FIELDS))
+    assert sorted(FIELDS) == sorted(OTHER)
     for name, field in FIELDS.items():
         assert field.default is not MISSING
         assert field.metadata["text"].endswith("."), name
@@ -117,10 +131,10 @@ def test_every_setting_is_declared_once_with_default_check_and_documentation() -
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_setting_reaches_the_run_from_python(name: str, seen: list[Any]) -> None:
     given = {name: OTHER[name], **BESIDE_IT.get(name, {})}
-    tables = grouped(given)
-    objects = {k: GROUPS[k](**v) if k in GROUPS else v for k, v in tables.items()}
-    for keywords in (tables, objects):
-        fgn.train(toys.network(), [], **keywords)
+    tables = keywords(given)
+    objects = {k: OPTIONS[k](**v) if k in OPTIONS else v for k, v in tables.items()}
+    for one in (tables, objects):
+        fgn.train(toys.network(), [], **one)
     assert [how for _, how in seen] == 2 * [Settings(**given)]
     assert getattr(seen[0][1], name) == OTHER[name] != getattr(Settings(), name)
 
@@ -130,7 +144,7 @@ def test_every_setting_reaches_the_run_from_a_config(name: str, tmp_path: Path) 
     base = load_config(small_config(tmp_path))
     plain = base.settings
     words = {name: OTHER[name], **BESIDE_IT.get(name, {})}
-    changes = {key_of(key): value for key, value in words.items()}
+    changes = keyed(words)
     if name == "rounds":
         changes["epochs"] = "none"
     config = base.variant("fedgradnorm", base.seed if name != "seed" else OTHER[name], changes)
@@ -154,12 +168,12 @@ def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
     ("given", "words"),
     [
         ({"head_steps": 5}, r"'head_steps' .*local=fgn\.Local\(head_steps=\.\.\.\)"),
-        ({"keep": "best"}, r"recording=fgn\.Recording\(keep=\.\.\.\)"),
+        ({"keep": "best"}, r"callbacks=\[fgn\.KeepBest\(per_client=\.\.\.\)\]"),
         ({"start": None}, r"fgn\.train\(run, clients\)"),
         ({"resume": True}, r"fgn\.resume\(folder, network, clients\)"),
         ({"progress": True}, r"callbacks=\[fgn\.ShowProgress\(\)\]"),
         ({"head_step": 5}, "unknown setting 'head_step'; did you mean 'head_steps'"),
-        ({"local": {"keep": "best"}}, r"'keep' is a setting of the group recording"),
+        ({"local": {"keep": "best"}}, r"'keep' is given among the callbacks"),
         ({"local": {"lr": 0.1}}, "'lr' belongs to no group"),
         ({"local": {"head_step": 5}}, "local: unknown setting 'head_step'; did you mean"),
         ({"local": fgn.Server()}, r"local must be fgn\.Local\(\.\.\.\) or a table"),
@@ -194,7 +208,10 @@ def test_a_method_is_its_weighting_and_settings(seen: list[Any]) -> None:
     fgn.train(toys.network(), [], method="fedgradnorm-direct", weighting={"gamma": 0.5})
     fgn.train(toys.network(), [], method="fedgradnorm", weighting=fgn.GradNorm(gamma=0.5))
     fgn.train(toys.network(), [], weighting={"gamma": 0.5})
-    (prox, how), (direct, _), (own, _), (default, plain) = seen
+    fgn.train(toys.network(), [])
+    fgn.train(toys.network(), [], sharing={"share": "none"})
+    (prox, how), (direct, _), (own, _), (default, plain), (bare, _), (alone, _) = seen
+    assert (bare.rule, bare.gamma, type(alone)) == ("direct", 0.9, fgn.Equal)
     assert isinstance(prox, fgn.Equal)
     assert (how.proximal, how.sends) == (0.01, "model")
     assert (direct.rule, direct.gamma) == ("direct", 0.5)
@@ -213,7 +230,7 @@ def same_in_both(name: str, folder: Path) -> None:
     network, clients, *_ = build(config)
     written = execute(config, folder / "written")
     names = [n for n in FIELDS if n not in fgn.methods()[name].settings]
-    given = grouped({n: getattr(config.settings, n) for n in names})
+    given = keywords({n: getattr(config.settings, n) for n in names})
     run = fgn.train(network, clients, method=name, weighting=config.weighting, **given)
     assert torch.equal(parameters(run), parameters(written))
     assert run.history.equals(written.history)

@@ -16,12 +16,12 @@ def test_settings_that_a_manifest_lacks_have_their_defaults() -> None:
     assert completed(asdict(Settings())) == asdict(Settings())
 
 
-def test_defaults_are_those_of_the_paper() -> None:
+def test_defaults() -> None:
     settings = Settings()
     local = settings.local()
-    assert (settings.lr, settings.server_optimizer) == (2e-4, "adam")
-    assert local.head_optimizer == {"name": "adam", "lr": 2e-4}
-    assert local.local_optimizer == {"name": "sgd", "lr": 2e-4}
+    assert (settings.lr, settings.server_optimizer) == (1e-3, "adam")
+    assert local.head_optimizer == {"name": "adam", "lr": 1e-3}
+    assert local.local_optimizer == {"name": "sgd", "lr": 1e-3}
     assert (settings.head_steps, settings.shared_steps, settings.step_with) == (1, 1, "new")
 
 
@@ -34,11 +34,14 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"head_steps": -1}, "head_steps must be a whole number >= 0"),
         ({"shared_steps": 0}, "shared_steps must be a whole number >= 1"),
         ({"shared_steps": True}, "shared_steps must be a whole number"),
-        ({"eval_every": -1}, "eval_every must be a whole number >= 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number >= 1"),
-        ({"keep": "bets"}, "unknown recording.keep 'bets'; did you mean 'best'?"),
+        ({"eval_every": -1}, "evaluation.every must be a whole number >= 0"),
+        ({"checkpoint_every": 0}, "checkpoints.every must be a whole number >= 1"),
+        ({"keep": "bets"}, "unknown keep_best.per_client 'bets'; did you mean 'best'?"),
         ({"patience": 0, "keep": "best"}, "patience must be a whole number >= 1, not 0"),
-        ({"patience": 3}, "patience = 3 ends a run whose best state is kept; give keep = 'best'"),
+        ({"watch": "accuracy"}, "watch and min_rounds belong to early stopping"),
+        ({"patience": 1, "min_rounds": -1}, "early_stopping.min_rounds must be a whole number"),
+        ({"patience": 1, "watch": 3}, "early_stopping.watch must be 'loss' or the name of a"),
+        ({"patience": 1, "eval_clients": 3}, "early_stopping compares evaluations of the same"),
         ({"epochs": 0}, "epochs must be > 0"),
         ({"epochs": float("inf")}, "epochs must be > 0"),
         ({"epochs": float("nan")}, "epochs must be > 0"),

@@ -17,7 +17,7 @@ from fedgradnorm._flower.federation_file import ClientFile, FederationFile, Task
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
 from fedgradnorm._round import tuning
-from fedgradnorm._round.settings import FIELDS, GROUP_OF, GROUPS, TOP, Settings
+from fedgradnorm._round.settings import FIELDS, GROUPS, SWITCHES, TOP, Settings
 from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
@@ -69,6 +69,8 @@ def _parts() -> Iterator[str]:
         yield f"## `[{group}]`\n"
         yield f"The fields of {{py:class}}`fedgradnorm.{kind.__name__}`."
         yield 'A key that may be none is set to `"none"`.\n'
+        if group in SWITCHES:
+            yield f"Off by default. `{group} = true` is the table with its defaults.\n"
         yield from _group(group)
     yield "## `[weighting]`\n"
     yield "Which keys there are depends on the method. `fedgradnorm methods NAME` lists them.\n"
@@ -120,9 +122,12 @@ def _setting(name: str, key: str) -> str:
 
 
 def _group(group: str) -> Iterator[str]:
-    for name in (name for name, of in GROUP_OF.items() if of == group):
-        yield _setting(name, f"{group}.{name}")
-        if name == "personalize":
+    hints = get_type_hints(GROUPS[group])
+    for field in dataclasses.fields(GROUPS[group]):
+        known = field.metadata
+        facts = [type_words(hints[field.name]), known["allowed"], _default(field.default)]
+        yield entry(f"{group}.{field.name}", facts, known["text"])
+        if field.name == "personalize":
             for key, words in tuning.MEANINGS.items():
                 yield entry(f"{group}.personalize.{key}", [], words)
 

@@ -29,17 +29,21 @@ if TYPE_CHECKING:
     from fedgradnorm._round.executor import Executor
     from fedgradnorm._round.reports import Column
     from fedgradnorm._round.settings import (
+        Checkpoints,
         Compute,
+        EarlyStopping,
+        Evaluation,
+        History,
+        KeepBest,
         Local,
         Personalization,
-        Recording,
         Server,
         Sharing,
     )
     from fedgradnorm._runs.loading import load
     from fedgradnorm._runs.run import Run
     from fedgradnorm._training.benefit import benefit
-    from fedgradnorm._training.callbacks import Callback, EarlyStopping, ShowProgress
+    from fedgradnorm._training.callbacks import Callback, ShowProgress
     from fedgradnorm._training.train import resume, train
     from fedgradnorm.models._input_rows import sequences
     from fedgradnorm.tasks import Task, binary, classification, multilabel, ordinal, regression
@@ -49,6 +53,7 @@ __all__ = [
     "Benefit",
     "BySize",
     "Callback",
+    "Checkpoints",
     "Client",
     "ClientPrivacy",
     "Column",
@@ -57,17 +62,19 @@ __all__ = [
     "DataError",
     "EarlyStopping",
     "Equal",
+    "Evaluation",
     "Executor",
     "FedGradNormError",
     "GradNorm",
+    "History",
     "Interrupted",
+    "KeepBest",
     "Local",
     "Method",
     "ModelError",
     "Needs",
     "Personalization",
     "Privacy",
-    "Recording",
     "Run",
     "RunFolderError",
     "Server",
@@ -99,19 +106,19 @@ __all__ = [
 
 _ROOMS = ("data", "experiments", "models", "tasks", "weighting")
 _TASKS = ("Task", "binary", "classification", "multilabel", "ordinal", "regression")
-_GROUPS = ("Compute", "Local", "Personalization", "Recording", "Server", "Sharing")
+_GROUPS = ("Compute", "Local", "Personalization", "Server", "Sharing")
+_RECORDED = ("Checkpoints", "EarlyStopping", "Evaluation", "History", "KeepBest")
 _WEIGHTINGS = ("BySize", "Equal", "GradNorm", "Needs", "Signals", "Static", "Weighting")
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in _ROOMS}
     | {name: f"{__name__}.tasks.{name}" for name in _TASKS}
-    | {name: f"{__name__}._round.settings.{name}" for name in _GROUPS}
+    | {name: f"{__name__}._round.settings.{name}" for name in (*_GROUPS, *_RECORDED)}
     | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
     | {
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Callback": f"{__name__}._training.callbacks.Callback",
         "Client": f"{__name__}._client.Client",
-        "EarlyStopping": f"{__name__}._training.callbacks.EarlyStopping",
         "Method": f"{__name__}._methods.Method",
         "Column": f"{__name__}._round.reports.Column",
         "Executor": f"{__name__}._round.executor.Executor",

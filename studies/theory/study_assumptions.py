@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev
 
 from fedgradnorm._client import Client
-from fedgradnorm._round.settings import Compute, Local, Recording, Server
+from fedgradnorm._round.settings import Compute, Evaluation, Local, Server
 from fedgradnorm._training.train import train
 from fedgradnorm.tasks._making import regression
 from fedgradnorm.weighting import Equal
@@ -98,7 +98,7 @@ def _trained(sign: float, rounds: int) -> tuple[Tensor, Tensor, float]:
         local=Local(batch_size=None, head_optimizer=plain),
         server=Server(server_optimizer=plain),
         compute=Compute(device="cpu", executor="loop"),
-        recording=Recording(eval_every=0),
+        callbacks=[Evaluation(every=0)],
     )
     assert run.network is not None
     w = next(run.network.parameters()).detach().flatten()[0]

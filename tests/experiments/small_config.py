@@ -33,9 +33,11 @@ widths = [6, 5]
 [local]
 batch_size = 8
 
-[recording]
-checkpoint_every = 2
-eval_every = 2
+[evaluation]
+every = 2
+
+[checkpoints]
+every = 2
 
 [weighting]
 gamma = 0.7

@@ -179,7 +179,7 @@ def stop(event: Any) -> None:
 def make_runs(parent: Path) -> None:
     """Finished and stopped runs, from Python and from a config."""
     toy_run(parent / "toy-whole")
-    config = load_config(small_config(parent), ["rounds=3", "recording.eval_every=0"])
+    config = load_config(small_config(parent), ["rounds=3", "evaluation.every=0"])
     execute(config, parent / "config-whole")
     for name in ("toy", "config"):
         try:

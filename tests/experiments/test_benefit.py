@@ -270,11 +270,11 @@ def test_benefit_warns_once_where_both_overfit(caplog) -> None:
     caplog.set_level(logging.WARNING, "fedgradnorm")
     flat.benefit(toys.network(), toys.clients(), **HOW)
     (record,) = caplog.records
-    assert "set validation rows (validation_share), keep = 'best'" in record.getMessage()
+    assert "set validation rows (validation_share), keep_best" in record.getMessage()
     caplog.clear()
     flat.benefit(toys.network(), clients(), **HOW)
     (record,) = caplog.records
-    assert "set keep = 'best' and patience" in record.getMessage()
+    assert "set keep_best and early_stopping" in record.getMessage()
 
 
 def test_benefit_resumes_and_shows_how_it_goes(tmp_path: Path) -> None:

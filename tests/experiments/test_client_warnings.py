@@ -139,6 +139,6 @@ def test_a_client_that_always_fails_is_told_once_and_counted(
     bad = fgn.Client("bad", task, train=toys.rows("place", 24))
     run = flat.train(toys.network(), [toys.client("corner"), bad], rounds=40, eval_every=0)
     (line,) = said(caplog, "'bad' left out")
-    assert "lower lr (now 0.0002) or look at its data" in line
+    assert "lower lr (now 0.001) or look at its data" in line
     assert said(caplog, "client 'bad' was left out in 40 of 40 rounds")
     assert run.manifest["left_out"] == {"corner": 0, "bad": 40}

@@ -159,8 +159,8 @@ def test_bad_data_stops_all_processes_before_they_start(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-LONG = ["rounds=1200", "recording.checkpoint_every=100", "recording.eval_every=600",
-        "recording.log_every=50"]  # fmt: skip
+LONG = ["rounds=1200", "checkpoints.every=100", "evaluation.every=600",
+        "history.every=50"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

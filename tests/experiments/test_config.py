@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.settings import Settings, key_of
+from fedgradnorm._round.settings import SWITCHES, Settings, key_of
 from fedgradnorm.experiments._config.config_file import build, load_config, make_config
 from fedgradnorm.experiments._config.overrides import overridden, parse_value
 from fedgradnorm.experiments._config.toml_text import to_toml
@@ -56,7 +56,27 @@ def test_every_setting_is_a_key_of_its_group(file):
     config = load_config(file)
     for name in (field.name for field in fields(Settings)):
         group, _, key = key_of(name).rpartition(".")
-        assert hasattr(getattr(config, group) if group else config, key), name
+        place = load_config(file, [f"{group}=true"]) if group in SWITCHES else config
+        assert hasattr(getattr(place, group) if group else place, key), name
+
+
+def test_a_switch_is_true_false_or_a_table(file):
+    assert load_config(file).settings.keep == "last"
+    assert load_config(file, ["keep_best=true"]).settings.keep == "best"
+    assert load_config(file, ["keep_best.per_client=true"]).settings.keep == "own_best"
+    assert load_config(file, ["keep_best=true", "keep_best=false"]).settings.keep == "last"
+    assert load_config(file, ["early_stopping=true"]).settings.patience == 5
+    both = ["early_stopping=true", "early_stopping.watch=accuracy"]
+    settings = load_config(file, both).settings
+    assert (settings.patience, settings.watch, settings.keep) == (5, "accuracy", "last")
+    with pytest.raises(ConfigError, match=r"early_stopping.patience = 0 |patience must be"):
+        load_config(file, ["early_stopping.patience=0"])
+    with pytest.raises(ConfigError, match=r"'early_stopping.patiense'; did you mean 'patience'"):
+        load_config(file, ["early_stopping.patiense=2"])
+    with pytest.raises(ConfigError, match=r"'patience'; did you mean 'early_stopping.patience'"):
+        load_config(file, ["patience=2"])
+    with pytest.raises(ConfigError, match="keep_best = 'best' should be"):
+        load_config(file, ["keep_best=best"])
 
 
 def test_overrides(file):

@@ -167,7 +167,7 @@ def test_the_log_says_what_it_costs(caplog: Any, executor: ExecutorName, told: b
 
 
 def test_bad_values() -> None:
-    with pytest.raises(fgn.ConfigError, match="record_conflict must be a whole number >= 0"):
+    with pytest.raises(fgn.ConfigError, match=r"history.conflict must be a whole number >= 0"):
         train(record_conflict=-1)
 
 

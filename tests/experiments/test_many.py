@@ -96,19 +96,19 @@ def test_several_tasks_of_a_client_are_evaluated_and_recorded_together() -> None
 
 @pytest.mark.parametrize("keep", ["best", "own_best"])
 def test_a_best_round_needs_the_same_clients_each_time(keep: str) -> None:
-    with pytest.raises(fgn.ConfigError, match="leave eval_clients out"):
+    with pytest.raises(fgn.ConfigError, match=r"leave evaluation.clients out"):
         Settings(keep=keep, eval_clients=3)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1.5, -1, True, "all"])
 def test_what_is_no_number_of_clients_is_refused(value: Any) -> None:
-    with pytest.raises(fgn.ConfigError, match="eval_clients"):
+    with pytest.raises(fgn.ConfigError, match=r"evaluation.clients"):
         Settings(eval_clients=value)
 
 
 @pytest.mark.parametrize("value", [-1, 0.5, "c1", [1]])
 def test_what_names_no_clients_is_refused(value: Any) -> None:
-    with pytest.raises(fgn.ConfigError, match="record_clients"):
+    with pytest.raises(fgn.ConfigError, match=r"history.clients"):
         Settings(record_clients=value)
 
 

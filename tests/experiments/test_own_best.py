@@ -239,6 +239,7 @@ def test_a_new_client_begins_with_a_head_that_fits_the_shared_network() -> None:
         for i, name in enumerate("abc")
     ]
     how = {"rounds": 10, "eval_every": 1, "batch_size": 8, "lr": 0.1, "heads": "all", "seed": 1}
+    how["weighting"] = fgn.GradNorm()
     run = flat.train(toys.network(), given, keep="own_best", device="cpu", **how)
     on_shared = [name for name, one in run.clients.items() if one.network is None]
     assert on_shared
@@ -249,5 +250,5 @@ def test_a_new_client_begins_with_a_head_that_fits_the_shared_network() -> None:
 
 
 def test_no_validation_rows_at_all_are_refused_with_the_way_out() -> None:
-    with pytest.raises(fgn.ConfigError, match=r"keep='own_best' needs validation rows"):
+    with pytest.raises(fgn.ConfigError, match=r"keep_best needs validation examples"):
         flat.train(toys.network(), toys.clients(), rounds=2, keep="own_best")

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import fedgradnorm as fgn
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.settings import FIELDS, grouped
+from fedgradnorm._round.settings import FIELDS, keywords
 from golden import recipes
 from golden.cases import Case
 from golden.recipes import Member, Split
@@ -101,8 +101,10 @@ def _trained(case: Case, folder: Path) -> fgn.Run:
 
 def _train(given: Mapping[str, Any]) -> fgn.Run:
     """``fgn.train`` with every setting in its group."""
-    settings = grouped({name: value for name, value in given.items() if name in FIELDS})
-    return fgn.train(**{k: v for k, v in given.items() if k not in FIELDS}, **settings)
+    settings = keywords({name: value for name, value in given.items() if name in FIELDS})
+    rest = {k: v for k, v in given.items() if k not in FIELDS}
+    callbacks = [*settings.pop("callbacks"), *rest.pop("callbacks", ())]
+    return fgn.train(**rest, **settings, callbacks=callbacks)
 
 
 def _stopped(given: Mapping[str, Any], after: int) -> None:
@@ -122,7 +124,7 @@ def _stopped(given: Mapping[str, Any], after: int) -> None:
 def _given(case: Case) -> dict[str, Any]:
     """The arguments of a training, all of them new."""
     settings = dict(case.settings)
-    weighting = None
+    weighting = fgn.Equal() if settings.get("share") == "none" else fgn.GradNorm()
     if case.weighting is not None:
         name, options = case.weighting
         weighting = getattr(fgn.weighting, name)(**options)

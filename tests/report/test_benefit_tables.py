@@ -21,7 +21,7 @@ from fedgradnorm._report.tables.benefit_grids import benefit_grid, by_task_grid
 METHODS = ["local", "fedrep", "fedgradnorm-steady sharing.heads=task"]
 SMALL = [
     'data={source="faces",samples=200,test_samples=30,clients_per_task=2,rows=16,validation_share=0.25}',
-    'network={name="mlp",widths=[4]}', "rounds=4", "recording.eval_every=2",
+    'network={name="mlp",widths=[4]}', "rounds=4", "evaluation.every=2",
     "local.batch_size=8", "personalization.personalize.steps=3", "lr=0.01",
     f"compare.methods={json.dumps(METHODS)}",
 ]  # fmt: skip

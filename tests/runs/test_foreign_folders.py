@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,10 @@ class Do(fgn.Callback):
             self.what()
 
 
-def train(folder: Path, seed: int = 0, **options: object) -> fgn.Run:
+def train(folder: Path, seed: int = 0, callbacks: Sequence[fgn.Callback] = ()) -> fgn.Run:
     return fgn.train(
         toys.network(), toys.clients(), rounds=ROUNDS, seed=seed, folder=folder,
-        recording={"checkpoint_every": 1}, **options,
+        callbacks=[fgn.Checkpoints(every=1), *callbacks],
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ The server weighs the clients' losses by a **method**: equal weights (`fedrep`),
 dynamic ones (`fedgradnorm`), or our faster rule (`fedgradnorm-direct`).
 
 Start with `fedgradnorm demo`. Then `fedgradnorm init pumps` writes a config to begin with.
-Exit codes: 0 done, 1 training failed, 2 bad input, 130 stopped with Ctrl-C.
+Exit codes: 0 done, 1 training failed, 2 bad input, 3 training diverged, 130 stopped with Ctrl-C.
 """
 
 app = typer.Typer(

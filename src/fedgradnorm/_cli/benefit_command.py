@@ -44,7 +44,7 @@ def benefit(
 
     Examples:
 
-    - `fedgradnorm benefit configs/school.toml data.validation_share=0.2 recording.keep=best`
+    - `fedgradnorm benefit configs/school.toml data.validation_share=0.2 keep_best=true`
 
     - `fedgradnorm benefit configs/landmine.toml --by loss --seeds 3 --jobs 2`
     """

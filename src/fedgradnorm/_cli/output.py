@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedgradnorm.data._sources import DataProgress
 
 FILE_WIDTH = 120
-BAD_INPUT, FAILED, STOPPED = 2, 1, 130
+BAD_INPUT, FAILED, DIVERGED, STOPPED = 2, 1, 3, 130
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

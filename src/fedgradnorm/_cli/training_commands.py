@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgradnorm._cli.output import data_bar, resumable, say, tell
+from fedgradnorm._cli.output import DIVERGED, data_bar, fail, resumable, say, tell
 from fedgradnorm._launched import is_leader
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def allowing(modules: list[str] | None) -> str:
 
 
 def show_run(folder: Path) -> None:
-    """The table of one run, and where it is."""
+    """The table of one run, and where it is; a run that has diverged ends the command with 3."""
     if not is_leader():
         return
     from fedgradnorm._report.grid import to_terminal
@@ -138,14 +138,14 @@ def show_run(folder: Path) -> None:
             else to_terminal(replace(crowd, title=title))
         )
     tell([*run.problems, *notes])
-    if names := run.manifest.get("diverged"):
-        from fedgradnorm._runs.manifest import diverged_words
-
-        tell([diverged_words(names)])
     if run.kept:
         say(run.kept)
     say(f"run folder: {folder}")
     say(f"report:     fedgradnorm report {folder} --open")
+    if names := run.manifest.get("diverged"):
+        from fedgradnorm._runs.manifest import diverged_words
+
+        raise fail(diverged_words(names), DIVERGED)
 
 
 def show_runs(places: list[Path], picture: Path) -> None:

@@ -51,11 +51,20 @@ def check_clients(clients: Sequence[Client], settings: Settings) -> None:
                     f"first_loss='log_classes' needs classification, but client {client.name!r} "
                     f"does {client.task.kind}; use 'dataset' or 'first_round'"
                 )
-    if settings.keeps_best and all(client.validation is None for client in clients):
-        raise ConfigError(
-            f"keep={settings.keep!r} needs validation rows, and no client has any; give clients "
-            "validation=(x, y), or the data source a validation_share, or use keep='last'"
-        )
+    if settings.judges:
+        what = "keep_best" if settings.keeps_best else "early_stopping"
+        judged = [client for client in clients if client.validation is not None]
+        if not judged:
+            raise ConfigError(
+                f"{what} needs validation examples, and no client has any; give clients "
+                f"validation=(x, y), or the data source a validation_share, or leave {what} out"
+            )
+        known = {"loss"}.union(*(client.task.metrics for client in judged))
+        if settings.watch not in known:
+            raise ConfigError(
+                f"early_stopping watches {settings.watch!r} on validation examples, and no client "
+                f"has both; watch one of: {', '.join(sorted(known))}"
+            )
     if not isinstance(plan := settings.participation, (int, float)):
         for turn in range(max(1, len(plan))):
             participants(plan, 0, owners, turn)

@@ -62,6 +62,11 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
             raise ConfigError(
                 f"{key_of(name)} = {value!r} cannot be run over the network; leave it at {only!r}"
             )
+    if settings.patience is not None and not settings.keeps_best:
+        raise ConfigError(
+            "early_stopping cannot end a run over the network, where each client judges for "
+            "itself; add keep_best = true, and a client stops looking for a better round"
+        )
     check_tuning(settings.personalize)
     made_here = settings.heads != "own" and not own_names(["bias"], settings.head_own)
     if made_here and settings.head_init == "targets":

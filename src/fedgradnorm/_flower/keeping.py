@@ -105,8 +105,7 @@ class Keeping:
         if round_number in self.values:
             return
         self.values[round_number] = self.present.validate()
-        loss = {name: found["loss"] for name, found in self.values[round_number].items()}
-        self.best.judge(round_number, loss)
+        self.best.judge(round_number, self.values[round_number])
         checkpoint.save({"best": self.best.state_dict(), "values": self.values}, self.path)
         self.path.chmod(0o600)
 

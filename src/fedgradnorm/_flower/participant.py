@@ -110,8 +110,7 @@ class Participant:
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and not self._judges:
-            words = "keep = %r: no validation rows, so the last state is kept"
-            log.warning(words, settings.keep)
+            log.warning("keep_best: no validation examples, so the last state is kept")
 
     @property
     def _judges(self) -> bool:

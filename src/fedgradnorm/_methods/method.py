@@ -14,7 +14,7 @@ from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm._round.settings import FIELDS, Settings, key_of, name_of, unknown
 from fedgradnorm.weighting import Needs, Weighting
 
-DEFAULT = "fedgradnorm"
+DEFAULT = "fedgradnorm-direct"
 LOCAL = "local"
 """The method that shares nothing: every client trains alone."""
 

@@ -1,9 +1,10 @@
 """Every setting of a training run, declared once: type, default, check, documentation and scope.
 
-Settings come in groups, which are arguments of :func:`fedgradnorm.train` and tables of a config
-file. :class:`Settings` is all of them in one object, and what the rest of the package reads. To add
-a setting, add a field to a group: checks, config files, ``key=value`` overrides, the reference and
-the rules of federations follow from it.
+Settings come in groups, which are tables of a config file. In Python some groups are arguments of
+:func:`fedgradnorm.train` (:data:`OPTIONS`), and those about evaluations and files are members of
+its ``callbacks`` (:data:`RECORDED`). :class:`Settings` is all of them in one flat object, and what
+the rest of the package reads. To add a setting, add a field to a group: checks, config files,
+``key=value`` overrides, the reference and the rules of federations follow from it.
 """
 
 from __future__ import annotations
@@ -77,6 +78,23 @@ def _setting(default: Any, kind: Kind, text: str, **scope: Any) -> Any:
     return field(default=default, metadata=known)
 
 
+def _of(group: type[_Group], key: str, **other: Any) -> Any:
+    """The flat setting that a field of a group stands for.
+
+    ``default`` is its value without the group, where that switches something on; ``values`` are its
+    values for those of the field, and ``kind`` then checks them.
+    """
+    known = {one.name: one for one in fields(group)}[key]
+    check, allowed = other.get("kind") or (known.metadata["check"], known.metadata["allowed"])
+    if "default" in other and "kind" not in other:
+        check = _optional(check)
+    told = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
+    told |= {name: other[name] for name in ("values",) if name in other}
+    default = other.get("default", known.default)
+    told["scope"] = replace(told["scope"], safe=default)
+    return field(default=default, metadata=told)
+
+
 def _optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -123,6 +141,12 @@ def _number_or_names(name: str, value: object) -> int | list[str]:
     return names(name, value) if isinstance(value, list | tuple) else whole(name, value, 0)
 
 
+def _metric(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name} must be 'loss' or the name of a metric, not {shown(value)}")
+    return value
+
+
 def _client_privacy(_: str, value: object) -> dict[str, Any]:
     return {k: v for k, v in vars(privacy_of(value, ClientPrivacy)).items() if v is not None}
 
@@ -155,8 +179,10 @@ class _Group:
     """What all groups have in common: their values are checked when they are made."""
 
     def __post_init__(self) -> None:
+        table = next((name for name, kind in GROUPS.items() if kind is type(self)), "")
         for one in fields(self):
-            value = one.metadata["check"](key_of(one.name), getattr(self, one.name))
+            key = f"{table}.{one.name}" if table else key_of(one.name)
+            value = one.metadata["check"](key, getattr(self, one.name))
             object.__setattr__(self, one.name, value)
 
 
@@ -390,77 +416,145 @@ class Compute(_Group):
 
 @_documented
 @dataclass(frozen=True)
-class Recording(_Group):
-    """What is measured and saved, which round is kept, and when a run stops early."""
+class Evaluation(_Group):
+    """How often clients are evaluated, and how many of them."""
 
-    log_every: int = _setting(
-        1, _whole(1), "rounds between two rows of a client's own reports in the history.",
-        changes_result=False, client_sets=True,
-    )
-    eval_every: int | None = _setting(
+    every: int | None = _setting(
         None, _whole(0, none=True),
         "rounds between two evaluations; once per epoch by default; 0 evaluates at the end only.",
         changes_result=False, client_sets=True,
     )
-    eval_clients: int | float | None = _setting(
+    clients: int | float | None = _setting(
         None, (_optional(_some_clients), "1 or more clients, or a share above 0 and at most 1"),
         "how many clients are evaluated (100), or which share of them (0.1), drawn for each "
         "evaluation from the seed; all by default. The last evaluation is of all clients where "
         "there are 1,000 at most.",
         changes_result=False, client_sets=True, deployed=False,
     )
-    record_clients: int | list[str] | None = _setting(
-        None, (_optional(_number_or_names), "0 or more clients, or names"),
-        "whose rows the history keeps: so many clients, drawn from the seed, or these names. By "
-        "default everybody's; of more than 500 clients those of 48, and of everybody the first and "
-        "the last evaluation. ``Run.spread`` has quantiles over all clients.",
-        changes_result=False, client_sets=True, deployed=False,
+
+
+@_documented
+@dataclass(frozen=True)
+class KeepBest(_Group):
+    """End with the best round of all evaluations instead of the last one.
+
+    The best round has the highest mean over clients of (first - loss) / max(first, loss), with
+    losses on the validation examples; or the best mean of the metric that early stopping watches.
+    """
+
+    per_client: bool = _setting(
+        False, (flag, ""),
+        "each client whose own validation result was best in another round than the shared one "
+        "keeps network and head of that round for itself. With early stopping, the run then ends "
+        "when neither the mean nor any client improves.",
     )
-    record_conflict: int = _setting(
-        0, _whole(0),
-        "rounds between two records of the cosine between every two clients' updates, see "
-        "``Run.conflict``; 0 is never. It changes results by rounding only.",
-        changes_result=False, client_sets=True, private=False,
+
+
+@_documented
+@dataclass(frozen=True)
+class EarlyStopping(_Group):
+    """End a run that no longer improves on the clients' validation examples.
+
+    The run ends with its last round; add ``KeepBest`` to return to the best one. Clients that train
+    alone stop one by one.
+    """
+
+    patience: int = _setting(
+        5, _whole(1), "evaluations without improvement that end the run."
     )
-    keep: Keep = _setting(
-        "last", _choice(Keep),
-        "end with the ``last`` state, or the ``best`` one of all evaluations: that with the "
-        "highest mean over clients of (first - loss) / max(first, loss), with losses on the "
-        "validation examples. With ``own_best`` the shared network is that of ``best``, and each "
-        "client whose own loss was lowest in another round has network and head of that round for "
-        "itself.",
+    watch: str = _setting(
+        "loss", (_metric, ""),
+        '"loss", or the name of a metric that clients have, such as "accuracy". A loss is '
+        "compared with the client's first one, so that clients count equally whatever their units "
+        "are; a metric is averaged over the clients that have it.",
     )
-    patience: int | None = _setting(
-        None, _whole(1, none=True),
-        "end a run that keeps its best after this many evaluations without a better one. With the "
-        "default ``eval_every``, at least 50 rounds must have passed as well: an epoch of small "
-        "clients is a single round. With ``own_best`` each client waits that long, and the run "
-        "ends when no client waits any more.",
+    min_rounds: int | None = _setting(
+        None, _whole(0, none=True),
+        "rounds without improvement that must have passed as well. By default 0, or 50 where the "
+        "interval of evaluations is the default one: an epoch of small clients is a single round.",
     )
-    checkpoint_every: int | None = _setting(
+
+
+@_documented
+@dataclass(frozen=True)
+class Checkpoints(_Group):
+    """How often a run with a folder writes a checkpoint."""
+
+    every: int | None = _setting(
         None, _whole(1, none=True),
         "rounds between two checkpoints; by default an epoch, or as many as make checkpoints a "
         "twentieth of the time, but no more than the epoch that ends after 5 s.",
         changes_result=False, client_sets=True,
     )
+
+
+@_documented
+@dataclass(frozen=True)
+class History(_Group):
+    """What the history of a run records."""
+
+    every: int = _setting(
+        1, _whole(1), "rounds between two rows of a client's own reports.",
+        changes_result=False, client_sets=True,
+    )
+    clients: int | list[str] | None = _setting(
+        None, (_optional(_number_or_names), "0 or more clients, or names"),
+        "whose rows are recorded: so many clients, drawn from the seed, or these names. By "
+        "default everybody's; of more than 500 clients those of 48, and of everybody the first and "
+        "the last evaluation. ``Run.spread`` has quantiles over all clients.",
+        changes_result=False, client_sets=True, deployed=False,
+    )
+    conflict: int = _setting(
+        0, _whole(0),
+        "rounds between two records of the cosine between every two clients' updates, see "
+        "``Run.conflict``; 0 is never. It changes results by rounding only.",
+        changes_result=False, client_sets=True, private=False,
+    )
 # fmt: on
 
 
-GROUPS: dict[str, type[_Group]] = {
+OPTIONS: dict[str, type[_Group]] = {
     "local": Local,
     "server": Server,
     "sharing": Sharing,
     "personalization": Personalization,
     "compute": Compute,
-    "recording": Recording,
 }
-"""The groups by the name of their argument, which is also the name of their table."""
+"""The groups that are arguments of ``train``, by name, which is also the name of their table."""
+
+RECORDED: dict[str, type[_Group]] = {
+    "evaluation": Evaluation,
+    "keep_best": KeepBest,
+    "early_stopping": EarlyStopping,
+    "checkpoints": Checkpoints,
+    "history": History,
+}
+"""The groups that are given among the callbacks of ``train``, by the name of their table."""
+
+GROUPS: dict[str, type[_Group]] = {**OPTIONS, **RECORDED}
+"""Every group by the name of its table."""
 
 
 @dataclass(frozen=True)
-class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
+class Settings(Compute, Personalization, Sharing, Server, Local):
     """All settings of a run: the fields of every group, and those that belong to none."""
 
+    eval_every: int | None = _of(Evaluation, "every")
+    eval_clients: int | float | None = _of(Evaluation, "clients")
+    keep: Keep = _of(
+        KeepBest,
+        "per_client",
+        default="last",
+        values={False: "best", True: "own_best"},
+        kind=_choice(Keep),
+    )
+    patience: int | None = _of(EarlyStopping, "patience", default=None)
+    watch: str = _of(EarlyStopping, "watch")
+    min_rounds: int | None = _of(EarlyStopping, "min_rounds")
+    checkpoint_every: int | None = _of(Checkpoints, "every")
+    log_every: int = _of(History, "every")
+    record_clients: int | list[str] | None = _of(History, "clients")
+    record_conflict: int = _of(History, "conflict")
     rounds: int | None = _setting(
         None,
         _whole(1, none=True),
@@ -472,7 +566,7 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
         "length of the run in passes over the largest client's training examples.",
     )
     lr: float = _setting(
-        2e-4,
+        1e-3,
         (number, "above 0"),
         "learning rate of every network optimizer that does not name its own.",
     )
@@ -485,16 +579,13 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
             object.__setattr__(self, "personalize", table)
         if self.ditto and self.share == "none":
             raise ConfigError("ditto pulls toward the shared network; share='none' has none")
-        if self.patience is not None and not self.keeps_best:
+        if self.patience is None and (self.watch, self.min_rounds) != ("loss", None):
+            raise ConfigError("watch and min_rounds belong to early stopping; give patience too")
+        if self.eval_clients is not None and self.judges:
+            what = "keep_best" if self.keeps_best else "early_stopping"
             raise ConfigError(
-                f"patience = {self.patience} ends a run whose best state is kept; "
-                "give keep = 'best' too, or leave patience out"
-            )
-        if self.eval_clients is not None and self.keeps_best:
-            raise ConfigError(
-                f"keep = {self.keep!r} compares the validation losses of the same clients in each "
-                "evaluation, and eval_clients draws others each time; leave eval_clients out, or "
-                "use keep = 'last'"
+                f"{what} compares evaluations of the same clients, and evaluation.clients draws "
+                f"others each time; leave evaluation.clients out, or {what}"
             )
         if self.head_own is not None and self.heads == "own":
             raise ConfigError(
@@ -511,6 +602,22 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
     def keeps_best(self) -> bool:
         """Whether evaluations are chosen from: for all clients, or by each for itself."""
         return self.keep != "last"
+
+    @property
+    def judges(self) -> bool:
+        """Whether evaluations are compared, to stop early or to keep the best round."""
+        return self.keeps_best or self.patience is not None
+
+    @property
+    def least_wait(self) -> int:
+        """Rounds without improvement before early stopping may end the run.
+
+        An interval of evaluations that was chosen is patience enough. By default it is an epoch,
+        which for small clients is a single round, and plateaus of 30 rounds are common.
+        """
+        if self.min_rounds is not None:
+            return self.min_rounds
+        return 50 if self.eval_every is None else 0
 
     @property
     def chooses_alone(self) -> bool:
@@ -601,30 +708,47 @@ class Settings(Recording, Compute, Personalization, Sharing, Server, Local):
 FIELDS = {one.name: one for one in fields(Settings)}
 """Every setting by name."""
 
-GROUP_OF = {one.name: group for group, kind in GROUPS.items() for one in fields(kind)}
+_PLACES = {one.name: (name, one.name) for name, kind in OPTIONS.items() for one in fields(kind)} | {
+    name: (group, one.metadata["place"][1])
+    for name, one in FIELDS.items()
+    for group, kind in RECORDED.items()
+    if one.metadata.get("place", ("", ""))[0] is kind
+}
+"""Where each setting that has a group is: the group's table, and the key in it."""
+
+_NAMES: dict[tuple[str, str], str] = {place: name for name, place in _PLACES.items()}
+
+GROUP_OF = {name: group for name, (group, _) in _PLACES.items()}
 """The group of each setting that has one."""
 
 TOP = tuple(name for name in FIELDS if name not in GROUP_OF)
 """The settings that belong to no group."""
 
+SWITCHES = {"keep_best": "keep", "early_stopping": "patience"}
+"""Groups that switch something on just by being there, and the setting that says so."""
+
 
 def key_of(name: str) -> str:
     """The key of a setting in a config file.
 
-    >>> key_of("head_steps"), key_of("lr")
-    ('local.head_steps', 'lr')
+    >>> key_of("head_steps"), key_of("eval_every"), key_of("lr")
+    ('local.head_steps', 'evaluation.every', 'lr')
     """
-    return f"{GROUP_OF[name]}.{name}" if name in GROUP_OF else name
+    return ".".join(_PLACES.get(name, (name,)))
 
 
 def name_of(key: str) -> str:
     """The setting that a key of a config file means; empty if it is no setting.
 
-    >>> name_of("local.head_steps"), name_of("lr"), name_of("data.samples")
-    ('head_steps', 'lr', '')
+    >>> name_of("local.head_steps"), name_of("evaluation.every"), name_of("keep_best")
+    ('head_steps', 'eval_every', 'keep')
+    >>> name_of("lr"), name_of("data.samples")
+    ('lr', '')
     """
     group, _, rest = key.rpartition(".")
-    return rest if rest in FIELDS and GROUP_OF.get(rest, "") == group else ""
+    if not group:
+        return SWITCHES.get(key, key if key in TOP else "")
+    return _NAMES.get((group, rest), "")
 
 
 def scope_of(name: str) -> Scope:
@@ -634,20 +758,51 @@ def scope_of(name: str) -> Scope:
 
 
 def grouped(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name as keywords of ``train``, or as the tables of a config.
+    """Settings by name as the tables of a config; False for what is switched off.
 
-    >>> grouped({"lr": 0.1, "head_steps": 2})
-    {'lr': 0.1, 'local': {'head_steps': 2}}
+    >>> grouped({"lr": 0.1, "head_steps": 2, "keep": "best"})
+    {'lr': 0.1, 'local': {'head_steps': 2}, 'keep_best': {'per_client': False}}
+    >>> grouped({"patience": None, "watch": "loss"})
+    {'early_stopping': False}
     """
     found: dict[str, Any] = {}
     for name, value in flat.items():
-        place = found.setdefault(GROUP_OF[name], {}) if name in GROUP_OF else found
-        place[name] = value
+        if name not in _PLACES:
+            found[name] = value
+            continue
+        group, key = _PLACES[name]
+        switch = SWITCHES.get(group, "")
+        if switch in flat and flat[switch] in ("none", FIELDS[switch].default):
+            found[group] = False
+            continue
+        values = FIELDS[name].metadata.get("values", {})
+        found.setdefault(group, {})[key] = next((k for k, v in values.items() if v == value), value)
+    return found
+
+
+def keyed(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name as values by dotted key of a config.
+
+    >>> keyed({"lr": 0.1, "eval_every": 2, "keep": "last"})
+    {'lr': 0.1, 'evaluation.every': 2, 'keep_best': False}
+    """
+    found: dict[str, Any] = {}
+    for name, value in grouped(flat).items():
+        inside = value.items() if name in GROUPS and isinstance(value, dict) else ()
+        found |= {f"{name}.{key}": one for key, one in inside} or {name: value}
+    return found
+
+
+def keywords(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name as keywords of ``train``, with option groups among the callbacks."""
+    found = grouped(flat)
+    tables = {group: found.pop(group) for group in RECORDED if group in found}
+    found["callbacks"] = [RECORDED[g](**table) for g, table in tables.items() if table is not False]
     return found
 
 
 def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name from keywords of ``train``: each group is an object, a table or None."""
+    """Settings by name from groups: each is an object, a table, None, or a switch."""
     flat: dict[str, Any] = {}
     for name, value in given.items():
         if name not in GROUPS:
@@ -657,18 +812,45 @@ def ungrouped(given: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def recorded(options: Sequence[object]) -> dict[str, Any]:
+    """Settings by name from the option groups among callbacks, of each at most one."""
+    tables: dict[str, Any] = {}
+    for one in options:
+        group = next(name for name, kind in RECORDED.items() if kind is type(one))
+        if group in tables:
+            raise ConfigError(f"callbacks has two of fgn.{type(one).__name__}; give one")
+        tables[group] = one
+    return ungrouped(tables)
+
+
 def _values(group: str, value: object) -> dict[str, Any]:
-    kind = GROUPS[group]
+    kind, switch = GROUPS[group], SWITCHES.get(group)
+    if switch and value is False:
+        return {switch: FIELDS[switch].default}
+    if switch and value is True:
+        value = kind()
     if isinstance(value, Mapping):
         for name in value:
-            if GROUP_OF.get(name) != group:
+            if (group, name) not in _NAMES:
                 raise ConfigError(unknown(str(name), group))
-        return dict(value)
-    if type(value) is kind:
-        return {one.name: getattr(value, one.name) for one in fields(kind)}
-    raise ConfigError(
-        f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not {shown(value)}"
-    )
+        table = dict(value)
+        if switch:
+            own = FIELDS[switch].metadata["place"][1]
+            table = {own: next(one.default for one in fields(kind) if one.name == own), **table}
+    elif type(value) is kind:
+        table = {one.name: getattr(value, one.name) for one in fields(kind)}
+    else:
+        raise ConfigError(
+            f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not "
+            f"{shown(value)}"
+        )
+    return {_NAMES[group, key]: _flat_value(group, key, one) for key, one in table.items()}
+
+
+def _flat_value(group: str, key: str, value: Any) -> Any:
+    """The value of a flat setting for that of a group's field."""
+    values = FIELDS[_NAMES[group, key]].metadata.get("values")
+    return values[flag(f"{group}.{key}", value)] if values else value
 
 
 def unknown(name: str, group: str = "") -> str:
@@ -676,15 +858,22 @@ def unknown(name: str, group: str = "") -> str:
 
     >>> unknown("head_steps")
     "'head_steps' is a setting of the group local: local=fgn.Local(head_steps=...)"
+    >>> unknown("patience")
+    "'patience' is given among the callbacks: callbacks=[fgn.EarlyStopping(patience=...)]"
     """
+    if name in RECORDED:
+        kind = RECORDED[name].__name__
+        return f"{name!r} is given among the callbacks: callbacks=[fgn.{kind}(...)]"
     if name in GROUP_OF:
-        right = GROUP_OF[name]
-        kind = GROUPS[right].__name__
-        return f"{name!r} is a setting of the group {right}: {right}=fgn.{kind}({name}=...)"
+        right, key = _PLACES[name]
+        made = f"fgn.{GROUPS[right].__name__}({key}=...)"
+        if right in RECORDED:
+            return f"{name!r} is given among the callbacks: callbacks=[{made}]"
+        return f"{name!r} is a setting of the group {right}: {right}={made}"
     if name in TOP:
         return f"{name!r} belongs to no group: give it as {name}=..."
     try:
-        choose(name, [n for n in FIELDS if not group or GROUP_OF.get(n) == group], "setting")
+        choose(name, [key for g, key in _NAMES if g == group] if group else FIELDS, "setting")
     except ConfigError as error:
         return f"{group}: {error}" if group else str(error)
     return f"unknown setting {name!r}"

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from fedgradnorm._methods import METHODS
-from fedgradnorm._round.settings import FIELDS, GROUPS, completed, scope_of
+from fedgradnorm._round.settings import FIELDS, GROUPS, completed, name_of, scope_of
 from fedgradnorm._stored.reader import StoredRun
 
 Facts = dict[str, Any]
@@ -41,10 +41,9 @@ def facts_of(run: StoredRun) -> Facts:
         "privacy": _privacy(run),
     }
     beside = BESIDE
-    if parts["training"].get("keep") in (
-        "best",
-        "own_best",
-    ):  # evaluations are then what is chosen from
+    training = parts["training"]
+    if training.get("keep", "last") != "last" or training.get("patience") is not None:
+        # Evaluations are then what is chosen from.
         beside = BESIDE - {"eval_every"}
     kept = {part: {k: v for k, v in t.items() if k not in beside} for part, t in parts.items()}
     named = {**kept, "own": run.part("own"), "point": run.part("point")}
@@ -58,6 +57,8 @@ def fact_of(key: str) -> str:
     ('training.head_steps', 'training.lr', 'data.samples')
     """
     table, _, rest = key.partition(".")
+    if name := name_of(key):
+        return f"training.{name}"
     if table in GROUPS:
         return f"training.{rest}"
     return f"training.{key}" if table in FIELDS else key

@@ -23,9 +23,8 @@ from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.alone import STAGE
 from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
-from fedgradnorm._training.inputs import checked_callbacks, checked_folder
-from fedgradnorm._training.keywords import CHOICES, chosen
-from fedgradnorm._training.train import train_with
+from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen
+from fedgradnorm._training.train import Option, train_with
 from fedgradnorm.weighting import Equal, Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -38,7 +37,7 @@ def benefit(
     by: By = "score",
     folder: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    callbacks: Sequence[Callback | Show] = (),
+    callbacks: Sequence[Callback | Option | Show] = (),
     **training: Any,
 ) -> Benefit:
     """Train together and alone, and compare both on each client's test examples.
@@ -57,20 +56,17 @@ def benefit(
     Returns:
         A benefit with ``table``, ``sentence``, and the two runs, ``joined`` and ``alone``.
     """
-    weighting, how = _chosen(training)
+    weighting, how, found = _chosen({**training, "callbacks": callbacks})
     given = testable(clients, by)
-    found = checked_callbacks(callbacks)
     warn_of_overfitting(given, how)
     place = checked_folder(folder)
 
-    def run(name: str, weighting: Weighting | None, how: Settings) -> Run:
+    def run(name: str, weighting: Weighting, how: Settings) -> Run:
         own = None if place is None else Path(place) / name
         begun = resume and own is not None and present(own / MANIFEST)
         with ExitStack() as stack:
             mine = [stack.enter_context(_shown(name, one)) for one in found]
-            return train_with(
-                network, given, weighting, how, folder=own, resume=begun, callbacks=mine
-            )
+            return train_with(network, given, weighting, how, mine, folder=own, resume=begun)
 
     joined = run("joined", weighting, how)
     alone = run(STAGE, Equal(), how.alone())
@@ -83,20 +79,20 @@ def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
         return
     rows = "" if any(c.validation for c in clients) else "validation rows (validation_share), "
     log.warning(
-        "benefit: keep = 'last' ends both trainings at the last round, where small clients "
-        "overfit, alone most of all; set %skeep = 'best' and patience", rows,
+        "benefit: both trainings end at the last round, where small clients overfit, alone most "
+        "of all; set %skeep_best and early_stopping", rows,
     )  # fmt: skip
 
 
-def _chosen(training: dict[str, Any]) -> tuple[Weighting | None, Settings]:
+def _chosen(training: dict[str, Any]) -> tuple[Weighting, Settings, list[Callback]]:
     for name in training:
-        if name not in CHOICES:
+        if name not in (*CHOICES, "callbacks"):
             raise ConfigError(f"benefit() takes no {name!r}: {unknown(name)}")
-    weighting, settings = chosen(training)
+    weighting, settings, callbacks = chosen(training)
     sharing = training.get("sharing")
     if settings.share == "none" or (isinstance(sharing, Mapping) and "share" in sharing):
         raise ConfigError("benefit trains with and without sharing; leave sharing.share out")
-    return weighting, settings
+    return weighting, settings, callbacks
 
 
 @contextmanager

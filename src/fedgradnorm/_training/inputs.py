@@ -1,9 +1,15 @@
-"""The arguments of ``train`` other than settings: each is checked, with an error that says how."""
+"""The arguments of ``train``: each is checked, with an error that says how to give it.
+
+Method, weighting, option groups and callbacks become one weighting, settings and callbacks.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -14,11 +20,82 @@ from fedgradnorm._engines import ranks
 from fedgradnorm._engines.ranks import World
 from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._launched import asked_for
-from fedgradnorm._round.settings import Settings
+from fedgradnorm._methods import DEFAULT, find_method
+from fedgradnorm._round.settings import (
+    OPTIONS,
+    RECORDED,
+    TOP,
+    Settings,
+    recorded,
+    ungrouped,
+    unknown,
+)
 from fedgradnorm._runs.folder import Place
+from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, ShowProgress
 from fedgradnorm.models._flat import require_gpu
-from fedgradnorm.weighting import Weighting
+from fedgradnorm.weighting import Equal, Weighting
+
+CHOICES = ("method", "weighting", *TOP, *OPTIONS)
+"""The keywords of ``train`` that decide how a run is trained, with ``callbacks``."""
+
+_ELSEWHERE = {
+    "start": "continue from a run by giving it as the network: fgn.train(run, clients)",
+    "resume": "continue the run in a folder with fgn.resume(folder, network, clients)",
+    "progress": "show progress with callbacks=[fgn.ShowProgress()], or give your function there",
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explained(function: F) -> F:
+    """Let an unknown keyword be an error that says where the setting is."""
+    taken = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in taken:
+                why = _ELSEWHERE.get(name) or unknown(name)
+                raise ConfigError(f"{function.__name__}() takes no {name!r}: {why}")
+        return function(*args, **given)
+
+    return cast(F, call)
+
+
+def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback]]:
+    """The weighting, settings and callbacks that keywords of ``train`` stand for.
+
+    A weighting alone is no method: no settings come with it. With neither, the default method's
+    weighting is taken, or ``Equal`` where nothing is shared.
+    """
+    method, weighting = given.get("method"), given.get("weighting")
+    options, callbacks = divided_callbacks(given.get("callbacks", ()))
+    flat = ungrouped({k: v for k, v in given.items() if k in (*TOP, *OPTIONS)})
+    settings = Settings(**flat, **recorded(options))
+    if not isinstance(weighting, Mapping):
+        weighting = checked_weighting(weighting)
+    if method is None and isinstance(weighting, Weighting):
+        return weighting, settings, callbacks
+    if method is None and weighting is None and settings.share == "none":
+        return Equal(), settings, callbacks
+    found = find_method(DEFAULT if method is None else method)
+    return found.weigh(weighting), found.applied(settings), callbacks
+
+
+def started(network: nn.Module | Run, clients: Sequence[Client]) -> tuple[Run | None, nn.Module]:
+    """The run to continue from, if ``network`` is one, and the network to train."""
+    if not isinstance(network, Run):
+        return None, network
+    if network.shared is not None:
+        return network, network.shared
+    for client in checked_clients(clients):
+        if client.name not in network.clients:
+            raise ConfigError(
+                f"nothing was shared in that run, so client {client.name!r}, which it does not "
+                "know, has no network to start from; train it alone from a fresh network"
+            )
+    return network, next(iter(network.networks.values()))
 
 
 def check_is_module(network: object) -> None:
@@ -66,22 +143,29 @@ def checked_folder(folder: object) -> Place | None:
     return folder
 
 
-def checked_callbacks(callbacks: object) -> list[Callback]:
-    """The callbacks as a list, with functions in ShowProgress; a ConfigError if one is neither."""
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
+    """The option groups among callbacks, such as ``KeepBest()``, and the callbacks themselves.
+
+    A function becomes a ShowProgress. It is a ConfigError if a member is none of these.
+    """
+    kinds = tuple(RECORDED.values())
+    if isinstance(callbacks, (Callback, *kinds)) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks must be a list of fgn.Callback, not {_kind(callbacks)}")
-    found = []
+    options, found = list[object](), list[Callback]()
     for i, callback in enumerate(callbacks):
-        if isinstance(callback, type) and issubclass(callback, Callback):
+        if isinstance(callback, type) and issubclass(callback, (Callback, *kinds)):
             name = callback.__name__
             raise ConfigError(f"callbacks[{i}] is the class {name}; give an instance, {name}(...)")
+        if isinstance(callback, kinds):
+            options.append(callback)
+            continue
         if not isinstance(callback, Callback) and not callable(callback):
             raise ConfigError(
                 f"callbacks[{i}] must be an fgn.Callback or a function, not {_kind(callback)}"
             )
         found.append(callback if isinstance(callback, Callback) else ShowProgress(callback))
         whole(f"callbacks[{i}].every", found[-1].every, 1)
-    return found
+    return options, found
 
 
 def meet(engine: str) -> World:

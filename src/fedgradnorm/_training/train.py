@@ -12,21 +12,26 @@ from typing import Any
 
 from torch import nn
 
-from fedgradnorm._checks import flag
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import stoppable
 from fedgradnorm._errors import ConfigError, Interrupted
 from fedgradnorm._federation.checks import aligned, check_clients, sized
 from fedgradnorm._round.numerics import numerics
+from fedgradnorm._round.settings import Checkpoints as CheckpointOptions
 from fedgradnorm._round.settings import (
     Compute,
+    EarlyStopping,
+    Evaluation,
+    History,
+    KeepBest,
     Local,
     Personalization,
-    Recording,
     Server,
     Settings,
     Sharing,
     completed,
+    key_of,
+    recorded,
 )
 from fedgradnorm._runs.after.adding import stored_weighting
 from fedgradnorm._runs.after.starting import Start, checked_start
@@ -37,21 +42,25 @@ from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgre
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder
 from fedgradnorm._training.describe import manifest_of
 from fedgradnorm._training.inputs import (
+    CHOICES,
     check_is_module,
-    checked_callbacks,
     checked_clients,
     checked_folder,
-    checked_weighting,
+    chosen,
+    divided_callbacks,
+    explained,
     meet,
+    started,
     usable_device,
 )
 from fedgradnorm._training.interrupt import deferred_interrupt
-from fedgradnorm._training.keywords import CHOICES, chosen, explained, started
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.models._dividing import divided
-from fedgradnorm.weighting import Equal, GradNorm, Weighting
+from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
+
+Option = Evaluation | KeepBest | EarlyStopping | CheckpointOptions | History
 
 
 @explained
@@ -63,15 +72,14 @@ def train(
     weighting: Weighting | Mapping[str, Any] | None = None,
     rounds: int | None = None,
     epochs: float | None = None,
-    lr: float = 2e-4,
+    lr: float = 1e-3,
     seed: int = 0,
     local: Local | Mapping[str, Any] | None = None,
     server: Server | Mapping[str, Any] | None = None,
     sharing: Sharing | Mapping[str, Any] | None = None,
     personalization: Personalization | Mapping[str, Any] | None = None,
     compute: Compute | Mapping[str, Any] | None = None,
-    recording: Recording | Mapping[str, Any] | None = None,
-    callbacks: Sequence[Callback | Show] = (),
+    callbacks: Sequence[Callback | Option | Show] = (),
     folder: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Train one shared network and a personal head per client.
@@ -84,8 +92,8 @@ def train(
         clients: the clients of the federation; see :class:`fedgradnorm.Client`.
         method: the name of a method, one of :data:`fedgradnorm.methods`: a weighting and settings.
         weighting: how the server weights clients: an object, or a table of options of the method's
-            weighting. By default the paper's ``GradNorm(gamma=0.9)``, or ``Equal()`` where nothing
-            is shared.
+            weighting. With neither, the method is ``fedgradnorm-direct``, which is
+            ``GradNorm(rule="direct")``; or ``Equal()`` where nothing is shared.
         rounds, epochs: length of the run; a round is one communication, an epoch one pass over the
             largest client's training examples. Ten epochs if neither is given.
         lr: learning rate of every network optimizer that does not name its own.
@@ -95,24 +103,24 @@ def train(
         sharing: what clients share, :class:`fedgradnorm.Sharing`.
         personalization: what each client has for itself, :class:`fedgradnorm.Personalization`.
         compute: device, precision and engine, :class:`fedgradnorm.Compute`.
-        recording: evaluation, history, early stopping, :class:`fedgradnorm.Recording`.
-        callbacks: :class:`fedgradnorm.Callback` objects, such as
-            :class:`fedgradnorm.ShowProgress` and :class:`fedgradnorm.EarlyStopping`: they see every
-            round, and can stop the run. A function is called after each round.
+        callbacks: what happens around the rounds. :class:`fedgradnorm.Evaluation`,
+            :class:`fedgradnorm.EarlyStopping`, :class:`fedgradnorm.KeepBest`,
+            :class:`fedgradnorm.Checkpoints` and :class:`fedgradnorm.History` set what is evaluated,
+            kept and written; :class:`fedgradnorm.ShowProgress` and your own
+            :class:`fedgradnorm.Callback` objects see every round, and can stop the run. A function
+            is called after each round.
         folder: where to save config, log, metrics and checkpoints; without it nothing is written.
             :func:`fedgradnorm.resume` continues the run in it.
 
-    Every group may also be a table, ``local={"head_steps": 5}``.
+    The groups from ``local`` to ``compute`` may also be tables, ``local={"head_steps": 5}``.
 
     Returns:
         A :class:`fedgradnorm.Run`.
     """
     given = dict(locals())
-    weighting, settings = chosen({name: given[name] for name in CHOICES})
+    weighting, settings, own = chosen({name: given[name] for name in (*CHOICES, "callbacks")})
     start, network = started(network, clients)
-    return train_with(
-        network, clients, weighting, settings, start=start, folder=folder, callbacks=callbacks
-    )
+    return train_with(network, clients, weighting, settings, own, start=start, folder=folder)
 
 
 @explained
@@ -122,7 +130,7 @@ def resume(
     clients: Sequence[Client],
     *,
     weighting: Weighting | None = None,
-    callbacks: Sequence[Callback | Show] = (),
+    callbacks: Sequence[Callback | Option | Show] = (),
 ) -> Run:
     """Continue the run in ``folder`` with the settings it was started with.
 
@@ -131,7 +139,8 @@ def resume(
         network: the network it was given; or the run, where it started from one.
         clients: the same clients, with the same data.
         weighting: the weighting, if it is a custom one; others are made from what is stored.
-        callbacks: as for :func:`fedgradnorm.train`.
+        callbacks: as for :func:`fedgradnorm.train`. Options such as ``KeepBest()`` may be left
+            out, or must be those that the run was started with.
 
     Returns:
         A :class:`fedgradnorm.Run`: on a CPU bit-for-bit the one that was interrupted would be.
@@ -145,48 +154,44 @@ def resume(
         weighting = stored_weighting(
             manifest, "fgn.resume(folder, network, clients, weighting=...)"
         )
+    options, own = divided_callbacks(callbacks)
+    for name, value in recorded(options).items():
+        if value != (there := getattr(settings, name)):
+            raise ConfigError(
+                f"{key_of(name)} is {there!r} in the run in {folder}, not {value!r}; a run goes on "
+                "with the settings it was started with, so leave the option out"
+            )
     start, network = started(network, clients)
     return train_with(
-        network,
-        clients,
-        weighting,
-        settings,
-        start=start,
-        folder=folder,
-        resume=True,
-        callbacks=callbacks,
+        network, clients, weighting, settings, own, start=start, folder=folder, resume=True
     )
 
 
 def train_with(
     network: nn.Module,
     clients: Sequence[Client],
-    weighting: Weighting | None,
+    weighting: Weighting,
     settings: Settings,
+    callbacks: Sequence[Callback] = (),
     *,
     start: Run | None = None,
     folder: Place | None = None,
     resume: bool = False,
-    progress: bool | Show = False,
-    callbacks: Sequence[Callback | Show] = (),
 ) -> Run:
-    """What :func:`fedgradnorm.train` does, once its keywords are :class:`Settings`."""
-    weighting, clients = checked_weighting(weighting), checked_clients(clients)
+    """What :func:`fedgradnorm.train` does, once its keywords are a weighting and settings."""
+    clients = checked_clients(clients)
     check_is_module(network)
     network = sized(network, clients, settings.seed)
     network = divided(network, settings.shared, settings.frozen)
-    found = checked_callbacks(callbacks)
-    shows = [one.show or True for one in found if isinstance(one, ShowProgress)]
-    own = [one for one in found if not isinstance(one, ShowProgress)]
-    resume, place = flag("resume", resume), checked_folder(folder)
+    shows = [one.show or True for one in callbacks if isinstance(one, ShowProgress)]
+    own = [one for one in callbacks if not isinstance(one, ShowProgress)]
+    place = checked_folder(folder)
     begin: Start | None = None
     if (other := checked_start(start)) is not None:
         check_clients(clients, settings)
         begin = Start(other, network, clients, settings)
         network, clients = begin.network, begin.clients
     world = meet(settings.executor)
-    if weighting is None:
-        weighting = GradNorm() if settings.share == "all" else Equal()
     clients = aligned(clients, settings, None if begin is None else begin.columns)
     device = usable_device(settings)
     network = world.same_network(network)
@@ -203,7 +208,7 @@ def train_with(
         trainer.manifest = writer.manifest
     try:
         with (
-            _display([progress, *shows] if world.leads else [], trainer) as show,
+            _display(shows if world.leads else [], trainer) as show,
             numerics(settings.precision, trainer.device),
             stoppable(world),
             deferred_interrupt() as interrupt,

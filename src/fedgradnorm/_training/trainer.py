@@ -77,7 +77,6 @@ class Trainer(TrainingState):
         self.rounds = self.accounts.govern(federation, rounds)
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.whole_epoch = max(1, round(self.per_epoch))
-        self.samples_clients = settings.eval_clients is not None
         steps = settings.local().steps
         self.presence = Presence(clients, settings.batch_size, settings.seed, steps)
         self.recording = Recording(clients, federation, self.accounts, settings)
@@ -192,7 +191,7 @@ class Trainer(TrainingState):
         alone = train_alone(self) if self.training_alone else None
         self.training_alone = False
         judged = max((best.last_round for best in self.best.all), default=0)
-        if self.best.active and judged < self.round:
+        if self.best.keeps and judged < self.round:
             self.evaluate()
         self.monitor.on_end(self)
         self.best.restore()
@@ -206,7 +205,7 @@ class Trainer(TrainingState):
         log_personal(self.personal)
         self.evaluate(last=True)
         self.recording.flush(everybody=True)
-        self.diverged = self.monitor.diverged(self.evaluation, restored=self.best.active)
+        self.diverged = self.monitor.diverged(self.evaluation, restored=self.best.keeps)
         self.over = True
         self._call("on_end")
         self._settle()
@@ -287,8 +286,13 @@ class Trainer(TrainingState):
             log.info("rounds are not captured into a GPU graph: rates follow a schedule")
         self.accounts.announce()
         if self.best.active and (blind := self.best.blind):
-            words = "keep = %r: no validation examples, so not counted: %s"
-            log.info(words, self.settings.keep, listed(blind))
+            what = "keep_best" if self.best.keeps else "early_stopping"
+            log.info(
+                "%s: no %s on validation examples, so not counted: %s",
+                what,
+                self.settings.watch,
+                listed(blind),
+            )
         self.presence.announce(self.rounds)
         self.recording.announce()
 
@@ -336,9 +340,9 @@ class Trainer(TrainingState):
         if not self.over:
             return found
         early = self.round < self.rounds
-        found |= {"stopped_early": early} if self.best.active or early else {}
+        found |= {"stopped_early": early} if self.best.keeps or early else {}
         found |= {"stopped": self.stopped} if early else {}
-        found |= {"kept": self.best.for_manifest()} if self.best.active else {}
+        found |= {"kept": self.best.for_manifest()} if self.best.keeps else {}
         found |= {"diverged": self.diverged} if self.diverged else {}
         return found
 

@@ -12,7 +12,7 @@ from fedgradnorm._benefit.benefit import Benefit, over_seeds
 from fedgradnorm._benefit.measuring import By, testable
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._methods import LOCAL
-from fedgradnorm._round.settings import key_of
+from fedgradnorm._round.settings import keyed
 from fedgradnorm._runs.loading import load
 from fedgradnorm._training.benefit import warn_of_overfitting
 from fedgradnorm._training.inputs import usable_device
@@ -101,7 +101,7 @@ def _alone(config: Config, seed: int) -> Config:
     plain = config.variant(LOCAL, seed)
     wanted, own = _values(config.settings.alone()), _values(plain.settings)
     changed = {k: v for k, v in wanted.items() if v != own[k] and k not in ("seed", "share")}
-    return config.variant(LOCAL, seed, {key_of(k): v for k, v in changed.items()})
+    return config.variant(LOCAL, seed, keyed(changed))
 
 
 def _values(settings: Any) -> Mapping[str, Any]:

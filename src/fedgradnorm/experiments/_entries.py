@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.settings import GROUPS, TOP, name_of
+from fedgradnorm._round.settings import GROUPS, SWITCHES, TOP, name_of
 from fedgradnorm.experiments._config.overrides import parse_value
 
 FROZEN_FROM = "fedgradnorm"
@@ -66,7 +66,7 @@ def read_entry(text: str) -> Entry:
     for word in words:
         key, equals, value = word.partition("=")
         table, _, setting = key.partition(".")
-        chosen = (table in GROUPS and setting) or (key in TOP and key != "seed")
+        chosen = (table in GROUPS and setting) or (key in (*TOP, *SWITCHES) and key != "seed")
         if not (equals and value) or not (chosen or (table == "weighting" and setting)):
             raise ConfigError(
                 f"{text!r}: after a method's name come settings of its own, such as "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +14,21 @@ from torch import nn
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
+from fedgradnorm._round.settings import keywords
+from fedgradnorm._runs.after.starting import taken_over
+from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.callbacks import ShowProgress
+from fedgradnorm._training.callbacks import Callback, Progress, ShowProgress
 from fedgradnorm._training.trackers import Show, open_sink
-from fedgradnorm._training.train import train_with
+from fedgradnorm._training.train import resume as continue_run
+from fedgradnorm._training.train import train
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, build, clients_of, load_config
+from fedgradnorm.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -59,15 +64,12 @@ def execute(
     """
     folder = Path(folder)
     if not is_leader():  # under torchrun: rank 0 keeps the folder, and says what is in it
-        network, clients, weighting, settings = build(config, clients_of(config))
-        begin = _begin(start, network)
-        return train_with(
-            network, clients, weighting, settings, start=begin, folder=folder, resume=resume
-        )
+        network, clients, weighting, _ = build(config, clients_of(config))
+        return _trained(config, _begin(start, network), clients, weighting, folder, resume, [])
     if not resume:
         _refuse_taken(folder)  # before time is spent on data
     data = data or load_data(config, data_progress)
-    network, clients, weighting, settings = build(config, data.clients)
+    network, clients, weighting, _ = build(config, data.clients)
     begin = _begin(start, network)
     with FolderLock(folder, config.text(), data.log, data.dropped) as folder_lock:
         if not resume:
@@ -75,28 +77,43 @@ def execute(
         try:
             with open_sink(config.output.tracking, folder, config.table()) as sink:
                 show = [ShowProgress(None if progress is True else progress)] if progress else []
-                return train_with(
-                    network,
-                    clients,
-                    weighting,
-                    settings,
-                    start=begin,
-                    folder=folder_lock,
-                    resume=resume and present(folder / MANIFEST),
-                    callbacks=[sink, *show],
-                )
+                begun = resume and present(folder / MANIFEST)
+                own: list[Callback | Callable[[Progress], None]] = [sink, *show]
+                return _trained(config, begin, clients, weighting, folder_lock, begun, own)
         except TrainingError as error:
             raise TrainingError(f"{error}; checkpoint: {folder / CHECKPOINT}") from error
 
 
-def _begin(folder: str | Path | None, network: nn.Module) -> Run | None:
-    """The run to start from; of a class of its own, the config's network is an instance."""
+def _trained(
+    config: Config,
+    network: nn.Module | Run,
+    clients: Sequence[Client],
+    weighting: Weighting,
+    folder: Place,
+    begun: bool,
+    callbacks: Sequence[Callback | Callable[[Progress], None]],
+) -> Run:
+    """The run of a config: from its start, or where it was stopped."""
+    if begun:
+        return continue_run(folder, network, clients, weighting=weighting, callbacks=callbacks)
+    how = keywords(config.given)
+    how["callbacks"] += callbacks
+    return train(
+        network, clients, method=config.method, weighting=config.weighting, folder=folder, **how
+    )
+
+
+def _begin(folder: str | Path | None, network: nn.Module) -> nn.Module | Run:
+    """The network to start with, or the run; of a custom class, the config's is an instance."""
     if folder is None:
-        return None
+        return network
     try:
-        return load(folder)
+        run = load(folder)
     except ModelError:
-        return load(folder, network)
+        run = load(folder, network)
+    if run.shared is not None:
+        taken_over(run.shared, network)  # which refuses a network of another shape
+    return run
 
 
 def _refuse_taken(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import find_method
-from fedgradnorm._round.settings import GROUPS
+from fedgradnorm._round.settings import name_of
 
 Point = dict[str, Any]
 """Values by dotted key of the config."""
@@ -60,7 +60,7 @@ def felt_by(point: Mapping[str, Any], method: str) -> Point:
         table, name, *_ = [*key.split("."), ""]
         if table == "weighting":
             return not name or name in options
-        return (name if table in GROUPS else key) not in fixed
+        return (name_of(key) or key) not in fixed
 
     return {key: value for key, value in point.items() if feels(key)}
 

@@ -80,7 +80,8 @@ class Together:
     ) -> None:
         self.clients = {client.name: client for client in clients()}
         self.settings = Settings(**{**OPTIONS, **options}, patience=evaluations)
-        self.weighting, self.make, self.folder = weighting or fgn.GradNorm(), make, folder
+        self.weighting = weighting or fgn.GradNorm(rule="direct")
+        self.make, self.folder = make, folder
         assert self.settings.rounds is not None
         scalars = sent_scalars(self.weighting, self.settings)
         self.names = list(self.clients)

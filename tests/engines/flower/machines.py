@@ -61,8 +61,8 @@ batch_size = 8
 [compute]
 device = "cpu"
 
-[recording]
-eval_every = {evaluate}
+[evaluation]
+every = {evaluate}
 {training}
 [output]
 folder = "{folder}"

@@ -48,7 +48,7 @@ ATTACKER = Path(__file__).with_name("attacker.py")
 
 def alone(machines: Machines) -> fgn.Run:
     """The same config in this process, ended with its last round."""
-    change = ["compute.executor='loop'", "recording.keep='last'"]
+    change = ["compute.executor='loop'", "keep_best=false"]
     return execute(load_config(machines.config, change), machines.folder / "alone")
 
 

@@ -79,7 +79,7 @@ def test_any_other_setting_is_another_agreement(change, tmp_path):
 
 def test_where_it_runs_is_each_sides_own_business(tmp_path):
     config = Machines(tmp_path, rounds=3).config
-    own = ["compute.device='auto'", "recording.log_every=5", "output.folder='elsewhere'"]
+    own = ["compute.device='auto'", "history.every=5", "output.folder='elsewhere'"]
     assert agree(load_config(config, own)).digest == agree(load_config(config)).digest
 
 
@@ -117,7 +117,7 @@ def test_a_head_in_common_cannot_start_at_anybodys_targets(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sent"),
     [
-        ("recording.keep='best'", ()),
+        ("keep_best=true", ()),
         ("personalization.personalize.steps=3", ()),
         ("sharing.heads='task'", ("head",)),
     ],

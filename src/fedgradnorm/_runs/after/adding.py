@@ -11,7 +11,7 @@ from fedgradnorm import weighting as weightings
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, FedGradNormError
-from fedgradnorm._round.settings import GROUPS, TOP, completed, grouped, ungrouped
+from fedgradnorm._round.settings import OPTIONS, TOP, completed, keywords, ungrouped
 from fedgradnorm._runs.manifest import describe_weighting
 from fedgradnorm._runs.run import Run
 from fedgradnorm.weighting import Weighting
@@ -36,20 +36,18 @@ def added(
             "give all of them, or go on without it: fgn.train(run, clients)"
         )
     settings = completed(run.manifest["settings"])
-    changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *GROUPS)})
+    changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *OPTIONS)})
     if "rounds" in changed or "epochs" in changed:
         settings = {**settings, "rounds": None, "epochs": None}
     if weighting is None and "method" not in changes:
         weighting = stored_weighting(run.manifest, "run.add(client, others, weighting=...)")
-    others_given = {k: v for k, v in changes.items() if k not in (*TOP, *GROUPS)}
+    how = keywords({**settings, **changed})
+    given = list(changes.get("callbacks", ()))
+    again = {type(one) for one in given}
+    how["callbacks"] = [*(one for one in how["callbacks"] if type(one) not in again), *given]
+    rest = {k: v for k, v in changes.items() if k not in (*TOP, *OPTIONS, "callbacks")}
     # The public function, since training is a room above this one.
-    return fedgradnorm.train(
-        run,
-        [*others, client],
-        weighting=weighting,
-        **grouped({**settings, **changed}),
-        **others_given,
-    )
+    return fedgradnorm.train(run, [*others, client], weighting=weighting, **how, **rest)
 
 
 def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -45,9 +46,9 @@ def _unknown(key: str, name: str, names: list[str]) -> str:
 def _tables_with(name: str, model: type[BaseModel]) -> list[str]:
     """The dotted keys that end in ``name``: somebody left the table out."""
     tables = {
-        table: field.annotation.model_fields
+        table: kind.model_fields
         for table, field in model.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        if isinstance(kind := _table(field.annotation), type) and issubclass(kind, BaseModel)
     }
     options = {key for method in METHODS.values() for key in method.options()}
     found = [f"{table}.{name}" for table, names in tables.items() if name in names]
@@ -59,8 +60,16 @@ def _names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     kind: Any = model
     for part in place:
         any_name = get_origin(kind) is dict
-        kind = get_args(kind)[1] if any_name else kind.model_fields[str(part)].annotation
+        kind = get_args(kind)[1] if any_name else _table(kind.model_fields[str(part)].annotation)
     return list(kind.model_fields)
+
+
+def _table(annotation: Any) -> Any:
+    """The model of a table that may be left out, or the annotation itself."""
+    if get_origin(annotation) is dict:
+        return annotation
+    models = [kind for kind in get_args(annotation) if kind is not NoneType]
+    return models[0] if len(models) == 1 else annotation
 
 
 def _wish(finding: Mapping[str, Any]) -> str:

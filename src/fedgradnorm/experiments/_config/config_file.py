@@ -2,9 +2,9 @@
 
 Top level: ``name``, ``imports``, ``method``, ``seed``, ``rounds``, ``epochs``, ``lr``; then
 ``[data]`` (a source and its options), ``[network]`` (a name and its options), a table for each
-group of settings (``[local]``, ...), ``[weighting]`` (options of the method's), ``[privacy]``
-(what clients promise) and ``[output]``. ``[compare]`` and ``[sweep]`` are for comparisons and no
-part of a run. Only this module, its tables and its errors know pydantic.
+group of settings (``[local]``, ``[history]``, ...), ``[weighting]`` (options of the method's
+weighting), ``[privacy]`` (what clients promise) and ``[output]``. ``[compare]`` and ``[sweep]`` are
+for comparisons and no part of a run. Only this module, its tables and its errors know pydantic.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -31,11 +32,12 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import DEFAULT, find_method
 from fedgradnorm._round.settings import (
     FIELDS,
-    GROUP_OF,
     GROUPS,
+    SWITCHES,
     TOP,
     Settings,
     grouped,
+    name_of,
     ungrouped,
 )
 from fedgradnorm._runs.layout import CHECKPOINT, MANIFEST
@@ -62,28 +64,38 @@ Parts = tuple[nn.Module, list[Client], Weighting, Settings]
 LONGEST_NAME = 80
 """Characters, of up to four bytes, of 255 that the name of a run folder may have."""
 
-_HINTS = get_type_hints(Settings)
-
 
 class _Nullable(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
-        """TOML has no null: ``batch_size = "none"`` says that there is no such limit."""
+        """TOML has no null: ``batch_size = "none"`` says that there is no such limit.
+
+        ``keep_best = true`` is a table with nothing in it, and ``false`` is none.
+        """
         if not isinstance(data, dict):
             return data
+        read: dict[str, Any] = {
+            key: ({} if data[key] else None) for key in SWITCHES if _is_switch(data.get(key))
+        }
+        hints = {key: field.annotation for key, field in cls.model_fields.items()}
         return {
-            key: None if value == "none" and NoneType in get_args(_HINTS.get(key)) else value
-            for key, value in data.items()
+            key: None if value == "none" and NoneType in get_args(hints.get(key)) else value
+            for key, value in {**data, **read}.items()
         }
 
 
-def _declared(names: Iterable[str]) -> dict[str, Any]:
-    """Settings as fields of a pydantic model."""
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _declared(kind: type, names: Iterable[str]) -> dict[str, Any]:
+    """Fields of a group, or of all settings, as those of a pydantic model."""
+    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}
     return {
         name: (
-            _HINTS[name],
-            Field(default=FIELDS[name].default, description=FIELDS[name].metadata["text"]),
+            hints[name],
+            Field(default=known[name].default, description=known[name].metadata["text"]),
         )
         for name in names
     }
@@ -92,11 +104,13 @@ def _declared(names: Iterable[str]) -> dict[str, Any]:
 def _group(name: str) -> Any:
     """The table of a group, as the field of a pydantic model."""
     kind = GROUPS[name]
-    table: Any = create_model(
-        kind.__name__, __base__=_Nullable, **_declared(n for n in GROUP_OF if GROUP_OF[n] == name)
-    )
+    declared = _declared(kind, [one.name for one in fields(kind)])
+    table: Any = create_model(kind.__name__, __base__=_Nullable, **declared)
     summary = str(kind.__doc__).partition("\n")[0]
-    return table, Field(default=table(), description=summary[:1].lower() + summary[1:-1])
+    about = summary[:1].lower() + summary[1:-1]
+    if name in SWITCHES:
+        return table | None, Field(default=None, description=about)
+    return table, Field(default=table(), description=about)
 
 
 if TYPE_CHECKING:
@@ -105,7 +119,7 @@ else:
     _Chosen = create_model(
         "_Chosen",
         __base__=_Nullable,
-        **_declared(TOP),
+        **_declared(Settings, TOP),
         **{name: _group(name) for name in GROUPS},
     )
 
@@ -155,9 +169,13 @@ class Config(_Chosen):
     @property
     def settings(self) -> Settings:
         """The training settings, with what the method fixes and the seed."""
-        tables = {group: dict(getattr(self, group)) for group in GROUPS}
-        given = ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
-        return find_method(self.method).applied(Settings(**given))
+        return find_method(self.method).applied(Settings(**self.given))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The training settings by name, without what the method fixes."""
+        tables = {g: None if (t := getattr(self, g)) is None else dict(t) for g in GROUPS}
+        return ungrouped({**{name: getattr(self, name) for name in TOP}, **tables})
 
     def table(self) -> dict[str, Any]:
         """The resolved config as plain values, defaults included; what the method fixes is not."""
@@ -173,6 +191,7 @@ class Config(_Chosen):
                 and (value is not None or FIELDS[name].default is not None)
             }
         )
+        said = {name: value for name, value in said.items() if value is not False}
         options = method.options().items()
         defaults = {name: p.default for name, p in options if p.default is not p.empty}
         dumped["weighting"] = {**defaults, **dumped["weighting"]}
@@ -259,16 +278,18 @@ def make_config(table: Mapping[str, Any], origin: str = "", allow: Sequence[str]
 def for_method(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``table`` with another method: what that one does not take, or fixes itself, is left out."""
     for key in ("weighting", *GROUPS):
-        if not isinstance(table.get(key, {}), Mapping):
+        if not isinstance(table.get(key, {}), (Mapping, bool) if key in SWITCHES else Mapping):
             raise ConfigError(f"{key} = {table[key]!r} should be a table")
     before = find_method(table.get("method", Config.model_fields["method"].default))
     after = find_method(name)
     weighting = dict(table.get("weighting", {}))
     before.build(weighting)  # a misspelt option must not vanish unseen
     kept = {
-        key: {k: v for k, v in value.items() if k not in after.settings} if key in GROUPS else value
+        key: {k: v for k, v in value.items() if name_of(f"{key}.{k}") not in after.settings}
+        if key in GROUPS and isinstance(value, Mapping)
+        else value
         for key, value in table.items()
-        if key not in after.settings
+        if name_of(key) not in after.settings
     }
     taken = {key: value for key, value in weighting.items() if key in after.options()}
     return {**kept, "method": name, "weighting": taken}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from fedgradnorm._round.settings import GROUPS, TOP
+from fedgradnorm._round.settings import GROUPS, SWITCHES, TOP
 from fedgradnorm._training.trackers import Tracking
 
 
@@ -64,7 +64,7 @@ else:
         },
         **{
             name: (
-                dict[str, Any],
+                bool | dict[str, Any] if name in SWITCHES else dict[str, Any],
                 Field(default={}, description=f"[{name}] of this method's runs alone"),
             )
             for name in GROUPS

@@ -40,6 +40,8 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     place = table
     for depth, part in enumerate(parents, start=1):
+        if isinstance(place.get(part), bool):  # keep_best = true is a table with nothing in it
+            place[part] = {}
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise ConfigError(f"{'.'.join(parents[:depth])} is no table")
