@@ -209,8 +209,7 @@ class Adam(Optimizer):
         step += 1
         if not len(x):
             return
-        fusing = torch.compiler.is_compiling()  # which makes a kernel of the lines below
-        if not fusing and x.is_contiguous() and (len(x) <= FEW or x.is_cuda):  # reads rows once
+        if x.is_contiguous() and (len(x) <= FEW or x.is_cuda):  # torch's kernel reads rows once
             kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
             steps = step.float()  # as the kernel wants them
             kernel(

@@ -164,11 +164,6 @@ class Engine:
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)
 
-    def fuse(self) -> None:
-        """Compile what a joint pass does beside the network."""
-        if self._joint is not None and not self.spec.head_rates:
-            self._joint.fuse()
-
     def moved_columns(self) -> list[Tensor]:
         """Every column of the table that a round changes."""
         return [p.rows[key] for p in self.table.parts for key in [*p.moved, FIRST_LOSS, ROUNDS]]

@@ -168,12 +168,6 @@ def step_heads(
         part.head_optimizer.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
 
 
-def plain_linear(part: ClientPart) -> bool:
-    """Whether the heads of a part are linear ones with one of the usual losses."""
-    usual = id(part.task.loss_function) in OUTPUT_GRADIENTS
-    return usual and part.linear and not part.reaches_in and part.task.is_plain
-
-
 def head_gradient(
     part: ClientPart, row: Row, features: Tensor, y: Tensor, *, own: bool, inputs: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -184,7 +178,8 @@ def head_gradient(
     dW = D^T Z, db = sum D and dZ = D W.
     """
     count = len(row[OWN])
-    if not plain_linear(part):
+    usual = OUTPUT_GRADIENTS.get(id(part.task.loss_function))
+    if usual is None or not part.linear or part.reaches_in or not part.task.is_plain:
         features = features.detach().requires_grad_(inputs)
         mine = leaves(part.own, row[OWN], "", own)
         buffers = {k.removeprefix(BUFFER): row[k] for k in part.buffers}
@@ -194,7 +189,6 @@ def head_gradient(
         scale, share, heads = row.get(SCALE), row.get(SHARE), part.heads.views(row[OWN])
         weight, bias = heads["weight"], heads["bias"]
         z = features.detach().view(count, -1, features.shape[-1])
-        usual = OUTPUT_GRADIENTS[id(part.task.loss_function)]
         each, d = usual(torch.baddbmm(bias[:, None], z, weight.transpose(1, 2)), y, inputs)
         if share is None:
             losses = each.mean(dim=1) if inputs else each[:, 0]

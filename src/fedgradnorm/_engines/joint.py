@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fedgradnorm._engines.examples import Batch, Block, Plan, SharedExamples
-from fedgradnorm._engines.gradients import head_gradient, plain_linear, step_heads
+from fedgradnorm._engines.gradients import head_gradient, step_heads
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._fusing import Fused
 from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._state.table import Row
@@ -184,13 +183,8 @@ class JointPass:
         self._output = self._gradient = self.owner = torch.empty(0)
         self.layers = Layers()
         self._once: SharedExamples | None = None
-        self._heads = _heads
         for tap in self._taps:
             tap.on = False
-
-    def fuse(self) -> None:
-        """Compile the small kernels of heads into a few; those that need autograd stay."""
-        self._heads = Fused(_heads)
 
     def run(
         self,
@@ -224,8 +218,7 @@ class JointPass:
         for group, row, batch in zip(plan.groups, rows, batches, strict=True):
             end, size = start + group.part.batch * len(group.names), group.part.batch
             z = features[start:end]
-            heads = self._heads if plain_linear(group.part) else _heads
-            pieces.append(partial(heads, group, row, batch, z, spec, options, later))
+            pieces.append(partial(_heads, group, row, batch, z, spec, options, later))
             if stretches and stretches[-1][2] == size:
                 stretches[-1] = stretches[-1][0], end, size
             else:

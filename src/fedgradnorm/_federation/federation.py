@@ -125,7 +125,7 @@ class Federation:
         if self.shared_heads.groups:
             self.server.afterwards = self._average_heads
         if self.shares and settings.compile and device.type == "cuda":
-            self.fuse()
+            self.server.fuse()
         self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
         self._scalars = sum(need in weighting.needs for need in SCALARS)
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
@@ -134,12 +134,6 @@ class Federation:
     def ends(self) -> Federation:
         """Whose rows clients evaluate and end with: these, or with Ditto the personal ones."""
         return self.personal or self
-
-    def fuse(self) -> None:
-        """Let torch.compile make fewer kernels of the server's part and of linear heads."""
-        self.server.fuse()
-        if isinstance(self.engine, Engine):
-            self.engine.fuse()
 
     @property
     def burst(self) -> int:

@@ -51,7 +51,7 @@ class ServerState:
         self.options: Mapping[str, Any] | None = None  # of the optimiser in this round
         self.aggregate, self.step_with = aggregate, step_with
         self.bounds, self.cuts = bounds, list[Cut]()
-        self.rates, self.weigh, self._move = rates, weigh, self.optimizer.step
+        self.rates, self.weigh = rates, weigh
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def begin_round(self, round_number: int) -> None:
@@ -60,13 +60,11 @@ class ServerState:
 
     def step(self, direction: Tensor) -> None:
         """Move the shared network along a direction."""
-        self._move(self.shared[None], direction[None], self.moments, self.options)
+        self.optimizer.step(self.shared[None], direction[None], self.moments, self.options)
 
     def fuse(self) -> None:
-        """Compile the weighting's many small kernels into a few, and the optimiser's into one."""
+        """Compile the weighting's many small kernels into a few."""
         self.weigh = Fused(weigh)
-        if not self.rates and not isinstance(self.optimizer, optimizers.Torch):
-            self._move = Fused(self.optimizer.step)  # a rate of its own is a kernel of its own
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that a round changes in place."""

@@ -408,7 +408,7 @@ class Compute(_Group):
     )
     compile: bool = _setting(
         False, (flag, ""),
-        "on a GPU, let torch.compile fuse the small operations of weights, heads and optimizers. "
+        "on a GPU, let torch.compile fuse the small operations of weights and optimizers. "
         "Compiling takes some seconds, so use it for long runs; results change by rounding only.",
         changes_result=False,
     )
