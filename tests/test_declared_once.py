@@ -104,9 +104,11 @@ executor = "turn"
 [local]
 batch_size = 8
 
-[recording]
-checkpoint_every = 2
-eval_every = 2
+[checkpoints]
+every = 2
+
+[evaluation]
+every = 2
 
 [weighting]
 power = 0.7

@@ -305,7 +305,8 @@ class TestSharing:
         for client in toys.clients():
             alone = flat.train(toys.network(), [client], rounds=4, batch_size=8)
             ours = toys.parameters(together.networks[client.name])
-            assert torch.equal(ours, toys.parameters(alone.network))
+            theirs = toys.parameters(alone.network)
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)  # executors differ
         assert set(together.history.bytes) == {0}
         with pytest.raises(fgn.ConfigError, match="nothing was shared"):
             _ = together.network

@@ -96,7 +96,7 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
         ({"norm_layer": []}, "norm_layer is an empty list"),
         ({"norm_layer": [3]}, "norm_layer must be a list of names"),
         ({"device": 3}, "device must be a text such as 'cpu' or 'cuda:0', not 3"),
-        ({"executor": None}, "executor must be a text, not None (one of: auto, loop"),
+        ({"executor": None}, "executor must be a text, not None (one of: auto, joint"),
         ({"compile": 1}, "compile must be True or False, not 1"),
         ({"participation": []}, "no client in server.participation"),
         ({"participation": "all"}, "participation must be a number, not 'all'"),

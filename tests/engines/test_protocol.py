@@ -12,7 +12,7 @@ from torch import nn
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._engines import EXECUTORS
+from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm._federation.federation import Federation
 
 

@@ -133,7 +133,7 @@ def test_many_train_as_the_loop_does(settings: dict[str, object]) -> None:
     assert_same(one, other)
 
 
-OWN_NAMES = ("Static", "ByTask", "by-task")
+OWN_NAMES = ("Static", "static", "ByTask", "by-task")
 """Weightings made for the clients of the laws."""
 
 

@@ -12,11 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from experiments.small_config import small_config
+from fedgradnorm import _memory as memory
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._cli import app
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._memory import memory_limit
-from fedgradnorm.data import _memory as memory
 from fedgradnorm.experiments._config.config_file import LONGEST_NAME, build, load_config
 from fedgradnorm.experiments._config.overrides import overridden
 from fedgradnorm.experiments._config.toml_text import LARGEST

@@ -139,7 +139,8 @@ def test_the_server_of_a_federation_records_the_same(tmp_path: Path) -> None:
 
     together = Together(tmp_path, record_conflict=3)
     together.run()
-    alone = train(**OPTIONS, executor="loop", record_conflict=3)
+    how = {**OPTIONS, "weighting": fgn.GradNorm()}
+    alone = train(**how, executor="loop", record_conflict=3)
     there = [(r["round"], r["client"], r["other"], r["cosine"]) for r in alone.pairs.rows]
     found = together.server.conflict.rows
     assert [(r["round"], r["client"], r["other"], r["cosine"]) for r in found] == there

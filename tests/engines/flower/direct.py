@@ -80,7 +80,7 @@ class Together:
     ) -> None:
         self.clients = {client.name: client for client in clients()}
         self.settings = Settings(**{**OPTIONS, **options}, patience=evaluations)
-        self.weighting = weighting or fgn.GradNorm(rule="direct")
+        self.weighting = weighting or fgn.GradNorm()
         self.make, self.folder = make, folder
         assert self.settings.rounds is not None
         scalars = sent_scalars(self.weighting, self.settings)

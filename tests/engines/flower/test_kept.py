@@ -221,7 +221,7 @@ def test_what_is_kept_is_for_its_owner_and_a_damaged_one_is_looked_for_anew(tmp_
 def test_who_has_no_validation_rows_is_told_that_the_last_state_is_kept(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         served(tmp_path)
-    assert caplog.text.count("no validation rows, so the last state is kept") == 1
+    assert caplog.text.count("no validation examples, so the last state is kept") == 1
 
 
 def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
@@ -231,7 +231,7 @@ def test_a_loss_that_nothing_compares_with_is_passed_over(tmp_path, caplog):
     participant.present.validate = lambda: next(first, None) or real()
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
         together.run()
-    assert "keep = 'best' compares validation losses" in caplog.text
+    assert "the best round and early stopping compare validation losses" in caplog.text
     assert together.server.states["a"] == HOW["rounds"]
     assert together.results()["a"].manifest["kept"]["round"] > 0
 

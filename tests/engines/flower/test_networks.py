@@ -40,7 +40,7 @@ def test_the_same_run_as_in_one_process_and_only_the_shared_part_on_the_wire(
     together.run(2)
     together.restart("side")
     shared = together.run()
-    how = {**OPTIONS, **settings}
+    how = {**OPTIONS, **settings, "weighting": fgn.GradNorm()}
     alone = flat.train(toys.noisy_network(), toys.clients(), executor="loop", **how)
     vector_of = FlatNetwork(make())
     assert len(shared) == len(vector_of.vector)
@@ -91,7 +91,8 @@ def test_named_inputs_and_first_parts_give_the_run_of_one_process(tmp_path) -> N
     together.run(2)
     together.restart("side")
     shared = together.run()
-    alone = flat.train(make(), clients(), executor="loop", **OPTIONS)
+    how = {**OPTIONS, "weighting": fgn.GradNorm()}
+    alone = flat.train(make(), clients(), executor="loop", **how)
     assert torch.equal(shared, toys.parameters(alone.network))
     together.server.finish()
     given = {"network": Halves(), "stems": {"side": Cut()}}
