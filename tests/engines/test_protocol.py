@@ -12,8 +12,8 @@ from torch import nn
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._round.executor import EXECUTORS
 
 
 def federation(executor: str, weighting: fgn.Weighting | None = None) -> Federation:
