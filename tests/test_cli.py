@@ -215,8 +215,8 @@ def test_benefit_in_two_processes_warns_once_where_both_overfit(config, tmp_path
     assert result.exit_code == 0, result.output
     assert "fedgradnorm seed 0: done" in result.stderr
     words = " ".join(result.stderr.split())
-    assert words.count("ends both trainings at the last round") == 1
-    assert "set validation rows (validation_share), keep = 'best'" in words
+    assert words.count("both trainings end at the last round") == 1
+    assert "set validation rows (validation_share), keep_best and early_stopping" in words
 
 
 def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from fedgradnorm.experiments._config.config_file import load_config
 
 NAMES = ("class", "value", "side")
 RUN = "machines-fedgradnorm-seed0"
-SHARING = """keep = "best"
+SHARING = """[keep_best]
 [sharing]
 heads = "task"
 [personalization]
@@ -31,6 +31,7 @@ personalize = { steps = 10, lr = 0.02, what = "network" }
 TASKS = {"sorting": {"outputs": 2, "clients": ["class", "side"]}}
 TEXT = """
 name = "machines"
+method = "fedgradnorm"
 rounds = {rounds}
 lr = 0.01
 [data]
