@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgradnorm._errors import ConfigError
+from experiments.small_config import small_config
+from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._round.settings import SWITCHES, Settings, key_of
+from fedgradnorm.experiments import run
 from fedgradnorm.experiments._config.config_file import build, load_config, make_config
 from fedgradnorm.experiments._config.overrides import overridden, parse_value
 from fedgradnorm.experiments._config.toml_text import to_toml
@@ -271,3 +273,12 @@ def test_overriding_leaves_the_original_alone():
     table = {"a": {"b": 1}}
     assert overridden(table, ["a.b=2", "c.d=[1, 2]"]) == {"a": {"b": 2}, "c": {"d": [1, 2]}}
     assert table == {"a": {"b": 1}}
+
+
+def test_a_config_that_was_changed_does_not_resume_a_run(tmp_path):
+    config = load_config(small_config(tmp_path), ["server.server_schedule=cosine"])
+    run(config, tmp_path / "run")
+    assert run(config, tmp_path / "run", resume=True).finished
+    changed = config.variant(config.method, config.seed, {"lr": 0.5})
+    with pytest.raises(RunFolderError, match=r"started with lr = .*, the config has 0\.5"):
+        run(changed, tmp_path / "run", resume=True)

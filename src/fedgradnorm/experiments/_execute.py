@@ -14,12 +14,13 @@ from torch import nn
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, TrainingError
 from fedgradnorm._launched import is_leader
-from fedgradnorm._round.settings import keywords
+from fedgradnorm._round.settings import FIELDS, Settings, completed, key_of, keywords
 from fedgradnorm._runs.after.starting import taken_over
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
+from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Progress, ShowProgress
@@ -95,12 +96,28 @@ def _trained(
 ) -> Run:
     """The run of a config: from its start, or where it was stopped."""
     if begun:
+        _check_settings(Path(folder), config)
         return continue_run(folder, network, clients, weighting=weighting, callbacks=callbacks)
     how = keywords(config.given)
     how["callbacks"] += callbacks
     return train(
         network, clients, method=config.method, weighting=config.weighting, folder=folder, **how
     )
+
+
+def _check_settings(folder: Path, config: Config) -> None:
+    """Refuse a config that was changed since: a run goes on with the settings it stores."""
+    there, here = Settings(**completed(read_manifest(folder)["settings"])), config.settings
+    for name in FIELDS:
+        one, other = getattr(there, name), getattr(here, name)
+        if name.endswith("_schedule") and one is not None and other is not None:
+            continue  # the stored one is filled in with the length of the run
+        if one != other:
+            raise RunFolderError(
+                f"{folder}: cannot resume with other settings: the run was started with "
+                f"{key_of(name)} = {one!r}, the config has {other!r}; undo the change, or start "
+                "again in another folder"
+            )
 
 
 def _begin(folder: str | Path | None, network: nn.Module) -> nn.Module | Run:

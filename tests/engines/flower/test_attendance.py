@@ -75,7 +75,7 @@ def test_one_client_does_not_end_a_run_in_which_all_are_needed(said, tmp_path, c
     plan = [["corner", "place"]] * 6
     alone = flat.train(
         toys.network(), toys.clients(), participation=plan, eval_every=0, executor="loop",
-        rounds=6, batch_size=8, lr=0.02, seed=3, device="cpu",
+        rounds=6, batch_size=8, lr=0.02, seed=3, device="cpu", weighting=fgn.GradNorm(),
     )  # fmt: skip
     together = Together(tmp_path, patience=Patience(minimum=0, attempts=3))
     together.exchange.tamper = lambda name, _, content: said if name == "side" else content

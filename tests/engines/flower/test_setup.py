@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import fedgradnorm as fgn
 from engines.flower.machines import NAMES, Machines
+from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.federation_file import TaskTerms, read_client, read_federation
@@ -258,3 +259,11 @@ def test_a_server_without_data_knows_where_the_norm_layer_is(tmp_path):
     assert norm_layer.tolist() == [i for part in last for i in range(part.start, part.stop)]
     delta = load_config(tmp_path / "machines.toml", ["local.sends='delta'"])
     assert _norm_layer(network, delta) is None
+
+
+def test_early_stopping_cannot_end_the_run_of_a_server(tmp_path):
+    words = ["rounds=3", "early_stopping.patience=2"]
+    config = load_config(small_config(tmp_path), words)
+    with pytest.raises(fgn.ConfigError, match="add keep_best = true"):
+        agree(config)
+    assert agree(load_config(small_config(tmp_path), [*words, "keep_best=true"])).rounds == 3
