@@ -416,7 +416,7 @@ def test_a_run_says_in_one_line_what_it_is(tmp_path: Path) -> None:
         (1e5 + SUM, {"head_init": "random"}, {}, True),
         (1e4 * SUM, {"weighting": fgn.GradNorm()}, {}, True),
         (1e4 * SUM, {"weighting": fgn.GradNorm()}, {"loss_scale": 1e-8}, False),
-        (1e4 * SUM, {}, {}, False),  # the default method does not depend on the scale
+        (1e4 * SUM, {}, {}, False),  # weighted by the direct rule
         (1e4 * SUM, {"weighting": fgn.GradNorm(rule="direct")}, {}, False),
         (1e5 + SUM, {"weighting": fgn.GradNorm(rule="direct"), "head_init": "random"}, {}, True),
         (SUM, {}, {}, False),
