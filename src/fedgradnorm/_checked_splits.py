@@ -40,6 +40,10 @@ class Owner(Protocol):
         """The names of its inputs."""
 
 
+def _is_loader(given: Any) -> bool:
+    return isinstance(given, torch.utils.data.DataLoader)
+
+
 def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets]:
     """The split as tensors, or a DataError that names the client, the split and the value.
 
@@ -54,7 +58,8 @@ def checked_split(client: Owner, split: str, pair: Any) -> tuple[Inputs, Targets
             y = _checked_targets(client, split, x, target_rows(y, where))
         return x, y
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}")
+        way = "; give loader.dataset, and batch_size in fgn.Local" if _is_loader(pair) else ""
+        raise DataError(f"{where}: expected a pair (x, y), not {type(pair).__name__}{way}")
     found = as_inputs(where, picked(pair[0], client.columns, where))
     targets = _checked_targets(client, split, found, pair[1])
     for name, leaf in leaves(found).items():

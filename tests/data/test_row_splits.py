@@ -128,8 +128,8 @@ def test_fewer_rows_keep_the_shares_and_depend_on_the_seed() -> None:
     ("given", "says"),
     [
         ("day", "split must be a table"),
-        ({"test": 0.2}, "one of column, time and group"),
-        ({"time": "day", "group": "who", "test": 0.2}, "one of column, time and group"),
+        ({"test": 0.2}, "one of column, time, group and stratified"),
+        ({"time": "day", "group": "who", "test": 0.2}, "one of column, time, group and stratified"),
         ({"times": "day", "test": 0.2}, "did you mean 'time'"),
         ({"time": "day"}, "needs test or validation"),
         ({"time": 3, "test": 0.2}, "time must name a column"),

@@ -28,7 +28,7 @@ _NOT_BY_ROUND = """LRScheduler ReduceLROnPlateau LambdaLR MultiplicativeLR Seque
 _CLASSES = {
     name.lower().removesuffix("lr"): getattr(lr_scheduler, name)
     for name in lr_scheduler.__all__
-    if name not in _NOT_BY_ROUND.split()
+    if name not in _NOT_BY_ROUND.split() and not name.startswith("_")
 } | {"cosine": lr_scheduler.CosineAnnealingLR}
 
 

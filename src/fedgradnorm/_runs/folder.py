@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from fedgradnorm._runs.layout import (
     ROWS,
     TEMPORARY,
 )
+from fedgradnorm._runs.log_lines import listen
 from fedgradnorm._runs.manifest import UNCOMPARED, identity, read_manifest, write_manifest
 from fedgradnorm._runs.many.segments import Segments
 from fedgradnorm._runs.reading import check_file, check_folder, present
@@ -89,7 +90,7 @@ class RunFolder:
         self._began, self._before = time.perf_counter(), 0.0
         self._kept, self._segments = True, Segments(self.path)
         self._handler: logging.Handler | None = None
-        self._level = logging.NOTSET
+        self._unheard: Callable[[], None] = lambda: None
         try:
             self._start(manifest, resume)
         except OSError as error:
@@ -217,9 +218,7 @@ class RunFolder:
         for table in self.trainer.tables.values():
             table.close()
         if self._handler is not None:
-            logger = logging.getLogger("fedgradnorm")
-            logger.removeHandler(self._handler)
-            logger.setLevel(self._level)
+            self._unheard()
             with suppress(OSError):  # what it still holds cannot be written
                 self._handler.close()
         self._folder_lock.release()
@@ -229,11 +228,7 @@ class RunFolder:
             file.writelines(f"{line}\n" for line in self._folder_lock.log)
         handler = _Log(self.path / LOG, encoding="utf-8")
         handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-        logger = logging.getLogger("fedgradnorm")
-        self._level = logger.level
-        logger.addHandler(handler)
-        if logger.getEffectiveLevel() > logging.INFO:
-            logger.setLevel(logging.INFO)
+        self._unheard = listen(handler)
         return handler
 
 

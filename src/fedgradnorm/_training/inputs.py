@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from fedgradnorm._checks import shown, whole
+from fedgradnorm._checks import shortened, shown, whole
 from fedgradnorm._client import Client
 from fedgradnorm._engines import ranks
 from fedgradnorm._engines.ranks import World
@@ -118,7 +118,8 @@ def checked_clients(clients: object) -> list[Client]:
         raise DataError(f"clients must be a list of fgn.Client: {error}") from error
     for i, client in enumerate(given):
         if not isinstance(client, Client):
-            raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}")
+            way = f"; give clients[{i}].client" if hasattr(client, "client") else ""
+            raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}{way}")
     return [row for client in given for row in client.rows]
 
 
@@ -195,8 +196,11 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used here: {reason}") from error
+        reason = shortened(str(error).splitlines()[0], 100)
+        there = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
+        raise ConfigError(
+            f"device {name!r} cannot be used here ({reason}); use {there}, or 'auto'"
+        ) from error
     return device
 
 

@@ -250,8 +250,8 @@ def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]
         return standardize, standardize and regression
     if standardize not in ("inputs", "targets"):
         raise ConfigError(
-            f"client {name!r}: standardize must be True, False, 'inputs' or 'targets', "
-            f"not {standardize!r}"
+            f"client {name!r}: standardize must be True, False, 'inputs' or 'targets', not "
+            f"{standardize!r}; 'pooled' needs several clients: [[data.clients]] of a config"
         )
     if standardize == "targets" and not regression:
         raise ConfigError(

@@ -20,6 +20,7 @@ from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
 from fedgradnorm._runs.loading import load
+from fedgradnorm._runs.log_lines import listen
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.reading import check_file, present
 from fedgradnorm._runs.run import Run
@@ -185,17 +186,13 @@ def free_folder(parent: Path, name: str) -> Path:
 @contextmanager
 def _collected_log() -> Iterator[_ListHandler]:
     """What the library logs before there is a folder to log into."""
-    logger, handler = logging.getLogger("fedgradnorm"), _ListHandler()
+    handler = _ListHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = logger.level
-    if logger.getEffectiveLevel() > logging.INFO:
-        logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    undo = listen(handler)
     try:
         yield handler
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        undo()
 
 
 class _ListHandler(logging.Handler):

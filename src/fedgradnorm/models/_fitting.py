@@ -65,7 +65,8 @@ def representation(network: nn.Module, x: Inputs, client: str) -> tuple[int, ...
     except Exception as error:
         raise ModelError(
             f"client {client!r}: the shared network cannot take inputs of shape "
-            f"{_shape(x)}: {str(error).splitlines()[0]}"
+            f"{_shape(x)}: {str(error).splitlines()[0]}; clients of one network have inputs of one "
+            "shape, so change the network or the inputs, or give this client a stem of its own"
         ) from error
     finally:
         network.train(was_training)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.models._input_rows import Composite, Fields, Inputs, Sequences, leaves
 from fedgradnorm.tasks._missing import numbers_with_gaps
@@ -60,6 +61,8 @@ def form_words(form: list[int] | dict[str, Any]) -> str:
 
 def as_tensor(where: str, values: Any, name: str) -> Tensor:
     """``values`` as a tensor on the CPU, or a DataError unless they are numbers of one shape."""
+    if isinstance(values, Tensor) and values.layout != torch.strided:
+        raise DataError(f"{where}: {name} is a sparse tensor; give {name}.to_dense()")
     if type(values) is Tensor and values.device.type == "cpu" and not values.requires_grad:
         tensor = values  # itself, so that clients given one test set hold one
     elif isinstance(values, Tensor):
@@ -85,7 +88,9 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     if array.dtype.kind == "O" and name == "y":
         array = numbers_with_gaps(array)
     if array.dtype.kind not in "fiubc":
-        raise DataError(f"{where}: {name} must hold numbers, not {array.dtype}")
+        raise DataError(
+            f"{where}: {name} must hold numbers, not {array.dtype}{_way_out(values, array)}"
+        )
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise DataError(
             f"{where}: {name} holds {array.max()}, more than a 64-bit integer can hold "
@@ -94,6 +99,23 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+def _way_out(values: Any, array: NDArray[Any]) -> str:
+    """What to do with things that are no numbers, where that can be told."""
+    if hasattr(values, "toarray"):
+        return "; it is a sparse matrix: give x.toarray()"
+    if isinstance(values, torch.utils.data.DataLoader):
+        return "; give loader.dataset, or tensors"
+    texts = (place for place, cell in np.ndenumerate(array) if isinstance(cell, str))
+    place = next(texts, None) if array.dtype.kind in "OUS" else None
+    if place is not None:
+        cell = f"row {place[0]}, column {place[1]}" if len(place) == 2 else f"place {list(place)}"
+        return (
+            f"; {cell} is {shown(str(array[place]))}: fgn.data.client_from_files takes a DataFrame "
+            "with columns of text (categories) and dates"
+        )
+    return ""
 
 
 def check_fits(

@@ -132,7 +132,9 @@ def class_numbers(where: str, y: Tensor, classes: int) -> Tensor:
     if wrong.any():
         place = wrong.nonzero()[0].tolist()
         value = y[tuple(place)].item()
-        raise DataError(f"{where}: y{place} is {value}; labels must be 0 .. {classes - 1}")
+        shifted = there.any() and y[there].min() >= 1 and y[there].max() == classes
+        way = "; yours begin at 1: give y - 1" if shifted else ""
+        raise DataError(f"{where}: y{place} is {value}; labels must be 0 .. {classes - 1}{way}")
     return labels if bool(there.all()) else y
 
 

@@ -19,25 +19,31 @@ if TYPE_CHECKING:
 
 def summary_of(run: Run) -> pd.DataFrame:
     """See :meth:`fedgradnorm.Run.summary`; the history is read once, however many clients."""
-    import pandas as pd
-
     from fedgradnorm._runs.run import metric_names
 
-    evaluated: dict[str, list[Row]] = {name: [] for name in run.clients}
+    weights, infos = run.weights, run.manifest.get("clients", {})
+    # A federation's server has no client's head, but what they reported.
+    evaluated: dict[str, list[Row]] = {name: [] for name in (run.clients or infos)}
     for row in run.table.rows:
         if row["split"] != "batch" and row["client"] in evaluated:
             evaluated[row["client"]].append(row)
     known = metric_names(run.table)
     metrics = [column for column in run.table.columns if column in known]
-    weights, infos = run.weights, run.manifest.get("clients", {})
     found = []
     for name, rows in evaluated.items():
-        one = {"client": name, "weight": weights[name]}
+        one = {"client": name, "weight": weights.get(name, math.nan)}
         one |= _ends(rows, metrics, infos.get(name, {}))
         if (kept := kept_round(run.manifest, name)) is not None:
             one["kept_round"] = kept
         found.append(one)
-    return cast("pd.DataFrame", WholeFrame(pd.DataFrame(found).set_index("client")))
+    return cast("pd.DataFrame", WholeFrame(_frame(found)))
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["client", "weight"])
+    return frame.set_index("client")
 
 
 def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Names = str | Sequence[str]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,10 +146,7 @@ class ColumnPlan:
         for i, name in enumerate(names):
             column, values = self.column(name), codes[:, i]
             if not column.absent and np.isnan(values).all():
-                raise DataError(
-                    f"{source}: input column {name!r} is empty in all training rows; leave it out "
-                    f"of inputs, or say without = [{name!r}]"
-                )
+                column = _empty(column, source)
             if isinstance(column, CategoryColumn) and not column.categories:
                 column = replace(column, categories=_seen(column, values, texts, source))
             found.append(column.learned(values))
@@ -161,6 +161,23 @@ class ColumnPlan:
                 both = sorted(set(table) & set(names)) if one < other else []
                 if both:
                     raise ConfigError(f"column {both[0]!r} is in {one} and in {other}; choose one")
+
+
+def _empty(column: Column, source: str) -> Column:
+    """A column of which no training row has a value: one that the client does not have."""
+    listed = not isinstance(column, CategoryColumn) or column.categories
+    if column.allows_gaps and column.fillable and listed:
+        log.warning(
+            "%s: input column %r is empty in all training rows; the client is trained as without "
+            "it, and what other rows have in it is not used",
+            *(source, column.name),
+        )
+        return replace(column, absent=True)
+    values = "" if listed else f", with its values listed: categories = {{{column.name} = [...]}}"
+    raise DataError(
+        f"{source}: input column {column.name!r} is empty in all training rows; leave it out of "
+        f"inputs, or fill it with missing = 'mean'{values}"
+    )
 
 
 def _seen(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedgradnorm._checks import flag
+from fedgradnorm._checks import flag, shown
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._columns import is_frame
+from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import (
     Loaded,
     Standardize,
@@ -19,7 +20,7 @@ from fedgradnorm.data._arrays import (
     single_precision,
     with_splits,
 )
-from fedgradnorm.data._bad_rows import OnBad
+from fedgradnorm.data._bad_rows import BadRows, OnBad
 from fedgradnorm.data._dropped import tell_unlabelled
 from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.encoded_rows import encoded
@@ -27,11 +28,15 @@ from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_u
 from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
 from fedgradnorm.data._files.file_source import FileSource, data_path, named_inputs, names
 from fedgradnorm.data._files.formats.image_folder import Color
+from fedgradnorm.data._files.in_archive import is_there
+from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, Form, read_table
+from fedgradnorm.data._files.read_rows import label_text
 from fedgradnorm.data._files.row_splits import SplitPlan
 from fedgradnorm.data._files.task_plan import TaskPlan
 from fedgradnorm.data._source import FILES, Source
 from fedgradnorm.data._stems import with_stem
 from fedgradnorm.tasks._kind import KINDS
+from fedgradnorm.tasks._labels.label_map import LabelMap
 from fedgradnorm.tasks._measures import Metric
 from fedgradnorm.tasks._positions import checked_shape
 
@@ -79,6 +84,9 @@ def client_from_files(
     on_bad: OnBad = "error",
     seed: int = 0,
     base: FilePath | None = None,
+    format: str | None = None,
+    na: str | Sequence[str] = (),
+    where: Mapping[str, Any] | None = None,
     task_name: str | None = None,
     class_weights: Literal["balanced"] | Sequence[float] | None = None,
     pos_weight: Literal["balanced"] | float | Sequence[float] | None = None,
@@ -100,7 +108,9 @@ def client_from_files(
       datasets ``x_key`` and ``y_key``, and folders with the files ``x.npy`` and ``y.npy`` (of these
       names). Inputs are numbers that stay on the disk, targets are read at once.
 
-    A file may lie in a zip archive: ``"data.zip/folder/rows.csv"``.
+    A file may lie in a zip archive: ``"data.zip/folder/rows.csv"``. ``format`` says what a file
+    with another ending is, such as ``adult.data``. ``na`` lists texts that mean no value, such as
+    ``["?"]``; ``where`` keeps the rows in which a column has a value: ``{"hospital": "north"}``.
 
     Input columns are numbers. Three options make numbers of other columns: ``categories`` (a list,
     or a table with the values of each), ``dates`` (a table with their parts: hour, weekday, day,
@@ -137,9 +147,10 @@ def client_from_files(
     label has no training rows stays and counts as wrong. Clients of one task have one
     ``task_name``: see ``heads`` and ``weight_per`` in :func:`fedgradnorm.train`.
 
-    ``split`` divides the training file: ``{"column": "part"}``, ``{"time": "date", "test": 0.2}``
-    or ``{"group": "patient", "test": 0.2}``; the two shares do it at random. ``rows`` draws so many
-    of them. Everything else as in :func:`client_from_arrays`.
+    ``split`` divides the training file: ``{"column": "part"}``, ``{"time": "date", "test": 0.2}``,
+    ``{"group": "patient", "test": 0.2}`` or ``{"stratified": "state", "test": 0.2}``, in which
+    each value has the same share of every split; the two shares do it at random. ``rows`` draws so
+    many of them. Everything else as in :func:`client_from_arrays`.
 
     With a ``shape`` the targets in an archive have one: a label or number at each place, such as a
     mask. ``stem`` is a first part of the client's own, in front of the shared network, for inputs
@@ -181,12 +192,17 @@ def client_from_files(
         x_key, y_key: names of the arrays in an .npz archive, or with stream of those in an HDF5
             file or a folder.
         stream: true leaves the inputs on the disk, and reads them batch by batch.
-        split: how the training file is divided: by a "column", in "time" or by "group".
+        split: how the training file is divided: by a "column", in "time", by "group" or
+            "stratified".
         rows: how many of the rows are drawn; all by default.
         validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
-        standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one.
+        standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one;
+            in a config also "pooled", inputs by the training rows of all such clients together.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         seed: draws the held-out rows; the run's own unless given.
+        format: "csv", "parquet", "npz" or "h5", for files whose ending does not say so.
+        na: texts in tables that mean no value, such as "?".
+        where: rows to keep, a table of columns with the value that each has in them.
         base: folder where relative paths start; a config's own by default.
         task_name: a name that clients of one task have in common.
         class_weights: of a classification: "balanced", or a number for each class.
@@ -226,6 +242,7 @@ def client_from_files(
         ids=names(ids or ()),
         lengths=lengths,
         shape=form,
+        form=_form(name, format, na, where, cut),
     )
     paths = {"train": train, "validation": validation, "test": test}
     files = {part: data_path(base, file, part) for part, file in paths.items() if file is not None}
@@ -246,6 +263,37 @@ def client_from_files(
 
 
 Source(FILES, client_from_files, "your own tables, archives and images", ("base",)).register()
+
+
+def values_of(column: str, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """The values of a column in the training file that options describe; gaps are none."""
+    path = data_path(given.get("base"), given.get("train"), "train")
+    form = _form(str(given["name"]), given.get("format"), given.get("na", ()), None, None)
+    if not is_frame(path):
+        if not is_there(path):
+            raise DataError(f"{path}: no such file; check the path")
+        if form.suffix(path) not in TABLE_SUFFIXES:
+            raise ConfigError(f"{path}: per is for tables, with a column of clients; leave it out")
+    bad: BadRows[int] = BadRows(given.get("on_bad", "error"), str(path))
+    cells = read_table(path, [column], bad, form).columns[column]
+    found = LabelMap.seen(text for cell in cells if (text := label_text(cell)))
+    if not found.names:
+        raise DataError(f"{path}: column {column!r} is empty, so there is no client in it")
+    # As they are written, because rows are compared with them as texts.
+    texts = {label_text(cell) for cell in cells} - {""}
+    return tuple(sorted(texts, key=lambda text: (found.codes([text])[0] or 0, text)))
+
+
+def _form(name: str, kind: str | None, na: Any, where: Any, cut: SplitPlan | None) -> Form:
+    """What is said of the tables as files, checked."""
+    gaps, kept = names(na), {} if where is None else where
+    if not all(isinstance(text, str) for text in gaps):
+        raise ConfigError(f"client {name!r}: na must be texts, such as ['?'], not {shown(na)}")
+    if not isinstance(kept, Mapping):
+        raise ConfigError(f"client {name!r}: where must be a table, column = value, not {where!r}")
+    values = {str(column): str(value).strip() for column, value in kept.items()}
+    free = cut.columns if cut is not None and cut.way == "stratified" else ()
+    return Form(kind, tuple(text.strip() for text in gaps), values, free)
 
 
 def _listed(

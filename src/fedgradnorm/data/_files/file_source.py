@@ -15,7 +15,12 @@ from fedgradnorm.data._encoding.column_plan import ColumnPlan
 from fedgradnorm.data._files.formats.image_folder import Color, rows_from_images
 from fedgradnorm.data._files.formats.npz import Arrays, rows_from_npz
 from fedgradnorm.data._files.in_archive import is_place, is_there
-from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, check_columns, rows_from_table
+from fedgradnorm.data._files.named_columns import (
+    TABLE_SUFFIXES,
+    Form,
+    check_columns,
+    rows_from_table,
+)
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._paths import ENV, user_path
 
@@ -41,11 +46,17 @@ class FileSource:
     ids: tuple[str, ...] = ()
     lengths: str | Mapping[str, str] | None = None
     shape: tuple[int, ...] = ()
+    form: Form = field(default_factory=Form)
 
     def __post_init__(self) -> None:
         choose(self.on_bad, ("error", "drop"), "on_bad")
         if self.columns.without and self.inputs is None:
-            raise ConfigError("without needs inputs: list all input columns, those not there too")
+            gone = self.columns.without[0]
+            raise ConfigError(
+                f"without = [{gone!r}] needs inputs: a file cannot say where a column that it does "
+                "not have belongs among the others; list the input columns of all clients in one "
+                f"order: inputs = [..., {gone!r}, ...]"
+            )
         if self.images is not None and not self.columns.plain:
             raise ConfigError(
                 "categories, dates, cyclic, missing, without, ids, sequence and named inputs are "
@@ -72,12 +83,15 @@ class FileSource:
         if not is_frame(path):
             if not is_there(path):
                 raise DataError(f"{path}: no such file; check the path")
-            suffix = path.suffix.lower()
+            suffix = self.form.suffix(path)
             if suffix == ".npz":
                 return self._read_npz(path, bad)
             if suffix not in TABLE_SUFFIXES:
                 known = ", ".join(TABLE_SUFFIXES)
-                raise DataError(f"{path}: unknown ending {suffix!r}; use one of {known}, .npz")
+                raise DataError(
+                    f"{path}: unknown ending {suffix!r}; use one of {known}, .npz, or say what it "
+                    "is: format = 'csv', 'parquet' or 'npz'"
+                )
         if self.lengths is not None or self.shape:
             what = "lengths" if self.lengths is not None else "shape"
             raise ConfigError(
@@ -95,6 +109,7 @@ class FileSource:
                 self.columns,
                 self.marks,
                 aside=self.aside,
+                form=self.form,
             )
         return rows_from_images(
             path,
@@ -106,12 +121,14 @@ class FileSource:
             size=self.size,
             color=self.color,
             marks=self.marks,
+            form=self.form,
         )
 
     def _read_npz(self, path: Path, bad: BadRows[int]) -> FileRows:
         plain = replace(self.columns, ids=(), groups={}).plain
         listed = self.inputs and not self.named
-        if self.images or listed or self.targets or self.marks or not plain:
+        said = self.form.na or self.form.where
+        if self.images or listed or self.targets or self.marks or not plain or said:
             raise ConfigError(
                 f"{path}: an .npz file has no columns or image paths; leave out targets, images, "
                 "split and what is said of columns, use x_key and y_key, and for several inputs "

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm._checks import shown
+from fedgradnorm._checks import one_of, shown
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._memory import check_memory
@@ -48,6 +48,56 @@ CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
 
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "h5": ".h5"}
+"""What ``format`` may say of a file, and the ending that says the same."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is said of a client's tables as files.
+
+    ``format`` replaces the file's ending. ``na`` are texts that stand for no value, beside the
+    usual ones. ``where`` keeps the rows in which columns have these values. Columns ``free`` may
+    be empty where they decide the split.
+    """
+
+    format: str | None = None
+    na: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.format is not None:
+            one_of("format", self.format, tuple(FORMATS))
+
+    def suffix(self, path: Any) -> str:
+        """The ending that decides how a file is read."""
+        if self.format is not None:
+            return FORMATS[self.format]
+        return path.suffix.lower() if isinstance(path, Path) else ""
+
+    def applied(self, table: Table) -> Table:
+        """The table with its gaps as gaps, and of its rows those that are wanted."""
+        columns = table.columns
+        if self.na:
+            columns = {name: [self._cell(c) for c in cells] for name, cells in columns.items()}
+        if not self.where:
+            return replace(table, columns=columns)
+        at = [i for i in range(len(table.rows)) if self._wanted(columns, i)]
+        return Table(
+            table.source,
+            {name: [cells[i] for i in at] for name, cells in columns.items()},
+            [table.rows[i] for i in at],
+            None if table.lines is None else [table.lines[i] for i in at],
+        )
+
+    def _cell(self, cell: Any) -> Any:
+        return None if str(cell).strip() in self.na else cell
+
+    def _wanted(self, columns: Mapping[str, Sequence[Any]], row: int) -> bool:
+        return all(_text(columns[name][row]) == value for name, value in self.where.items())
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns by name, with the data row (and the line, for CSV) of each entry."""
@@ -58,13 +108,23 @@ class Table:
     lines: list[int] | None = None
 
 
-def read_table(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Table:
+def read_table(
+    path: Path, columns: Sequence[str] | None, bad: BadRows[int], form: Form | None = None
+) -> Table:
     """The named columns of a CSV or Parquet file or of a DataFrame, or all of them."""
+    form = form or Form()
+    if columns is not None:
+        columns = list(dict.fromkeys([*columns, *form.where]))
     if is_frame(path):
-        return frame_table(bad.source, path, columns)
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(path, columns)
-    return _read_csv(path, columns, bad)
+        table = frame_table(bad.source, path, columns)
+    elif form.suffix(path) in (".parquet", ".pq"):
+        table = _read_parquet(path, columns)
+    else:
+        table = _read_csv(path, columns, bad)
+    for name in form.where:
+        if name not in table.columns:
+            raise missing_name(table.source, "column", name, list(table.columns))
+    return form.applied(table)
 
 
 def rows_from_table(
@@ -77,21 +137,22 @@ def rows_from_table(
     marks: Sequence[str] = (),
     *,
     aside: Sequence[str] = (),
+    form: Form | None = None,
 ) -> FileRows:
     """Inputs and targets of a table; without ``inputs``, every column but the targets is one.
 
     ``plan`` says what the inputs are; columns of ``marks``, which decide the split, are no inputs
     unless they are named. Columns ``aside``, the targets of other tasks, are never inputs.
     """
-    plan = plan or ColumnPlan()
+    plan, form = plan or ColumnPlan(), form or Form()
     wanted = None
     if inputs is not None:
         wanted = list(dict.fromkeys([*_there(inputs, plan), *plan.steps, *targets, *marks]))
-    table = read_table(path, wanted, bad)
+    table = read_table(path, wanted, bad, form)
     for name in (*targets, *marks, *plan.steps):
         if name not in table.columns:
             raise missing_name(table.source, "column", name, list(table.columns))
-    beside = {*targets, *aside, *(name for name in marks if name not in plan.named())}
+    beside = {*targets, *aside, *form.where, *(name for name in marks if name not in plan.named())}
     names = [n for n in table.columns if n not in beside] if inputs is None else list(inputs)
     names = [name for name in names if name not in plan.steps]
     if not names:
@@ -102,7 +163,7 @@ def rows_from_table(
     x = np.stack([codes for codes, _ in found], axis=1)
     y = table_targets(table, targets, labels, bad)
     texts = {name: known for name, (_, known) in zip(names, found, strict=True) if known}
-    cells = mark_cells(table, marks, bad)
+    cells = mark_cells(table, marks, bad, form.free)
     found_rows = FileRows(x, y, table.rows, table.lines, bad, tuple(names), texts, cells)
     return joined_steps(found_rows, plan) if plan.sequence else found_rows
 
@@ -111,9 +172,13 @@ def _there(inputs: Sequence[str], plan: ColumnPlan) -> list[str]:
     return [name for name in inputs if name not in plan.without]
 
 
-def mark_cells(table: Table, marks: Sequence[str], bad: BadRows[int]) -> dict[str, list[Any]]:
-    """The cells of columns that decide the split; an empty one is a bad row."""
+def mark_cells(
+    table: Table, marks: Sequence[str], bad: BadRows[int], free: Sequence[str] = ()
+) -> dict[str, list[Any]]:
+    """The cells of columns that decide the split; an empty one is a bad row, but for ``free``."""
     for name in marks:
+        if name in free:
+            continue
         for i, empty in enumerate(each(is_missing, table.columns[name])):
             if empty:
                 _report(table, i, f"column {name!r}, which decides the split, is empty", bad)

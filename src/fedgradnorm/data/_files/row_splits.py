@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
     Part = tuple[FileRows, Rows]
 
-WAYS = ("column", "time", "group")
+WAYS = ("column", "time", "group", "stratified")
 HELD = SPLITS[1:]
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """``split = {column = ...}``, ``{time = ...}`` or ``{group = ...}``, checked.
+    """``split = {column = ...}``, ``{time = ...}``, ``{group = ...}``, ``{stratified = ...}``.
 
     ``held`` says what ``validation`` and ``test`` are: a share of the rows, the time at which they
     begin (a text), or the values of the column that are theirs (a list).
@@ -48,7 +48,7 @@ class SplitPlan:
             choose(str(key), (*WAYS, *HELD), "key of split")
         ways = [way for way in WAYS if way in given]
         if len(ways) != 1:
-            raise ConfigError(f"split needs one of column, time and group, {example}")
+            raise ConfigError(f"split needs one of column, time, group and stratified, {example}")
         way, named = ways[0], given[ways[0]]
         columns = tuple(named) if way == "time" and isinstance(named, list | tuple) else (named,)
         if not columns or not all(isinstance(name, str) for name in columns):
@@ -70,7 +70,7 @@ class SplitPlan:
         if not self.held:
             raise ConfigError(f"split by {self.way} needs test or validation, such as test = 0.2")
         moments = [s for s, value in self.held.items() if isinstance(value, str)]
-        if moments and (self.way == "group" or len(self.columns) > 1):
+        if moments and (self.way != "time" or len(self.columns) > 1):
             raise ConfigError(f"split: {moments[0]} must be a share, not {self.held[moments[0]]!r}")
         shares = [self._share(split) for split in self.held if split not in moments]
         if sum(shares) >= 1:
@@ -88,6 +88,7 @@ class SplitPlan:
         Bad rows count where the time is cut: so clients with other gaps are cut at the same times.
         """
         part = {"column": self._by_column, "time": self._by_time, "group": self._by_group}
+        part["stratified"] = self._stratified
         marks = part[self.way](rows, seed)
         good = rows.good()
         found = {split: good[marks[good] == i] for i, split in enumerate(SPLITS)}
@@ -154,6 +155,31 @@ class SplitPlan:
             begin = end
         marks = np.zeros(len(rows.rows), dtype=np.int64)
         marks[known] = side[place.reshape(-1)]
+        return marks
+
+    def _stratified(self, rows: FileRows, seed: int) -> Rows:
+        """Each value's rows are spread evenly over one line, of which splits are stretches."""
+        (name,), good = self.columns, rows.good()
+        cells = ["" if is_missing(rows.marks[name][i]) else str(rows.marks[name][i]).strip()
+                 for i in good.tolist()]  # fmt: skip
+        values, place, counts = np.unique(cells, return_inverse=True, return_counts=True)
+        if len(values) > max(2, len(good) // 2):
+            raise DataError(
+                f"{rows.bad.source}: split: column {name!r} has {len(values)} values in "
+                f"{len(good)} rows, too many to have each in every split; leave split out and use "
+                "test_share"
+            )
+        order = random_generator(seed).permutation(len(good))
+        at = np.empty(len(good))
+        for value, count in enumerate(counts.tolist()):
+            own = order[place.reshape(-1)[order] == value]
+            at[own] = (np.arange(count) + 0.5) / count
+        line = order[np.argsort(at[order], kind="stable")]
+        marks, begin = np.zeros(len(rows.rows), dtype=np.int64), 0
+        for split in self.held:
+            end = begin + max(1, round(self._share(split) * len(good)))
+            marks[good[line[begin:end]]] = SPLITS.index(split)
+            begin = end
         return marks
 
     def _begin(self, split: str, when: Callable[[Any], float]) -> float:

@@ -63,7 +63,7 @@ def load_several(
     ``single`` are options of a client with one task, of which none may be given.
     """
     asked = _asked_tasks(name, tables, single)
-    aside = _targets(asked, files["train"])
+    aside = _targets(asked, source, files["train"])
     read = {k: _for_task(source, one, aside).read_all(files) for k, one in asked.items()}
     for split in files:
         _join([rows[split] for rows in read.values()])
@@ -166,9 +166,9 @@ def _join(parts: Sequence[FileRows]) -> None:
         rows.bad.reasons.update(reasons)
 
 
-def _targets(asked: Mapping[str, Asked], path: Any) -> tuple[str, ...]:
+def _targets(asked: Mapping[str, Asked], source: FileSource, path: Any) -> tuple[str, ...]:
     """All target columns of a table: none of them is an input of any task."""
-    if not is_frame(path) and path.suffix.lower() == ".npz":
+    if not is_frame(path) and source.form.suffix(path) == ".npz":
         return ()
     return tuple(dict.fromkeys(column for task in asked.values() for column in task.targets))
 

@@ -90,6 +90,11 @@ def _maker(
     check_options(f"network {name!r}", given, allowed)
     if isinstance(given.get("activation"), str) and not own:
         given["activation"] = ACTIVATIONS[choose(given["activation"], ACTIVATIONS, "activation")]
+    if not own and isinstance(given.get("widths"), int):
+        raise ConfigError(
+            f"network {name!r}: widths must be a list, one width per layer: "
+            f"widths = [{given['widths']}]"
+        )
     make = partial(factory, **given)
     if not own:
         _check_size(name, make)

@@ -87,10 +87,14 @@ class LabelMap:
             )
         if classes is not None and len(names) != classes:
             way_out = f"leave classes out, or number the labels 0 .. {classes - 1}"
+            if task == "binary":
+                way_out = "use task='classification'"
+                if found.numeric:
+                    middle = names[len(names) // 2]
+                    way_out = f"say from where on it is 1, such as above = {middle}, or {way_out}"
             raise DataError(
                 f"{source}: {classes} classes asked for, the training labels are {len(names)}: "
-                f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; "
-                + (way_out if task == "classification" else "use task='classification'")
+                f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}; " + way_out
             )
         return found
 

@@ -14,7 +14,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.named_columns import mark_cells, read_table, table_targets
+from fedgradnorm.data._files.named_columns import Form, mark_cells, read_table, table_targets
 from fedgradnorm.data._files.read_rows import FileRows
 from fedgradnorm.data._paths import there
 
@@ -41,6 +41,7 @@ def rows_from_images(
     size: int,
     color: Color,
     marks: Sequence[str] = (),
+    form: Form | None = None,
 ) -> FileRows:
     """Images ``[n, 1 or 3, size, size]`` in 0 .. 1 and the targets of the table at ``path``.
 
@@ -52,8 +53,8 @@ def rows_from_images(
     if not (there(folder) and folder.is_dir()):
         raise DataError(f"{folder}: no such folder of images; check the path")
     wanted = list(dict.fromkeys([path_column, *targets, *marks]))
-    table = read_table(path, wanted, bad)
-    cells = mark_cells(table, marks, bad)
+    table = read_table(path, wanted, bad, form)
+    cells = mark_cells(table, marks, bad, () if form is None else form.free)
     y = table_targets(table, targets, labels, bad)
     shape = (1 if color == "grey" else 3, size, size)
     pixels = len(table.rows) * math.prod(shape)

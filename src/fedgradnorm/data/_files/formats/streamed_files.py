@@ -57,12 +57,13 @@ _SMALL = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")
 
 def streamed_rows(source: FileSource, path: Any, bad: BadRows[int]) -> FileRows:
     """The rows of a file, of whose inputs none is read yet."""
-    if not source.columns.plain or source.images is not None or source.on_bad != "error":
+    said = source.form.na or source.form.where
+    if not source.columns.plain or source.images is not None or source.on_bad != "error" or said:
         raise ConfigError(
             f"{bad.source}: stream reads plain numbers, and bad rows are found while it trains; "
-            "leave out images, categories, dates, cyclic, missing, without and on_bad"
+            "leave out images, categories, dates, cyclic, missing, without, na, where and on_bad"
         )
-    suffix = path.suffix.lower() if isinstance(path, Path) else ""
+    suffix = source.form.suffix(path)
     if suffix in PARQUET:
         return _parquet_rows(source, path, bad)
     if source.inputs or source.targets or source.marks:
@@ -133,7 +134,7 @@ def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows
         raise DataError(f"{path}: not a readable Parquet file ({reason}); save it again") from error
     feed = Feed(TableSource(x, str(path), names), str(path))
     y = table_targets(table, source.targets, source.labels, bad)
-    marks = mark_cells(table, source.marks, bad)
+    marks = mark_cells(table, source.marks, bad, source.form.free)
     return FileRows(Streamed(feed), y, range(1, size + 1), None, bad, tuple(names), {}, marks)
 
 
