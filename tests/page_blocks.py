@@ -50,7 +50,9 @@ def program(page: str, shorter: dict[str, str], skipped: Iterable[str]) -> str:
     for language, body in found:
         for long, short in shorter.items():
             body = body.replace(long, short)
-        if language == "python":
+        if language == "python" and (named := re.match(r"# (\w+\.py)\n", body)):
+            lines.append(f"page_blocks.Path({named[1]!r}).write_text({body!r})")
+        elif language == "python":
             lines.append(body)
         elif language == "toml":
             lines.append(f"page_blocks.take({body!r})")
