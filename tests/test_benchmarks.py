@@ -87,6 +87,13 @@ def test_scale_measures_and_draws(tmp_path):
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_functions_that_a_round_visits_are_counted():
+    found = re.findall(r"^(.+?) +(\d+) functions in +(\d+) files$", start("trace"), re.MULTILINE)
+    counts = {part: (int(functions), int(files)) for part, functions, files in found}
+    assert counts.keys() == {"set-up", "one default round"}
+    assert all(files < functions for functions, files in counts.values())
+
+
 @pytest.mark.slow
 def test_clients_alone_are_timed_beside_fedrep(tmp_path):
     rows = run("alone", tmp_path)["rows"]
