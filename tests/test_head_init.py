@@ -172,20 +172,6 @@ def test_a_number_that_no_row_has_begins_as_it_was_drawn() -> None:
     assert np.isfinite(run.summary().last_loss["half"])
 
 
-def test_who_may_choose_to_be_alone_begins_alone_as_without_sharing() -> None:
-    clients = [
-        fgn.Client(c.name, c.task, train=(c.train[0][:30], c.train[1][:30]),
-                   validation=(c.train[0][30:], c.train[1][30:]))
-        for c in (PRICE, RARE)
-    ]  # fmt: skip
-    how = {"rounds": 4, "lr": 0.05, "batch_size": 8, "device": "cpu"}
-    alone = flat.train(toys.network(), clients, weighting=fgn.Equal(), share="none", **how)
-    wanted = alone.history.query("split == 'validation'").groupby("client").loss.last()
-    chosen = flat.train(toys.network(), clients, personalize={"steps": 0, "alone": True}, **how)
-    for name, kept in chosen.manifest["personal"].items():
-        assert kept["alone"] == pytest.approx(wanted[name])
-
-
 def test_a_config_begins_at_the_targets_and_says_so_in_its_folder(tmp_path: Path) -> None:
     file = small_config(tmp_path, value=500 + RNG.normal(size=(40, 1)))
     first = {}

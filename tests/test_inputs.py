@@ -134,7 +134,7 @@ def test_rows_of_three_forms_are_saved_loaded_resumed_and_predicted(tmp_path: Pa
         return [flat, images, words]
 
     def train(**options: Any) -> fgn.Run:
-        how = {"personalize": {"steps": 2, "alone": True}, **HOW, **options}
+        how = {"personalize": {"steps": 2}, **HOW, **options}
         return flat.train(toys.network(torch.float32), clients(), **how)
 
     rows = {"side": toys.rows("side", 5)[0], "images": np.ones((5, 2, 3)), "words": [[1, 2], [3]]}

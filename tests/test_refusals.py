@@ -86,7 +86,7 @@ def test_targets_far_from_one_are_pointed_out_once_with_the_remedy(
         fgn.Client("kind", fgn.classification(2), (X, Y)),
     ]
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        how = {"weighting": fgn.GradNorm(), "personalize": {"steps": 1, "alone": True}}
+        how = {"weighting": fgn.GradNorm(), "personalize": {"steps": 1}}
         flat.train(toys.network(), clients, rounds=2, **how)
     (said,) = [r.getMessage() for r in caplog.records if "far from the size of 1" in r.getMessage()]
     assert "targets of 1 client are far from the size of 1 (price " in said

@@ -90,8 +90,8 @@ CASES: dict[str, dict[str, Any]] = {
     "best kept": {"keep": "best", "patience": 1, "eval_every": 2, "lr": 0.3, "rounds": 20},
     "best kept alone": {"keep": "best", "eval_every": 2, "lr": 0.3, "share": "none"},
     "each its best": {"keep": "own_best", "patience": 2, "eval_every": 1, "lr": 0.3},
-    "best of three": {
-        "personalize": {"steps": 9, "lr": 0.02, "what": "network", "alone": True},
+    "best, then tuned": {
+        "personalize": {"steps": 9, "lr": 0.02, "what": "network"},
         "keep": "best",
         "eval_every": 2,
     },

@@ -253,7 +253,7 @@ def test_benefit_trains_both_with_the_same_settings(caplog) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    [{"ditto": 0.1}, {"heads": "task", "weight_per": "task"}, {"personalize": {"alone": True}}],
+    [{"ditto": 0.1}, {"heads": "task", "weight_per": "task"}, {"personalize": {"steps": 2}}],
 )
 def test_alone_is_alone_whatever_joined_is(how: dict) -> None:
     given = paired_clients()

@@ -121,20 +121,6 @@ def test_a_head_in_common_goes_on_for_a_client_that_joins() -> None:
         assert torch.allclose(toys.parameters(one), toys.parameters(other))
 
 
-def test_training_alone_to_choose_begins_there_too() -> None:
-    """With ``alone`` each client's own run has the same start, statistics included."""
-    clients = [
-        fgn.Client(c.name, c.task, c.train, validation=c.test, head=c.head) for c in toys.clients()
-    ]
-    run = train(clients)
-    how = {"personalize": {"steps": 0, "alone": True}, "eval_every": 0}
-    chosen = train(clients, start=run, **how).manifest["personal"]
-    alone = train(clients, start=run, share="none")
-    for client in clients:
-        expected = evaluations(alone, 3)[client.name, "validation"]
-        assert chosen[client.name]["alone"] == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("stop", [0, 2])
 @pytest.mark.parametrize("how", [{}, {"share": "none"}, {"ditto": 0.1}], ids=str)
 def test_a_resumed_run_needs_no_start(tmp_path: Path, how: dict, stop: int) -> None:

@@ -70,6 +70,7 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     from fedgradnorm._training import trackers
 
     monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install fedgradnorm\[wandb\]"):
-        open_sink("wandb", tmp_path, {})
+    sink = open_sink("wandb", tmp_path, {})
+    with pytest.raises(ConfigError, match=r"pip install fedgradnorm\[wandb\]"), sink:
+        pass
     assert SILENT["WANDB_ERROR_REPORTING"] == "false"

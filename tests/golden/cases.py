@@ -246,10 +246,6 @@ def _heads() -> Iterator[Case]:
                       personalize={"steps": 6, "lr": 0.01, "what": "network"})  # fmt: skip
     yield from _cases("personal: layers, last step", "auto",
                       personalize={"steps": 6, "lr": 0.01, "what": ["2"]})  # fmt: skip
-    yield from _cases(
-        "personal: alone", "auto", federation="validated", keep="best",
-        personalize={"steps": 4, "lr": 0.01, "what": "network", "alone": True},
-    )  # fmt: skip
     yield from _cases("personal: ditto", ditto=0.5, shared_steps=2, weighting="Equal")
     yield from _cases("alone: all kinds", share="none")
     yield from _cases("alone: gradnorm's settings", share="none", head_steps=2,

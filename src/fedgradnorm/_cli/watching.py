@@ -50,7 +50,7 @@ def in_turn() -> Display:
         from fedgradnorm.experiments._jobs import News
 
         def beside(event: Progress) -> str:
-            over = bool(event.ended) or (event.round >= event.rounds and not event.stage)
+            over = bool(event.ended) or event.round >= event.rounds
             board.over = number if over else number - 1
             board.running = {} if over else {trial.title: News(trial, event)}
             return board.left()
@@ -88,8 +88,7 @@ class Board:
         for title, item in list(self.running.items()):
             if item.event is not None:
                 bar = ProgressBar(item.event.rounds, item.event.round, width=24)
-                stage = f", {item.event.stage}" if item.event.stage else ""
-                count = f"round {item.event.round}/{item.event.rounds}{stage}"
+                count = f"round {item.event.round}/{item.event.rounds}"
                 grid.add_row(Text(title), bar, count)
         grid.add_row(
             Text(self.left() if self.running or self.over else "starting ...", style="dim")

@@ -377,10 +377,7 @@ class Personalization(_Group):
         "after everything else each client tunes its own copy on its training examples, such as "
         '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
         "``network``, or with a list of its layers. It keeps the step with the best validation "
-        "loss, step 0 included; a client without validation examples takes the last one. With "
-        '``"alone": True`` each client also trains alone (``share="none"``, the same settings) and '
-        "keeps what does best on its validation examples: shared, tuned (``steps`` may be 0) or "
-        "alone.",
+        "loss, step 0 included; a client without validation examples takes the last one.",
         leaks="tunes on rows without noise",
     )
 
@@ -618,11 +615,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         if self.min_rounds is not None:
             return self.min_rounds
         return 50 if self.eval_every is None else 0
-
-    @property
-    def chooses_alone(self) -> bool:
-        """Whether clients may end with what each has trained alone; without sharing all do."""
-        return self.share == "all" and bool((self.personalize or {}).get("alone"))
 
     def alone(self) -> Settings:
         """The same with nothing shared; what takes a server, or tunes its network, is left out."""

@@ -6,32 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgradnorm._checks import bounded, flag, names, one_of, plain, shown, whole
+from fedgradnorm._checks import bounded, names, one_of, plain, shown, whole
 from fedgradnorm._errors import ConfigError, choose
 
 MEASURED = 20
 """How often the validation loss is evaluated during tuning, about."""
 
 MEANINGS = {
-    "steps": "steps at most, 1 or more; 0 is allowed with alone",
+    "steps": "steps at most, 1 or more",
     "lr": "learning rate, above 0; lr by default",
     "what": '"head", "network" (both), or a list of layers beside the head',
-    "alone": "whether each client also trains alone, and chooses",
 }
 """The keys of ``personalize``."""
 
 
 def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
-    """The table ``personalize`` with its defaults; a ConfigError if it is not valid.
-
-    ``alone`` is a key of the result only where it is on.
-    """
+    """The table ``personalize`` with its defaults; a ConfigError if it is not valid."""
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{name} must be a table such as {{'steps': 200, 'lr': {lr:g}, 'what': 'head'}}, "
             f"not {shown(value)}"
         )
-    table = {"steps": 200, "lr": lr, "what": "head", "alone": False}
+    table = {"steps": 200, "lr": lr, "what": "head"}
     for key in value:
         choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
     table |= plain(name, value)
@@ -41,9 +37,7 @@ def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
     else:
         what = names(f"{name}.what", what)
     rate = bounded(f"{name}.lr", table["lr"], above=True)
-    alone = {"alone": True} if flag(f"{name}.alone", table["alone"]) else {}
-    steps = whole(f"{name}.steps", table["steps"], 0 if alone else 1)
-    return {"steps": steps, "lr": rate, "what": what, **alone}
+    return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": what}
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,17 @@ def kept_words(manifest: Mapping[str, Any]) -> str:
     >>> kept_words({"stopped_early": True, "stopped": "the loss is low enough"})
     'stopped early: the loss is low enough'
     """
-    return "; ".join(filter(None, (_state_words(manifest), chosen_words(manifest.get("personal")))))
+    kept = manifest.get("kept")
+    if not isinstance(kept, Mapping):
+        return f"stopped early: {why}" if (why := manifest.get("stopped")) else ""
+    parts = [f"round {kept['round']}"] if "round" in kept else []
+    if isinstance(clients := kept.get("clients"), Mapping):
+        rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
+        parts.append("each client's best round: " + _each(rounds))
+    what = ", and ".join(parts) or "nothing"
+    at = f" at round {kept['last_round']}" if "last_round" in kept else ""
+    early = f"stopped early{at}, " if manifest.get("stopped_early") is True else ""
+    return f"{early}kept {what}"
 
 
 def kept_round(manifest: Mapping[str, Any], name: str) -> int | None:
@@ -209,41 +219,8 @@ def kept_round(manifest: Mapping[str, Any], name: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def chosen_words(personal: Any) -> str:
-    """How many clients keep what, where each had the choice of training alone; else nothing.
-
-    >>> chosen_words({"a": {"kept": "alone"}, "b": {"kept": "shared"}, "c": {"kept": "alone"}})
-    'of 3 clients 1 keeps what is shared, 0 what they tuned, 2 what they trained alone'
-    """
-    found = personal.values() if isinstance(personal, Mapping) else ()
-    kept = [one["kept"] for one in found if isinstance(one, Mapping) and "kept" in one]
-    if not kept:
-        return ""
-    shared, tuned, alone = (kept.count(what) for what in ("shared", "tuned", "alone"))
-    keep = "keeps" if shared == 1 else "keep"
-    return (
-        f"of {len(kept)} clients {shared} {keep} what is shared, {tuned} what they tuned, "
-        f"{alone} what they trained alone"
-    )
-
-
 _NAMED = 20
 """Clients whose best rounds are named one by one."""
-
-
-def _state_words(manifest: Mapping[str, Any]) -> str:
-    """The round whose state was kept, each client's, or both."""
-    kept = manifest.get("kept")
-    if not isinstance(kept, Mapping):
-        return f"stopped early: {why}" if (why := manifest.get("stopped")) else ""
-    parts = [f"round {kept['round']}"] if "round" in kept else []
-    if isinstance(clients := kept.get("clients"), Mapping):
-        rounds = {n: one.get("round") for n, one in clients.items() if isinstance(one, Mapping)}
-        parts.append("each client's best round: " + _each(rounds))
-    what = ", and ".join(parts) or "nothing"
-    at = f" at round {kept['last_round']}" if "last_round" in kept else ""
-    early = f"stopped early{at}, " if manifest.get("stopped_early") is True else ""
-    return f"{early}kept {what}"
 
 
 def _each(rounds: Mapping[str, Any]) -> str:

@@ -21,13 +21,15 @@ from fedgradnorm._round.settings import Settings, unknown
 from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._training.alone import STAGE
 from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
 from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen
 from fedgradnorm._training.train import Option, train_with
 from fedgradnorm.weighting import Equal, Weighting
 
 log = logging.getLogger("fedgradnorm")
+
+STAGE = "alone"
+"""The folder of the run without sharing, and the stage of its events."""
 
 
 def benefit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ _SHORT = 12  # letters of a commit
 def manifest_of(trainer: Trainer, network: nn.Module, weighting: Weighting) -> dict[str, Any]:
     """What is stored with every run, so that anyone can make it again."""
     argv0 = Path(sys.argv[0]).name  # where it lies on this machine is nobody's business
-    engine = trainer.federation.engine
+    engine, device = trainer.federation.engine, trainer.device
     trained = engine.exported_all() if engine.journal is None else {}
     heads = {name: one.head for name, one in trained.items()}
     return {
@@ -50,15 +51,10 @@ def manifest_of(trainer: Trainer, network: nn.Module, weighting: Weighting) -> d
             "numpy": np.__version__,
             "platform": platform.platform(),
             "threads": torch.get_num_threads(),
-            "device": _device_name(trainer.device),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             **({"commit": commit} if (commit := git_commit(Path.cwd())) else {}),
         },
     }
-
-
-def _device_name(device: torch.device) -> str:
-    """What ``auto`` turned out to be; a GPU by its own name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
@@ -77,26 +73,13 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 
 def git_commit(place: Path) -> str:
-    """The commit that the git repository around ``place`` stands at, in short; else nothing.
-
-    Read from git's files: git itself need not be there.
-    """
+    """The commit that the git repository around ``place`` is at, in short; empty without one."""
+    command = ["git", "-C", str(place), "rev-parse", f"--short={_SHORT}", "HEAD"]
     try:
-        root = next(p / ".git" for p in (place, *place.parents) if (p / ".git").exists())
-        if root.is_file():  # of a worktree: it says where its own files are
-            root = root.parent / root.read_text().removeprefix("gitdir:").strip()
-        common = root / "commondir"
-        shared = root / common.read_text().strip() if common.exists() else root
-        head = (root / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head[:_SHORT]
-        name = head.removeprefix("ref: ")
-        if (shared / name).exists():
-            return (shared / name).read_text().strip()[:_SHORT]
-        packed = (shared / "packed-refs").read_text().splitlines()
-        return next(line[:_SHORT] for line in packed if line.endswith(f" {name}"))
-    except (StopIteration, OSError, UnicodeDecodeError):  # nowhere, or not as git writes it
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):  # there is no git, or no repository
         return ""
+    return done.stdout.strip()[:_SHORT]
 
 
 def describe_network(network: nn.Module) -> dict[str, Any]:

@@ -63,16 +63,12 @@ class _View:
         )
         self.began = self.printed = time.monotonic()
         self.event: Progress | None = None
-        self.stage = ""
         # A client that sits out a round keeps the loss it last reported.
         self.losses: dict[str, float] = {}
         self.weights: dict[str, float] = {}
 
     def show(self, event: Progress) -> None:
         """Take an event; drawing is left to the display's own clock."""
-        if event.stage != self.stage and not event.ended:  # its rounds are counted anew
-            self.stage, self.start_round, self.began = event.stage, None, time.monotonic()
-            self.losses, self.weights = {}, {}
         if self.start_round is None:
             self.start_round = event.round - 1
         self.losses.update(event.losses)
@@ -92,15 +88,14 @@ class _View:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def facts(self, event: Progress) -> tuple[str, str, str, str]:
-        """Title and stage, round, epoch, and time to go, from the pace since the start."""
+        """Title, round, epoch, and time to go, from the pace since the start."""
         done, left = event.round - (self.start_round or 0), "?"
         if done > 0:
             pace = (time.monotonic() - self.began) / done
             seconds = 0 if event.ended else pace * (event.rounds - event.round)
             left = str(timedelta(seconds=round(seconds)))
-        title = f"{self.title} ({self.stage})" if self.stage and not event.ended else self.title
         where = f"round {event.round}/{event.rounds}"
-        return title, where, f"epoch {event.epoch:.1f}", f"{left} left"
+        return self.title, where, f"epoch {event.epoch:.1f}", f"{left} left"
 
     def render(self) -> RenderableType:
         """The bar and the table of clients."""

@@ -16,7 +16,8 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -37,68 +38,51 @@ Tracker = tuple[Take, Callable[[str], None]]
 """Takes events; and closes: the run "finished", was "stopped", "failed", or never began ("")."""
 
 SILENT_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-SILENT_WANDB = {
-    "WANDB_ERROR_REPORTING": "false",
-    "WANDB_SILENT": "true",
-    "WANDB_CONSOLE": "off",
-}
+SILENT_WANDB = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
 """Both packages report to their makers unless this is set before they are imported."""
 
 EVERY = 5.0  # seconds between two writes to MLflow
 _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 250  # MLflow's limits on one write, and on a text
 
 
-def open_sink(
-    kind: Tracking, folder: str | Path, config: Mapping[str, Any]
-) -> AbstractContextManager[Callable[[Progress], None]]:
+@contextmanager
+def open_sink(kind: Tracking, folder: str | Path, config: Mapping[str, Any]) -> Iterator[Take]:
     """The tracker of that name for the run in ``folder``, as a function for ``callbacks``.
 
     Use it in a ``with`` block around the training. ``config`` is stored with the run, and whether
-    it finished, was stopped or failed. A tracker "none" does nothing.
+    it finished, was stopped or failed. A tracker "none" does nothing. What a tracker's package
+    raises, as for a damaged file, is a TrainingError, after which the package is not called again.
     """
     if kind == "none":
-        return nullcontext(lambda _: None)
+        yield lambda _: None
+        return
     if find_spec(kind) is None:
         extra = "wandb" if kind == "wandb" else "tracking"
         raise ConfigError(
             f"output.tracking = {kind!r} needs a package that is not here; "
             f"install it with: pip install fedgradnorm[{extra}]"
         )
-    kinds = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
-    take, close = kinds[kind](Path(folder), config)
-    failed: list[str] = []
-    return _closed(_ours(kind, failed, take), _ours(kind, failed, close))
+    take, close = _TRACKERS[kind](Path(folder), config)
+    broken, status = False, ""
 
-
-def _ours(kind: str, failed: list[str], of: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A tracker's function; what its package raises, as for a damaged file, is a TrainingError.
-
-    After that it is not called again: closing would fail for the same reason, and hide the first.
-    """
-
-    def guarded(given: Any) -> None:
-        if failed:
+    def call(function: Callable[[Any], None], given: Progress | str) -> None:
+        nonlocal broken
+        if broken:
             return
         try:
-            of(given)
+            function(given)
         except (FedGradNormError, ImportError):
             raise
         except Exception as error:
-            failed.append(kind)
+            broken = True
             reason = shortened(str(error), 200) or type(error).__name__
             raise TrainingError(
                 f"{kind} cannot record the run ({reason}); repair or remove what it has written, "
                 "or go on without it: output.tracking = 'none'"
             ) from error
 
-    return guarded
-
-
-@contextmanager
-def _closed(take: Take, close: Callable[[str], None]) -> Iterator[Take]:
-    status = ""
     try:
-        yield take
+        yield partial(call, take)
         status = "finished"
     except KeyboardInterrupt:
         status = "stopped"
@@ -107,7 +91,7 @@ def _closed(take: Take, close: Callable[[str], None]) -> Iterator[Take]:
         status = "failed"
         raise
     finally:
-        close(status)
+        call(close, status)
 
 
 def scalars(row: Row) -> Iterator[tuple[str, float]]:
@@ -142,10 +126,9 @@ def _tensorboard(folder: Path, config: Mapping[str, Any]) -> Tracker:
             first = min((row["round"] for row in event.rows), default=event.round)
             # Steps that an interrupted run wrote after its last checkpoint are written again.
             writer = SummaryWriter(str(folder / EVENTS), purge_step=first)
-            lines = [f"| {key} | {value} |" for key, value in flat(config).items()]
-            writer.add_text(
-                "config", "\n".join(["| key | value |", "| --- | --- |", *lines]), first
-            )
+            lines = ["| key | value |", "| --- | --- |"]
+            lines += [f"| {key} | {value} |" for key, value in flat(config).items()]
+            writer.add_text("config", "\n".join(lines), first)
         for row in (*event.rows, *event.spread):
             for name, value in scalars(row):
                 writer.add_scalar(name, value, row["round"])
@@ -174,28 +157,18 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Tracker:
                 os.environ.update(SILENT_WANDB | os.environ)
                 import wandb
 
-                quiet = wandb.Settings(
-                    silent=True,
-                    console="off",
-                    disable_git=True,
-                    disable_code=True,
-                    save_code=False,
-                    x_disable_machine_info=True,
-                    x_disable_stats=True,
-                    x_save_requirements=False,
-                )
                 mode: Any = os.environ.get("WANDB_MODE", "offline")
                 run = wandb.init(
-                    project=str(config.get("name", "fedgradnorm")),
-                    name=folder.name,
+                    project=str(config.get("name", "fedgradnorm")), name=folder.name,
                     id=hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest(),
-                    dir=str(folder.parent / WATCHED),
-                    config=flat(config),
-                    mode=mode,
-                    resume="allow",
-                    reinit="create_new",
-                    settings=quiet,
-                )
+                    dir=str(folder.parent / WATCHED), config=flat(config),
+                    mode=mode, resume="allow", reinit="create_new",
+                    settings=wandb.Settings(
+                        silent=True, console="off", disable_git=True, disable_code=True,
+                        save_code=False, x_disable_machine_info=True, x_disable_stats=True,
+                        x_save_requirements=False,
+                    ),
+                )  # fmt: skip
             for row in (*event.rows, *event.spread):
                 run.log(dict(scalars(row)), step=row["round"])
 
@@ -280,3 +253,6 @@ def _mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
 def _mlflow_name(text: str) -> str:
     """A name as MLflow allows it."""
     return re.sub(r"[^\w./ -]", "_", text)[:_LONGEST]
+
+
+_TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

@@ -233,8 +233,7 @@ def train_with(
         return run
     except KeyboardInterrupt:
         where = f"; resume from {folder}" if folder is not None else ""
-        alone = ", while clients trained alone" if trainer.training_alone else ""
-        message = f"stopped after round {trainer.round} of {trainer.rounds}{alone}{where}"
+        message = f"stopped after round {trainer.round} of {trainer.rounds}{where}"
         raise Interrupted(message, trainer.result()) from None
     finally:
         if writer is not None:

@@ -26,7 +26,6 @@ from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._runs.manifest import kept_words
 from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._training.alone import choose, log_personal, start_of, train_alone
 from fedgradnorm._training.best import BestRound
 from fedgradnorm._training.callbacks import (
     Callback,
@@ -71,7 +70,6 @@ class Trainer(TrainingState):
         self.names = list(self.clients)
         self.network, self.settings, self.device = network, settings, device
         self.world, self.callbacks = world or World(), list(callbacks)
-        self.start = start_of(network, clients, settings) if settings.chooses_alone else {}
         self.accounts = Accounts(clients, settings, rounds)
         self.private = bool(self.accounts)
         self.rounds = self.accounts.govern(federation, rounds)
@@ -88,9 +86,8 @@ class Trainer(TrainingState):
         self.journal = federation.engine.journal  # client rows that are stored incrementally
         self.checkpoints = Checkpoints(None, self, self.world)
         self.show: Show | None = None
-        self.stage = ""
         self.interrupt: Callable[[], None] = lambda: None
-        self.training_alone = self.over = False
+        self.over = False
         self.folder: Path | None = None
         self.manifest: dict[str, Any] = {}
         self.personal: dict[str, dict[str, Any]] = {}
@@ -102,7 +99,6 @@ class Trainer(TrainingState):
         self,
         checkpoints: Checkpoints | None = None,
         show: Show | None = None,
-        stage: str = "",
         interrupt: Callable[[], None] | None = None,
     ) -> None:
         """Run all rounds that are left, with the callbacks around them, and end the run.
@@ -114,8 +110,7 @@ class Trainer(TrainingState):
             return
         self.checkpoints = checkpoints or self.checkpoints
         self.interrupt = interrupt or self.interrupt
-        self.show, self.stage = show, stage
-        asked, chooses = self.settings.eval_every, self.settings.chooses_alone
+        self.show, asked = show, self.settings.eval_every
         evaluates = self.whole_epoch if asked is None else asked
         # Rounds run together must be the same on all ranks, whose callbacks may differ.
         everywhere = self.world.gather([callback.every for callback in self.callbacks])
@@ -138,7 +133,7 @@ class Trainer(TrainingState):
                 self.evaluate()
             self._call("on_round")
             self._settle()
-            if chooses or not self.done:  # else the end writes and shows it
+            if not self.done:  # else the end writes and shows it
                 self.checkpoints.on_round(self)
                 self._report()
         self._end()
@@ -185,11 +180,8 @@ class Trainer(TrainingState):
         """Return to the best round, personalize, and evaluate what the run ends with.
 
         Nothing of this is in the last round's checkpoint, so a run that is interrupted here does it
-        again. Only where clients train alone first, that checkpoint is written before.
+        again.
         """
-        self.training_alone = self.settings.chooses_alone
-        alone = train_alone(self) if self.training_alone else None
-        self.training_alone = False
         judged = max((best.last_round for best in self.best.all), default=0)
         if self.best.keeps and judged < self.round:
             self.evaluate()
@@ -200,9 +192,7 @@ class Trainer(TrainingState):
             rows = self.recording.measured(self.round, self.epoch, UNTUNED, last=True)
             self.recording.write(rows, everybody=True)
         self.personal |= self.federation.personalize(self.round)
-        if alone is not None:
-            choose(self, alone)
-        log_personal(self.personal)
+        self._log_personal()
         self.evaluate(last=True)
         self.recording.flush(everybody=True)
         self.diverged = self.monitor.diverged(self.evaluation, restored=self.best.keeps)
@@ -210,6 +200,15 @@ class Trainer(TrainingState):
         self._call("on_end")
         self._settle()
         self.checkpoints.write()
+
+    def _log_personal(self) -> None:
+        """Log how many clients keep what they tuned, and who could not tell."""
+        judged = [one for one in self.personal.values() if "after" in one]
+        if judged:
+            moved = sum(one["step"] > 0 for one in judged)
+            log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
+        if blind := listed([name for name, one in self.personal.items() if "after" not in one]):
+            log.info("personalize: no validation rows, so the last step is taken: %s", blind)
 
     def _call(self, hook: str) -> None:
         """Call a hook of the user's callbacks; the first that fails is raised by ``_settle``.
@@ -251,12 +250,12 @@ class Trainer(TrainingState):
             if self.show is not None:
                 record = self.record or Record((), (), {})
                 weights = zip(record.clients, record.columns.get("weight", ()), strict=False)
-                rows, spread = ([], []) if self.stage else self.recording.news()
-                ended = self.ended if self.over and not self.stage else ""
+                rows, spread = self.recording.news()
+                ended = self.ended if self.over else ""
                 self.show(
                     Progress(
                         self.round, self.rounds, self.epoch, record["loss"], dict(weights), rows,
-                        stage=self.stage, spread=spread, ended=ended,
+                        spread=spread, ended=ended,
                     )
                 )  # fmt: skip
             self.interrupt()
@@ -271,8 +270,6 @@ class Trainer(TrainingState):
     ) -> None:
         """Start with what clients have from another run: running statistics, and networks."""
         self.federation.begin(statistics, networks)
-        if self.start:
-            self.start["statistics"] = {name: dict(own) for name, own in statistics.items()}
 
     def announce(self) -> None:
         """Log what is shared, where gradients are measured, and what recording costs."""
@@ -359,7 +356,6 @@ class Trainer(TrainingState):
             "over": self.over,
             "personal": self.personal,
             "diverged": self.diverged,
-            "start": {} if self.over else self.start,
             "accounts": self.accounts.state_dict() if self.private else {},
             **{name: callback.state_dict() for name, callback in self.own.items()},
             "callbacks": {
@@ -377,7 +373,6 @@ class Trainer(TrainingState):
             raise ValueError(f"round is {self.round!r:.40}")
         self.stopped, self.over = str(state["stopped"]), bool(state["over"])
         self.personal, self.diverged = dict(state["personal"]), list(state["diverged"])
-        self.start = state["start"] or self.start
         self.accounts.load_state_dict(state["accounts"])
         for name, callback in self.own.items():
             callback.load_state_dict(state[name])

@@ -91,7 +91,6 @@ def test_where_it_runs_is_each_sides_own_business(tmp_path):
         ("sharing.weight_per='task'", "cannot be run over the network"),
         ("personalization.final_head_steps=3", "cannot be run over the network"),
         ("personalization.ditto=0.1", "cannot be run over the network"),
-        ("personalization.personalize.alone=true", "cannot be run over the network"),
         ("compute.precision='bf16'", "cannot be run over the network; leave it at 'float32'"),
         ("rounds='none'", "give rounds"),
     ],
