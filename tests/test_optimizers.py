@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._optimizers import SGD, Adam, State, Torch
-from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import Layout
 
 STEPS = 3
 THEIRS = {

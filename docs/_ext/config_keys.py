@@ -16,8 +16,7 @@ from fedgradnorm import Privacy
 from fedgradnorm._flower.federation_file import ClientFile, FederationFile, TaskTerms
 from fedgradnorm._methods import METHODS
 from fedgradnorm._options import options_of
-from fedgradnorm._round import tuning
-from fedgradnorm._round.settings import FIELDS, GROUPS, SWITCHES, TOP, Settings
+from fedgradnorm._round.settings import FIELDS, GROUPS, MEANINGS, SWITCHES, TOP, Settings
 from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
@@ -128,7 +127,7 @@ def _group(group: str) -> Iterator[str]:
         facts = [type_words(hints[field.name]), known["allowed"], _default(field.default)]
         yield entry(f"{group}.{field.name}", facts, known["text"])
         if field.name == "personalize":
-            for key, words in tuning.MEANINGS.items():
+            for key, words in MEANINGS.items():
                 yield entry(f"{group}.personalize.{key}", [], words)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgradnorm._checks import flag, number, shown
 from fedgradnorm._errors import ConfigError, choose
-from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import Layout
 
 OptimizerSpec = str | Mapping[str, Any]
 """A torch.optim class by name ("adam"), or a table {"name": "sgd", "lr": 0.1, "momentum": 0.9}."""

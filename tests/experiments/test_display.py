@@ -61,15 +61,12 @@ def test_train_uses_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize(("count", "many"), [(40, False), (139, True)])
-def test_of_very_many_clients_none_is_named(terminal, count, many):
+def test_of_many_clients_none_is_named(terminal):
     text = io.StringIO()
     console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
     with live_display(0, console=console) as show:
-        show(event(4, {f"school-{k}": float(k) for k in range(count)}))
+        show(event(4, {f"school-{k}": float(k) for k in range(139)}))
     shown = text.getvalue()
-    few = ("least of 40: school-0", "median of 40: school-20", "largest of 40: school-39")
-    for part in ("139 clients: 10 %", "median", "90 %", "largest", "138") if many else few:
+    for part in ("139 clients: 10 %", "median", "90 %", "largest", "138"):
         assert part in shown
-    assert "school-7 " not in shown
-    assert ("school" in shown) != many
+    assert "school" not in shown

@@ -6,6 +6,7 @@ from fedgradnorm._engines.examples import Batch, Plan
 from fedgradnorm._engines.graph import LONGEST, Graphs
 from fedgradnorm._engines.parts import Exported
 from fedgradnorm._engines.ranked_engine import Journal, RankedEngine
+from fedgradnorm._engines.tuning import Tuning
 
 __all__ = [
     "LONGEST",
@@ -17,5 +18,6 @@ __all__ = [
     "Plan",
     "Problem",
     "RankedEngine",
+    "Tuning",
     "make_engine",
 ]

@@ -30,7 +30,7 @@ from fedgradnorm._engines.parts import (
     padded_batches,
     part_key,
 )
-from fedgradnorm._engines.tuning import tune
+from fedgradnorm._engines.tuning import Tuning, tune
 from fedgradnorm._round.evaluation import evaluate
 from fedgradnorm._round.local_update import (
     Gradients,
@@ -45,7 +45,6 @@ from fedgradnorm._round.local_update import (
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
-from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
 from fedgradnorm.models._streamed.reading_ahead import ReadingAhead

@@ -13,8 +13,7 @@ from fedgradnorm._engines.examples import Batch, Block, Examples
 from fedgradnorm._engines.parts import PLACE, SCALE, SHARE, ClientPart
 from fedgradnorm._round.evaluation import in_parts
 from fedgradnorm._round.local_update import LocalSpec, clipped
-from fedgradnorm._state.layout import Layout
-from fedgradnorm._state.table import BUFFER, OPTIMIZER, OWN, Row
+from fedgradnorm._state.table import BUFFER, OPTIMIZER, OWN, Layout, Row
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
 from fedgradnorm.tasks._measures import binary_cross_entropy, cross_entropy, squared_error
 from fedgradnorm.tasks._task import Task
@@ -179,7 +178,7 @@ def head_gradient(
     """
     count = len(row[OWN])
     usual = OUTPUT_GRADIENTS.get(id(part.task.loss_function))
-    if usual is None or not part.linear or part.reaches_in or not part.task.is_plain:
+    if usual is None or not part.plain:
         features = features.detach().requires_grad_(inputs)
         mine = leaves(part.own, row[OWN], "", own)
         buffers = {k.removeprefix(BUFFER): row[k] for k in part.buffers}

@@ -16,8 +16,7 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._client import Client
 from fedgradnorm._engines.stacked_layers import StackedLayers
 from fedgradnorm._round.local_update import LOCAL, LocalSpec, own_layout
-from fedgradnorm._state.layout import Layout
-from fedgradnorm._state.table import BUFFER, CONSTANT, OPTIMIZER, OWN, Part, Row
+from fedgradnorm._state.table import BUFFER, CONSTANT, OPTIMIZER, OWN, Layout, Part, Row
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._given_inputs import form_words
@@ -122,6 +121,7 @@ class ClientPart(Part):
         self.known_rows = set[int]()  # of clients that took part in this process
         linear = type(self.head) is nn.Linear and self.head.bias is not None
         self.linear = linear and len(self.heads.shapes) == 2 and not client.task.shape
+        self.plain = self.linear and not self.reaches_in and client.task.is_plain
 
     def _buffers(self, head: nn.Module, stem: nn.Module | None) -> Row:
         """Running statistics of all modules, and what of head and stem is not trained."""

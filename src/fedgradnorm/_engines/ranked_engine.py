@@ -20,9 +20,9 @@ from fedgradnorm._engines.choice import make_engine
 from fedgradnorm._engines.engine import Problem
 from fedgradnorm._engines.parts import ClientPart, Exported
 from fedgradnorm._engines.ranks import World
+from fedgradnorm._engines.tuning import Tuning
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.reports import SENT, Reports
-from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import ClientTable, Row
 from fedgradnorm.weighting import Needs
 

@@ -73,10 +73,6 @@ class World:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def anyone(self, mine: bool) -> bool:
-        """Whether it is true on any rank."""
-        return mine if self.size == 1 else any(self.gather(mine))
-
     def same_network(self, network: nn.Module) -> nn.Module:
         """A copy with rank 0's values, whatever each rank's generator made of it."""
         if self.size == 1:

@@ -7,8 +7,10 @@ examples. Step 0 is among those to choose from, so a client's validation loss ne
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +19,31 @@ from torch import Tensor
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._engines.gradients import BlockGradients
 from fedgradnorm._engines.parts import ClientPart
-from fedgradnorm._round.tuning import Tuning
-from fedgradnorm._state.layout import Layout
-from fedgradnorm._state.table import OWN, Row
+from fedgradnorm._errors import listed
+from fedgradnorm._state.table import OWN, Layout, Row
+
+log = logging.getLogger("fedgradnorm")
+
+MEASURED = 20
+"""How often the validation loss is evaluated during tuning, about."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How clients tune: ``steps`` on the head and these parameters of the network.
+
+    ``first`` is the number of the first batch, counted from the run's start.
+    """
+
+    steps: int
+    optimizer: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    first: int
+
+    @property
+    def every(self) -> int:
+        """Steps between two measurements of the validation loss."""
+        return max(1, self.steps // MEASURED)
 
 
 def tune(
@@ -69,3 +93,13 @@ def tune(
         return {"step": chosen}
     losses = {"before": before, "after": best}
     return {"step": chosen, **{k: v if math.isfinite(v) else None for k, v in losses.items()}}
+
+
+def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log how many clients keep what they tuned, and who had no examples to tell by."""
+    judged = [one for one in kept.values() if "after" in one]
+    if judged:
+        moved = sum(one["step"] > 0 for one in judged)
+        log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
+    if blind := listed([name for name, one in kept.items() if "after" not in one]):
+        log.info("personalize: no validation rows, so the last step is taken: %s", blind)

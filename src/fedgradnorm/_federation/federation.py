@@ -21,6 +21,7 @@ from fedgradnorm._engines import (
     Plan,
     Problem,
     RankedEngine,
+    Tuning,
     make_engine,
 )
 from fedgradnorm._engines.ranks import world
@@ -32,7 +33,6 @@ from fedgradnorm._round.private.private_plan import check_private, told_to
 from fedgradnorm._round.reports import Record, Reports, pairs, recorded
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._round.settings import Settings
-from fedgradnorm._round.tuning import Tuning
 from fedgradnorm._state.table import NETWORK
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork, trainable_parameters
@@ -147,8 +147,9 @@ class Federation:
         whose conflict is recorded.
         """
         found = list[Record]()
+        every = self.settings.record_conflict
         while (k := len(found)) < len(actives):
-            active, due = list(actives[k]), self.settings.records_conflict(first + k)
+            active, due = list(actives[k]), every > 0 and (first + k) % every == 0
             if len(actives) - k > 1 and not due:
                 tables = self.graphs.run(first + k, actives[k:])
                 some = zip(actives[k:], tables, strict=False)
@@ -159,7 +160,7 @@ class Federation:
                 found.append(Record([], [], {}))
                 self.graphs.warm += 1
                 continue
-            reports, weights = self.round(first + k, active)
+            reports, weights = self.round(first + k, active, updates=due)
             columns = recorded(reports, weights, self.server.weighting.frozen)
             conflict = pairs(reports, active) if due and self.shares else []
             numbers = {key: column.tolist() for key, column in columns.items()}
@@ -170,15 +171,19 @@ class Federation:
                 break  # the run ends here
         return found
 
-    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
-        """One communication: clients work, the server weighs and steps; all weights after it."""
+    def round(
+        self, round_number: int, active: Sequence[str], updates: bool = False
+    ) -> tuple[Reports, Tensor]:
+        """One communication: clients work, the server weighs and steps; all weights after it.
+
+        With ``updates`` the reports hold every client's update.
+        """
         server, settings = self.server, self.settings
         if not self.shares:
             return self._round_alone(round_number, active), self._ones()
         if self.personal is not None and active:
             self.personal._round_alone(round_number, active, server.shared, settings.ditto)
-        due = settings.records_conflict(round_number)
-        reports = self.engine.run_clients(server.shared, round_number, active, updates=due)
+        reports = self.engine.run_clients(server.shared, round_number, active, updates)
         server.begin_round(round_number)
         if self.sums is not None:  # also where nobody came: that nobody did is not to be told
             return reports, self.sums.server_step(server, reports, round_number)
@@ -239,7 +244,7 @@ class Federation:
             return "personal networks are stepped from the host"
         if self.sums is not None or not self.server.weighting.capturable:
             return "the weighting decides something on the host"
-        if self.server.rates:
+        if self.server.rates is not None:
             return "the server's learning rate follows a schedule"
         return None if self.server.optimizer.in_rows else "the optimizer steps on the host"
 

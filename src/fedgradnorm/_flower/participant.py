@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._engines import Engine, Problem
+from fedgradnorm._engines.tuning import log_personal
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._federation.federation import tuning
 from fedgradnorm._federation.heads import (
@@ -40,7 +41,6 @@ from fedgradnorm._runs.layout import LEDGER, RESULT
 from fedgradnorm._runs.manifest import FORMAT, of_task
 from fedgradnorm._runs.run import Run, TrainedClient
 from fedgradnorm._state.table import OWN, ROUNDS
-from fedgradnorm._training.alone import log_personal
 from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork

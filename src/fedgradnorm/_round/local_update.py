@@ -19,8 +19,7 @@ from torch import Tensor
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._round.lr_schedules import Rates, ScheduleSpec
-from fedgradnorm._state.layout import Layout
-from fedgradnorm._state.table import OPTIMIZER, OWN, Row
+from fedgradnorm._state.table import OPTIMIZER, OWN, Layout, Row
 from fedgradnorm.tasks._task import Task
 
 FirstLoss = Literal["dataset", "first_round", "log_classes"]

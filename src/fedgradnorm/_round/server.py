@@ -17,7 +17,7 @@ from fedgradnorm._fusing import Fused
 from fedgradnorm._round.bounds import Bounds, Cut
 from fedgradnorm._round.lr_schedules import Rates
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._state.layout import Layout
+from fedgradnorm._state.table import Layout
 from fedgradnorm.weighting import Signals, Weighting
 from fedgradnorm.weighting._base import only
 
@@ -51,12 +51,12 @@ class ServerState:
         self.options: Mapping[str, Any] | None = None  # of the optimiser in this round
         self.aggregate, self.step_with = aggregate, step_with
         self.bounds, self.cuts = bounds, list[Cut]()
-        self.rates, self.weigh = rates, weigh
+        self.rates, self.weigh = rates or None, weigh
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def begin_round(self, round_number: int) -> None:
         """Use this round's learning rate from now on."""
-        self.options = self.rates.at(round_number) if self.rates else None
+        self.options = None if self.rates is None else self.rates.at(round_number)
 
     def step(self, direction: Tensor) -> None:
         """Move the shared network along a direction."""

@@ -27,7 +27,6 @@ from fedgradnorm._round.local_update import FirstLoss, LocalSpec, Phases, Report
 from fedgradnorm._round.lr_schedules import Rates, check_schedule, filled
 from fedgradnorm._round.participation import Participation
 from fedgradnorm._round.server import Aggregate, StepWith
-from fedgradnorm._round.tuning import checked_tuning
 
 Precision = Literal["float32", "tf32", "bf16"]
 MANY = 200
@@ -161,10 +160,39 @@ def _device(name: str, value: object) -> str:
     return str(value)
 
 
-def _table(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        checked_tuning(name, value, 2e-4)  # whose error shows what a table looks like
+def _tuning(name: str, value: object) -> dict[str, Any]:
+    """The table ``personalize`` as it was given; ``lr`` of the run is not known yet."""
+    checked_tuning(name, value, 1e-3)
+    assert isinstance(value, Mapping)
     return dict(plain(name, value))
+
+
+MEANINGS = {
+    "steps": "steps at most, 1 or more",
+    "lr": "learning rate, above 0; lr by default",
+    "what": '"head", "network" (both), or a list of layers beside the head',
+}
+"""The keys of ``personalize``."""
+
+
+def checked_tuning(name: str, value: object, lr: float) -> dict[str, Any]:
+    """The table ``personalize`` with its defaults; a ConfigError if it is not valid."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name} must be a table such as {{'steps': 200, 'lr': {lr:g}, 'what': 'head'}}, "
+            f"not {shown(value)}"
+        )
+    table = {"steps": 200, "lr": lr, "what": "head"}
+    for key in value:
+        choose(key if isinstance(key, str) else shown(key), MEANINGS, f"key of {name}")
+    table |= plain(name, value)
+    what = table["what"]
+    if isinstance(what, str):
+        what = one_of(f"{name}.what", what, ("head", "network"))
+    else:
+        what = names(f"{name}.what", what)
+    rate = bounded(f"{name}.lr", table["lr"], above=True)
+    return {"steps": whole(f"{name}.steps", table["steps"], 1), "lr": rate, "what": what}
 
 
 _AT_LEAST_0: Kind = bounded, "0 or more"
@@ -373,7 +401,7 @@ class Personalization(_Group):
         deployed=False, leaks="tunes heads on rows without noise",
     )
     personalize: dict[str, Any] | None = _setting(
-        None, (_optional(_table), ""),
+        None, (_optional(_tuning), ""),
         "after everything else each client tunes its own copy on its training examples, such as "
         '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
         "``network``, or with a list of its layers. It keeps the step with the best validation "
@@ -640,21 +668,10 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
 
     def local(self) -> LocalSpec:
         """What concerns a client, with optimisers resolved."""
-        return LocalSpec(
-            self.head_steps,
-            self.shared_steps,
-            self.first_loss,
-            self.sends,
-            self.report_loss,
-            self.phases,
-            optimizers.resolve(self.head_optimizer, self.lr),
-            optimizers.resolve(self.local_optimizer, self.lr),
-            self.proximal,
-            self.head_schedule,
-            self.clip,
-            self.head_clip,
-            self.rounds,
-        )
+        found = {one.name: getattr(self, one.name) for one in fields(LocalSpec)}
+        for name in ("head_optimizer", "local_optimizer"):
+            found[name] = optimizers.resolve(found[name], self.lr)
+        return LocalSpec(**found)
 
     def server_rates(self) -> Rates:
         """The rate of the server's optimiser in each round."""

@@ -78,7 +78,7 @@ class Checkpoints(Callback):
 
     def on_round(self, state: TrainingState) -> None:
         """Write one if it is due, and after the last round."""
-        if not self.every or (state.round % self.every and not state.done):
+        if state.round % self.every and not state.done:
             return
         passed = self.clock() - self._last
         due = self._cost <= SHARE * passed or passed > LONGEST

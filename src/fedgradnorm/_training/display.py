@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedgradnorm._runs.many.spread import MANY, quantiles
+from fedgradnorm._runs.many.spread import quantiles
 from fedgradnorm._training.callbacks import Progress
 
 PER_SECOND = 8
@@ -55,12 +55,8 @@ class _View:
         beside: Callable[[Progress], str],
         console: Console,
     ) -> None:
-        self.title, self.start_round, self.beside, self.console = (
-            title,
-            start_round,
-            beside,
-            console,
-        )
+        self.title, self.start_round = title, start_round
+        self.beside, self.console = beside, console
         self.began = self.printed = time.monotonic()
         self.event: Progress | None = None
         # A client that sits out a round keeps the loss it last reported.
@@ -116,21 +112,13 @@ class _View:
         return Group(line, table, *below)
 
     def clients(self) -> list[tuple[str, float, float]]:
-        """Clients with loss and weight; of many the least, the median and the largest loss.
-
-        Of more than ``MANY`` no client is named: there are quantiles of losses and of weights.
-        """
+        """Clients with loss and weight; of many clients quantiles of losses and of weights."""
         # The table is copied first: this runs in the display's thread.
         rows = [(name, loss, self.weights.get(name, 1.0)) for name, loss in [*self.losses.items()]]
-        count = len(rows)
-        if count <= MOST_CLIENTS:
+        if len(rows) <= MOST_CLIENTS:
             return rows
-        if count > MANY:
-            columns = [loss for _, loss, _ in rows], [weight for _, _, weight in rows]
-            finite = ([v for v in column if math.isfinite(v)] or [math.nan] for column in columns)
-            losses, weights = map(quantiles, finite)
-            whose = {"p10": f"{count:,} clients: "}
-            return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]
-        ranked = sorted(rows, key=lambda row: row[1])
-        picked = {"least": ranked[0], "median": ranked[count // 2], "largest": ranked[-1]}
-        return [(f"{what} of {count}: {row[0]}", *row[1:]) for what, row in picked.items()]
+        columns = [loss for _, loss, _ in rows], [weight for _, _, weight in rows]
+        finite = ([v for v in column if math.isfinite(v)] or [math.nan] for column in columns)
+        losses, weights = map(quantiles, finite)
+        whose = {"p10": f"{len(rows):,} clients: "}
+        return [(whose.get(k, "") + word, losses[k], weights[k]) for k, word in SHOWN.items()]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import World
+from fedgradnorm._engines.tuning import log_personal
 from fedgradnorm._errors import ConfigError, RankLost, TrainingError, listed
 from fedgradnorm._federation.checks import check_clients, warn_of_scale
 from fedgradnorm._federation.federation import make_federation
@@ -134,7 +135,8 @@ class Trainer(TrainingState):
             self._call("on_round")
             self._settle()
             if not self.done:  # else the end writes and shows it
-                self.checkpoints.on_round(self)
+                if self.checkpoints.every:
+                    self.checkpoints.on_round(self)
                 self._report()
         self._end()
         self._report()
@@ -192,7 +194,7 @@ class Trainer(TrainingState):
             rows = self.recording.measured(self.round, self.epoch, UNTUNED, last=True)
             self.recording.write(rows, everybody=True)
         self.personal |= self.federation.personalize(self.round)
-        self._log_personal()
+        log_personal(self.personal)
         self.evaluate(last=True)
         self.recording.flush(everybody=True)
         self.diverged = self.monitor.diverged(self.evaluation, restored=self.best.keeps)
@@ -200,15 +202,6 @@ class Trainer(TrainingState):
         self._call("on_end")
         self._settle()
         self.checkpoints.write()
-
-    def _log_personal(self) -> None:
-        """Log how many clients keep what they tuned, and who could not tell."""
-        judged = [one for one in self.personal.values() if "after" in one]
-        if judged:
-            moved = sum(one["step"] > 0 for one in judged)
-            log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
-        if blind := listed([name for name, one in self.personal.items() if "after" not in one]):
-            log.info("personalize: no validation rows, so the last step is taken: %s", blind)
 
     def _call(self, hook: str) -> None:
         """Call a hook of the user's callbacks; the first that fails is raised by ``_settle``.
@@ -261,7 +254,9 @@ class Trainer(TrainingState):
             self.interrupt()
         except KeyboardInterrupt:
             interrupted = True
-        if self.world.anyone(interrupted):
+        if self.world.size > 1:
+            interrupted = any(self.world.gather(interrupted))
+        if interrupted:
             self.checkpoints.write()
             raise KeyboardInterrupt
 

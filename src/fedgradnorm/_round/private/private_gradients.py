@@ -41,8 +41,7 @@ from fedgradnorm._privacy.terms import SEED
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.local_update import LocalSpec, Report
 from fedgradnorm._round.private.private_plan import budget_of, loss_bound
-from fedgradnorm._state.layout import Layout
-from fedgradnorm._state.table import OWN, Row
+from fedgradnorm._state.table import OWN, Layout, Row
 from fedgradnorm.models._flat import FlatNetwork
 
 FLOOR = 0.05  # of the largest loss that counts: the least first loss, so that no ratio is absurd
