@@ -146,9 +146,7 @@ class Engine:
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
         for client in some:
-            data, part = self.examples.split(client.name, "train"), self.table.one(client.name)[0]
-            assert data is not None
-            x, y = data
+            (x, y), part = self.examples.held(client.name, "train"), self.table.one(client.name)[0]
             assert isinstance(x, Tensor)  # other inputs are refused before
             assert isinstance(y, Tensor)
             given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed

@@ -51,8 +51,7 @@ class Evaluator:
         if not together or any(isinstance(clients[n].train[0], Streamed) for n in names):
             for k, name in enumerate(names):
                 front, head = self._modules(name, shared if shared.ndim == 1 else shared[k])
-                pair = self._examples.split(name, "train")
-                assert pair is not None
+                pair = self._examples.held(name, "train")
                 found[k] = evaluate(clients[name].task, front, head, *pair)["loss"]
             return found
         self._network.use(shared)
@@ -98,8 +97,7 @@ class Evaluator:
         return {name: found[name] for name in asked}
 
     def _streamed(self, shared: Tensor, name: str, split: str) -> dict[str, float]:
-        client, pair = self._table.clients[name], self._examples.split(name, split)
-        assert pair is not None
+        client, pair = self._table.clients[name], self._examples.held(name, split)
         try:
             modules = self._modules(name, shared)
             return evaluate(client.task, *modules, *pair, client.scaling)
@@ -109,11 +107,10 @@ class Evaluator:
     def _alone(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
         """Clients one by one, each with all that is its own."""
         for name in names:
-            pair = self._examples.split(name, split)
-            assert pair is not None
-            assert isinstance(pair[1], Tensor)
+            x, y = self._examples.held(name, split)
+            assert isinstance(y, Tensor)
             front, head = self._modules(name, shared)
-            yield self._table.clients[name], answers(head, represented(front, pair[0])), pair[1]
+            yield self._table.clients[name], answers(head, represented(front, x)), y
 
     def _together(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
         """Clients that share everything in front of their heads, as many as fit one pass."""
@@ -128,29 +125,30 @@ class Evaluator:
             passes[-1].append(name)
             held, form = held + len(x), own_form
         for some in passes:
-            pairs = {name: self._examples.split(name, split) for name in some}
-            inputs = {id(pair[0]): pair[0] for pair in pairs.values() if pair is not None}
+            pairs = {name: self._examples.held(name, split) for name in some}
+            inputs = {id(x): x for x, _ in pairs.values()}
             self._network.use(shared)
             part = self._table.one(some[0])[0]
             features = self._features(part, concatenated(list(inputs.values())))
             sizes = [len(x) for x in inputs.values()]
             of = dict(zip(inputs, features.split(sizes), strict=True))
-            for name, pair in pairs.items():
-                assert pair is not None
-                assert isinstance(pair[1], Tensor)
-                part, number = self._table.one(name)
-                part.load({key: part.rows[key][number] for key in [OWN, *part.buffers]})
-                output = answers(part.head, [of[id(pair[0])]])
-                yield self._table.clients[name], output, pair[1]
+            for name, (x, y) in pairs.items():
+                assert isinstance(y, Tensor)
+                _, head = self._own(name)
+                yield self._table.clients[name], answers(head, [of[id(x)]]), y
 
     def _modules(self, name: str, shared: Tensor) -> tuple[nn.Module, nn.Module]:
         """Network and head as modules that hold a client's numbers, until the next call.
 
         ``shared`` is used unless the client has a network of its own.
         """
-        part, number = self._table.one(name)
         own = self._table.network(name)
         self._network.use(shared if own is None else own)
+        return self._own(name)
+
+    def _own(self, name: str) -> tuple[nn.Module, nn.Module]:
+        """The same, with the network as it is."""
+        part, number = self._table.one(name)
         return part.load({key: part.rows[key][number] for key in [OWN, *part.buffers]})
 
     def _features(self, part: ClientPart, x: Inputs) -> Tensor:

@@ -155,18 +155,20 @@ class Examples:
             self._splits[key] = placed
         return self._splits[key]
 
+    def held(self, name: str, split: str) -> Split:
+        """The same of a split that the client has."""
+        found = self.split(name, split)
+        assert found is not None
+        return found
+
     def one(self, name: str, round_number: int) -> Batch:
         """A client's batches of a round, of whatever form its examples have."""
         rows = self.batches.drawn([name], round_number)[name]
-        data = self.split(name, "train")
-        assert data is not None
-        return Batch(*data, torch.from_numpy(rows).to(self.device)[None])
+        return Batch(*self.held(name, "train"), torch.from_numpy(rows).to(self.device)[None])
 
     def counted(self, name: str, first: int, steps: int) -> Batch:
         """A client's batches from number ``first`` on, counted from the run's start."""
-        data = self.split(name, "train")
-        assert data is not None
-        x, y = data
+        x, y = self.held(name, "train")
         # here every task may have batches of its own
         if isinstance(y, Tensor) and self.clients[name].task.gaps:
             x, y = x[there := labelled(y)], y[there]

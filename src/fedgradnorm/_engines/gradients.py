@@ -140,8 +140,8 @@ def frozen_features(
     if every_visit or read < held or not all(name in examples.where for name in group.names):
         parts = {step: _forward(network, batch.x(step)) for step in steps}
         return parts.__getitem__
-    splits = [examples.split(name, "train") for name in group.names]
-    table = _forward(network, concatenated([split[0] for split in splits if split]))
+    inputs = [examples.held(name, "train")[0] for name in group.names]
+    table = _forward(network, concatenated(inputs))
     sizes = group.part.rows[PLACE].index_select(0, group.index)[:, 2]
     begin = (sizes.cumsum(0) - sizes)[:, None]
     return lambda step: table[(batch.rows[:, step] + begin).reshape(-1)]

@@ -111,7 +111,7 @@ def check_is_module(network: object) -> None:
 def checked_clients(clients: object) -> list[Client]:
     """The clients, a row for each task, as a list; a DataError unless each of them is one."""
     if not isinstance(clients, Iterable):
-        raise DataError(f"clients must be a list of fgn.Client, not {_kind(clients)}")
+        raise DataError(f"clients must be a list of fgn.Client, not {type(clients).__name__}")
     try:
         given = list(clients)
     except TypeError as error:  # an array of one number is an Iterable, in name
@@ -119,7 +119,7 @@ def checked_clients(clients: object) -> list[Client]:
     for i, client in enumerate(given):
         if not isinstance(client, Client):
             way = f"; give clients[{i}].client" if hasattr(client, "client") else ""
-            raise DataError(f"clients[{i}] must be an fgn.Client, not {_kind(client)}{way}")
+            raise DataError(f"clients[{i}] must be an fgn.Client, not {type(client).__name__}{way}")
     return [row for client in given for row in client.rows]
 
 
@@ -151,7 +151,9 @@ def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
     """
     kinds = tuple(RECORDED.values())
     if isinstance(callbacks, (Callback, *kinds)) or not isinstance(callbacks, Iterable):
-        raise ConfigError(f"callbacks must be a list of fgn.Callback, not {_kind(callbacks)}")
+        raise ConfigError(
+            f"callbacks must be a list of fgn.Callback, not {type(callbacks).__name__}"
+        )
     options, found = list[object](), list[Callback]()
     for i, callback in enumerate(callbacks):
         if isinstance(callback, type) and issubclass(callback, (Callback, *kinds)):
@@ -161,9 +163,8 @@ def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
             options.append(callback)
             continue
         if not isinstance(callback, Callback) and not callable(callback):
-            raise ConfigError(
-                f"callbacks[{i}] must be an fgn.Callback or a function, not {_kind(callback)}"
-            )
+            kind = type(callback).__name__
+            raise ConfigError(f"callbacks[{i}] must be an fgn.Callback or a function, not {kind}")
         found.append(callback if isinstance(callback, Callback) else ShowProgress(callback))
         whole(f"callbacks[{i}].every", found[-1].every, 1)
     return options, found
@@ -183,26 +184,16 @@ def meet(engine: str) -> World:
 
 def usable_device(settings: Settings) -> torch.device:
     """Where a run is trained; a ConfigError unless device and precision can be used here."""
-    device = _device(settings.device)
-    if settings.precision == "bf16":
-        require_gpu(device)
-    return device
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name, gpu = settings.device, torch.cuda.is_available()
     try:
-        device = torch.device(name)
+        device = torch.device(("cuda" if gpu else "cpu") if name == "auto" else name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = shortened(str(error).splitlines()[0], 100)
-        there = "'cpu' or 'cuda'" if torch.cuda.is_available() else "'cpu'"
+        there = "'cpu' or 'cuda'" if gpu else "'cpu'"
         raise ConfigError(
             f"device {name!r} cannot be used here ({reason}); use {there}, or 'auto'"
         ) from error
+    if settings.precision == "bf16":
+        require_gpu(device)
     return device
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

@@ -90,7 +90,7 @@ def train(
             statistics of clients that it knows. Optimizers and weights start again; new clients get
             fresh heads.
         clients: the clients of the federation; see :class:`fedgradnorm.Client`.
-        method: the name of a method, one of :data:`fedgradnorm.methods`: a weighting and settings.
+        method: the name of a method, one of :func:`fedgradnorm.methods`: a weighting and settings.
         weighting: how the server weights clients: an object, or a table of options of the method's
             weighting. With neither, the method is ``fedgradnorm-direct``, which is
             ``GradNorm(rule="direct")``; or ``Equal()`` where nothing is shared.
@@ -183,7 +183,7 @@ def train_with(
     check_is_module(network)
     network = sized(network, clients, settings.seed)
     network = divided(network, settings.shared, settings.frozen)
-    shows = [one.show or True for one in callbacks if isinstance(one, ShowProgress)]
+    shows = [one.show for one in callbacks if isinstance(one, ShowProgress)]
     own = [one for one in callbacks if not isinstance(one, ShowProgress)]
     place = checked_folder(folder)
     begin: Start | None = None
@@ -241,20 +241,19 @@ def train_with(
 
 
 @contextmanager
-def _display(progress: Sequence[bool | Show], trainer: Trainer) -> Iterator[Show | None]:
-    """One function that calls all of these; True is the live display."""
+def _display(shows: Sequence[Show | None], trainer: Trainer) -> Iterator[Show | None]:
+    """One function that calls all of these; None is the live display."""
     with ExitStack() as stack:
-        shows: list[Show] = []
-        for one in progress:
-            if one is True:
+        each = list[Show]()
+        for show in shows:
+            if show is None:
                 from fedgradnorm._training.display import live_display
 
-                shows.append(stack.enter_context(live_display(trainer.round)))
-            elif one is not False:
-                shows.append(one)
+                show = stack.enter_context(live_display(trainer.round))
+            each.append(show)
 
         def tell(event: Progress) -> None:
-            for show in shows:
+            for show in each:
                 show(event)
 
-        yield tell if shows else None
+        yield tell if each else None
