@@ -148,18 +148,15 @@ class ClientPart(Part):
         drawn = heads.rows(clients) if self.linear and not self.reaches_in else None
         if drawn is not None:
             return found | {OWN: drawn.to(like)}
-        each = [self._first_row(client, heads[client.name]) for client in clients]
+        each = list[Row]()
+        for client in clients:
+            head = copy.deepcopy(heads[client.name]).to(like.device)
+            stem = own_stem(client.stem, client.name, like)
+            named = _named("head.", _trained(head)) | _named("network.", self.private)
+            named |= {} if stem is None else _named("stem.", _trained(stem))
+            buffers = _named(BUFFER, self._buffers(head, stem))
+            each.append({OWN: self.own.flat(named, like), **buffers})
         return found | {key: torch.stack([row[key] for row in each]) for key in each[0]}
-
-    def _first_row(self, client: Client, head: nn.Module) -> Row:
-        like = self.fresh[OWN]
-        head = copy.deepcopy(head).to(like.device)
-        stem = own_stem(client.stem, client.name, like)
-        named = {f"head.{n}": p for n, p in _trained(head).items()}
-        named |= {f"network.{n}": p for n, p in self.private.items()}
-        named |= {f"stem.{n}": p for n, p in _trained(stem).items()} if stem is not None else {}
-        buffers = self._buffers(head, stem)
-        return {OWN: self.own.flat(named, like), **_named(BUFFER, buffers)}
 
     def exported(self, number: int, network: Tensor | None) -> Exported:
         """Copies of a row, as modules on the CPU; ``network`` is the client's own, if any."""
@@ -180,7 +177,7 @@ class ClientPart(Part):
 
     def row_of(self, client: Exported) -> Row:
         """Parameters and buffers of a row ``[1, ...]`` that :meth:`exported` would give back."""
-        named = {f"network.{k}": v for k, v in client.parts.items()}
+        named = _named("network.", client.parts)
         for prefix, module in (("head", client.head), ("stem", client.stem)):
             if module is not None:
                 tensors = (*module.named_parameters(), *module.named_buffers())

@@ -853,13 +853,11 @@ def _values(group: str, value: object) -> dict[str, Any]:
             f"{group} must be fgn.{kind.__name__}(...) or a table of its settings, not "
             f"{shown(value)}"
         )
-    return {_NAMES[group, key]: _flat_value(group, key, one) for key, one in table.items()}
-
-
-def _flat_value(group: str, key: str, value: Any) -> Any:
-    """The value of a flat setting for that of a group's field."""
-    values = FIELDS[_NAMES[group, key]].metadata.get("values")
-    return values[flag(f"{group}.{key}", value)] if values else value
+    found = {_NAMES[group, key]: value for key, value in table.items()}
+    for name, value in found.items():
+        if values := FIELDS[name].metadata.get("values"):
+            found[name] = values[flag(f"{group}.{_PLACES[name][1]}", value)]
+    return found
 
 
 def unknown(name: str, group: str = "") -> str:

@@ -216,20 +216,18 @@ class ClientTable(Generic[AnyPart]):
         return group.part, int(self._row_of[self.position[name]])
 
     def _enter(self, clients: Sequence[Client], places: Places) -> None:
-        numbers = np.array([self._number_of(client) for client in clients])
+        keys = [self._key(client) for client in clients]
+        for key, client in zip(keys, clients, strict=True):
+            if key not in self._number:
+                self._number[key] = len(self.parts)
+                self.parts.append(self._new_part(client))
+        numbers = np.array([self._number[key] for key in keys])
         self._part_of[places] = numbers
         for number in dict.fromkeys(numbers.tolist()):
             turns = (numbers == number).nonzero()[0]
             own, part = [clients[k] for k in turns.tolist()], self.parts[number]
             first = {k: v.to(self.device) for k, v in self._first_rows(part, own).items()}
             self._row_of[places[turns]] = part.add([client.name for client in own], first)
-
-    def _number_of(self, client: Client) -> int:
-        key = self._key(client)
-        if key not in self._number:
-            self._number[key] = len(self.parts)
-            self.parts.append(self._new_part(client))
-        return self._number[key]
 
     def without_rows(self, names: Sequence[str]) -> list[str]:
         """The clients that were never asked for."""

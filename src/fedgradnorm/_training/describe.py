@@ -32,6 +32,8 @@ def manifest_of(trainer: Trainer, network: nn.Module, weighting: Weighting) -> d
     engine, device = trainer.federation.engine, trainer.device
     trained = engine.exported_all() if engine.journal is None else {}
     heads = {name: one.head for name, one in trained.items()}
+    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
+    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
     return {
         "format": FORMAT,
         "finished": False,
@@ -40,7 +42,11 @@ def manifest_of(trainer: Trainer, network: nn.Module, weighting: Weighting) -> d
         "clients": _infos(trainer),
         "rounds": trainer.rounds,
         "norm_layer": list(trainer.federation.norm_layer),
-        "network": describe_network(network),
+        "network": {
+            "class": type(network).__qualname__,
+            "parameters": sum(p.numel() for p in network.parameters()),
+            "structure": f"{number(layers, shapes):016x}",
+        },
         "blueprints": blueprints(network, heads, trainer.clients.values()),
         "command": ["fedgradnorm" if argv0 == "__main__.py" else argv0, *sys.argv[1:]],
         "started": now(),
@@ -80,14 +86,3 @@ def git_commit(place: Path) -> str:
     except (OSError, subprocess.SubprocessError):  # there is no git, or no repository
         return ""
     return done.stdout.strip()[:_SHORT]
-
-
-def describe_network(network: nn.Module) -> dict[str, Any]:
-    """The network's class, its size, and a hash of its layers and shapes."""
-    layers = [(name, type(part).__qualname__) for name, part in network.named_modules()]
-    shapes = [(name, tuple(p.shape)) for name, p in network.named_parameters()]
-    return {
-        "class": type(network).__qualname__,
-        "parameters": sum(p.numel() for p in network.parameters()),
-        "structure": f"{number(layers, shapes):016x}",
-    }

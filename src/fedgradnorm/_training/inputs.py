@@ -73,8 +73,13 @@ def chosen(given: Mapping[str, Any]) -> tuple[Weighting, Settings, list[Callback
     options, callbacks = divided_callbacks(given.get("callbacks", ()))
     flat = ungrouped({k: v for k, v in given.items() if k in (*TOP, *OPTIONS)})
     settings = Settings(**flat, **recorded(options))
-    if not isinstance(weighting, Mapping):
-        weighting = checked_weighting(weighting)
+    if isinstance(weighting, type) and issubclass(weighting, Weighting):
+        name = weighting.__name__
+        raise ConfigError(f"weighting is the class {name}; give an instance, {name}()")
+    if not isinstance(weighting, Weighting | Mapping | None):
+        raise ConfigError(
+            f"weighting must be one of this library's, such as GradNorm(), not {shown(weighting)}"
+        )
     if method is None and isinstance(weighting, Weighting):
         return weighting, settings, callbacks
     if method is None and weighting is None and settings.share == "none":
@@ -121,18 +126,6 @@ def checked_clients(clients: object) -> list[Client]:
             way = f"; give clients[{i}].client" if hasattr(client, "client") else ""
             raise DataError(f"clients[{i}] must be an fgn.Client, not {type(client).__name__}{way}")
     return [row for client in given for row in client.rows]
-
-
-def checked_weighting(weighting: object) -> Weighting | None:
-    """The weighting, or None where none is given; a ConfigError unless it is one."""
-    if weighting is None or isinstance(weighting, Weighting):
-        return weighting
-    if isinstance(weighting, type) and issubclass(weighting, Weighting):
-        name = weighting.__name__
-        raise ConfigError(f"weighting is the class {name}; give an instance, {name}()")
-    raise ConfigError(
-        f"weighting must be one of this library's, such as GradNorm(), not {shown(weighting)}"
-    )
 
 
 def checked_folder(folder: object) -> Place | None:

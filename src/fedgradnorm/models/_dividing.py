@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -102,13 +102,6 @@ def log_division(network: nn.Module, norm_layer: Sequence[str]) -> None:
     log.info("norm layer: %s", ", ".join(norm_layer))
 
 
-def put_parameters(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Let the network use these parameters in place of its own, wherever they stand in it."""
-    for name, places in _places(network, parameters).items():
-        for owner, leaf in places:
-            setattr(owner, leaf, parameters[name])  # some layers keep a list beside
-
-
 def put_parts(network: nn.Module, parts: Mapping[str, Tensor]) -> None:
     """Copy a client's own statistics and private parameters into a network, as far as it has any.
 
@@ -118,18 +111,6 @@ def put_parts(network: nn.Module, parts: Mapping[str, Tensor]) -> None:
     for name, value in parts.items():
         if name in own:
             own[name].data.copy_(value)
-
-
-def _places(network: nn.Module, wanted: Iterable[str]) -> dict[str, list[tuple[nn.Module, str]]]:
-    """Every module and attribute that holds a parameter, tied ones in all their places."""
-    named = dict(network.named_parameters())
-    ids = {id(named[name]): name for name in wanted}
-    found: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in wanted}
-    for module in network.modules():
-        for leaf, parameter in module._parameters.items():
-            if id(parameter) in ids:
-                found[ids[id(parameter)]].append((module, leaf))
-    return found
 
 
 def _labels(network: nn.Module) -> dict[str, list[str]]:
