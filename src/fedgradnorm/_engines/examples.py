@@ -312,8 +312,3 @@ class Plan:
     owners: tuple[int, ...]
     once: SharedExamples | None  # in a joint batch
     owner: Tensor  # the client of each example of a joint batch
-
-    @property
-    def names(self) -> list[str]:
-        """The clients, group after group."""
-        return [name for group in self.groups for name in group.names]
