@@ -176,5 +176,7 @@ def test_batches_drawn_on_the_device_are_those_of_the_host(first: int, rounds: i
     drawn = DeviceBatches(engine.examples, plan).draw(first, rounds)
     for k in range(rounds):
         rows = engine.examples.batches.of_round(first + k)
-        wanted = [torch.from_numpy(rows[name]).flatten() for name in plan.names]
+        wanted = [
+            torch.from_numpy(rows[name]).flatten() for group in plan.groups for name in group.names
+        ]
         assert torch.equal(drawn[k], torch.cat(wanted))
