@@ -13,6 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
@@ -47,11 +48,11 @@ class Trace(fgn.Callback):
         if event == "call" and ours:
             self._calls.add(code)
 
-    def on_start(self, state: fgn.TrainingState) -> None:  # noqa: ARG002
+    def on_start(self, state: Any) -> None:  # noqa: ARG002
         """The set-up is over."""
         self.stop("set-up")
 
-    def on_round(self, state: fgn.TrainingState) -> None:
+    def on_round(self, state: Any) -> None:
         """Trace one round."""
         if state.round == FIRST:
             self.start()
