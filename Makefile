@@ -10,7 +10,7 @@ QUICK  := $(patsubst %,tests/test_%.py,batches bounds client contributing local_
           $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
           $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
 
-.PHONY: demo docs test quick coverage test-cpus check format lint types layers dist bench theory clean
+.PHONY: demo docs test quick coverage test-cpus check format lint types layers workflows dist bench theory clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
@@ -41,6 +41,13 @@ types: $(DEV)
 
 layers: $(DEV)
 	$(BIN)/lint-imports
+
+workflows: $(DEV)  ## the GitHub workflows and forms: schema and security
+	$(BIN)/zizmor --offline --no-progress .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
 
 format: $(DEV)     ## put the code in order
 	$(BIN)/ruff format .
