@@ -60,7 +60,7 @@ clean:
 	rm -rf .venv runs build dist
 
 bench: $(DEV)      ## speed, limits, scale, alone, memory, federation and, where there is one, GPU
-	for script in speed limits scale registered ranks alone head_init larger_than_memory streamed gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	for script in speed limits scale registered ranks alone head_init larger_than_memory streamed balancer balancer_use gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
 	for script in liars honest; do $(BIN)/python benchmarks/$$script.py --threads 1 || exit 1; done
 

@@ -21,7 +21,7 @@ BESIDE = {
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"),
     *("constraints.txt", "pyproject.toml", ".gitignore", "PKG-INFO"),
 }
-LARGEST = 2_000_000  # bytes of an archive
+LARGEST = 1_000_000  # bytes of an archive
 COMMAND = "import sys; from fedgradnorm._cli import main; sys.argv[0] = 'fedgradnorm'; main()"
 
 
