@@ -5,12 +5,15 @@
 
 Two tasks on one network, Adam, the last shared layer as the norm layer. Variants take turns within
 each repeat. A ratio is the median over repeats of the step's time over that of the plain step,
-which adds both losses. Writes balancer.json and balancer.md to benchmarks/results, or to --out.
+which adds both losses. On a CPU it is the processor's time, so that other programs on the machine
+matter less; with one thread this is the time of a step. Writes balancer.json and balancer.md to
+benchmarks/results, or to --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,7 +104,8 @@ def measure(name: str, device: str, given: argparse.Namespace) -> record.Row:
     contestants = {"plain": steps}
     for variant, options in VARIANTS.items():
         contestants[variant], _ = step(build, batch, device, options)
-    times = timing.alternate(contestants, 2 if given.quick else 20, given.repeats)
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    times = timing.alternate(contestants, 2 if given.quick else 10, given.repeats, clock=clock)
     row: record.Row = {"work": name, "device": device, "last_layer": share}
     row["plain_ms"] = 1000 * sorted(times["plain"])[len(times["plain"]) // 2]
     for variant in VARIANTS:
