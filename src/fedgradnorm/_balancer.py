@@ -208,7 +208,8 @@ class Balancer(nn.Module):
             )
         parts = zip(found, parameters, strict=True)
         whole = [torch.zeros_like(p) if part is None else part for part, p in parts]
-        return torch.cat([part.reshape(-1).to(kind) for part in whole]) / scale
+        vector = torch.cat([part.reshape(-1).to(kind) for part in whole])
+        return vector if scale == 1 else vector / scale
 
     def _averaged(
         self,
