@@ -5,7 +5,7 @@ USE    := .venv/.ready-to-use
 DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo docs test test-slow coverage test-cpus check format lint types layers dist bench theory clean
+.PHONY: demo docs test test-slow coverage test-cpus check format lint types layers workflows dist bench theory clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
@@ -39,6 +39,13 @@ types: $(DEV)
 layers: $(DEV)
 	$(BIN)/lint-imports
 
+workflows: $(DEV)  ## the GitHub workflows and forms: schema and security
+	$(BIN)/zizmor --offline --no-progress .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+
 format: $(DEV)     ## put the code in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -50,7 +57,7 @@ clean:
 	rm -rf .venv runs build dist
 
 bench: $(DEV)      ## speed, limits, scale, alone, memory, federation and, where there is one, GPU
-	for script in speed limits scale registered ranks alone head_init larger_than_memory streamed gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	for script in speed limits scale registered ranks alone head_init larger_than_memory streamed balancer balancer_use gpu; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
 	$(BIN)/python benchmarks/federation.py
 	for script in liars honest; do $(BIN)/python benchmarks/$$script.py --threads 1 || exit 1; done
 

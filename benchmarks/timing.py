@@ -10,7 +10,11 @@ Rounds = Callable[[int, int], object]  # rounds(first, count) runs some
 
 
 def alternate(
-    contestants: Mapping[str, Rounds], count: int, repeats: int, first: int = 0
+    contestants: Mapping[str, Rounds],
+    count: int,
+    repeats: int,
+    first: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of one round of each, once per repeat: a, b, a, b, ...
 
@@ -20,9 +24,9 @@ def alternate(
     for repeat in range(repeats + 1):
         at = first + repeat * count
         for name, rounds in contestants.items():
-            started = time.perf_counter()
+            started = clock()
             rounds(at, count)
-            times[name].append((time.perf_counter() - started) / count)
+            times[name].append((clock() - started) / count)
     return {name: values[1:] for name, values in times.items()}
 
 

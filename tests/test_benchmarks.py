@@ -159,6 +159,34 @@ def test_starts_of_heads_are_compared_and_the_page_has_the_numbers(tmp_path, mon
     assert module.page_table(published) in (FOLDER.parent / "docs" / "networks.md").read_text()
 
 
+@pytest.mark.slow
+def test_a_balancer_is_timed_beside_the_plain_step_and_beside_simpler_remedies(tmp_path):
+    rows = run("balancer", tmp_path)["rows"]
+    assert {row["work"] for row in rows} == {"CNN, batch 64", "MLP, batch 128"}
+    assert all(row["direct"] > 0 for row in rows)
+    rows = run("balancer_use", tmp_path, "--only", "balancer")["rows"]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+
+
+def test_a_balancer_costs_and_does_what_its_page_says():
+    cost, use = (
+        json.loads((FOLDER / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        for name in ("balancer", "balancer_use")
+    )
+    assert all(row["direct"] <= 1.25 for row in cost)
+    found = {row["variant"]: row for row in use}
+    plain, at_mean = found["sum of losses"], found["sum, head starts at the mean"]
+    scaled, balanced = found["sum, standardized target"], found["balancer, standardized target"]
+    raw = found["balancer, head starts at the mean"]
+    assert max(plain["accuracy"], at_mean["accuracy"]) < 0.6  # never learns the class
+    assert at_mean["error"] < 0.5 * plain["error"]
+    assert balanced["early_accuracy"] > scaled["early_accuracy"] + 0.1  # sooner
+    assert balanced["early_error"] > scaled["early_error"]
+    assert abs(balanced["accuracy"] - scaled["accuracy"]) < 0.02  # and no better
+    assert abs(raw["accuracy"] - scaled["accuracy"]) < 0.03
+    assert raw["error"] < 1.1 * scaled["error"]
+
+
 def test_the_page_shows_tables_as_they_were_measured():
     page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     shown = re.findall(r"{include} \.\./benchmarks/results/(.+\.md)", page)

@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
 IN_ORDER = [
     f"docs/{name}.md"
     for name in (
+        "balancer",
         "start", "data-files", "data-faces", "data-radcom", "experiments", "methods", "networks",
         "results/README", "tasks", "benefit", "your-data",
     )
@@ -72,6 +73,7 @@ FINISHED = {"docs/experiments.md": "table2"}
 NOT_HERE = {
     "make test": "is the command this test is run by",
     "pip install": "is what `make test` sets up with",
+    "uv pip install": "is the same with uv",
     "export FEDGRADNORM_DATA": "is where the files are on the reader's machine",
 }
 

@@ -15,6 +15,10 @@ STEPS = 500
 
 @pytest.fixture(scope="module")
 def toy() -> ModuleType:
+    return toy_module()
+
+
+def toy_module() -> ModuleType:
     path = Path(__file__).parents[1] / "examples" / "gradnorm_toy.py"
     spec = importlib.util.spec_from_file_location("gradnorm_toy", path)
     assert spec is not None

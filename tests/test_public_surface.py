@@ -14,10 +14,10 @@ import fedgradnorm
 ROOT, SOURCE = Path(__file__).parents[1], Path(fedgradnorm.__file__).parent
 
 SURFACE = {
-    "fedgradnorm": """Benefit BySize Callback Checkpoints Client ClientPrivacy Column Compute
-        ConfigError DataError EarlyStopping Equal Evaluation Executor FedGradNormError GradNorm
-        History Interrupted KeepBest Local Method ModelError Needs Personalization Privacy Run
-        RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
+    "fedgradnorm": """Balancer Benefit BySize Callback Checkpoints Client ClientPrivacy Column
+        Compute ConfigError DataError EarlyStopping Equal Evaluation Executor FedGradNormError
+        GradNorm History Interrupted KeepBest Local Method ModelError Needs Personalization Privacy
+        Run RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
     "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size Source beijing

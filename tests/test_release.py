@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,10 +21,8 @@ BESIDE = {
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"),
     *("constraints.txt", "pyproject.toml", ".gitignore", "PKG-INFO"),
 }
-LARGEST = 2_000_000  # bytes of an archive
+LARGEST = 1_000_000  # bytes of an archive
 COMMAND = "import sys; from fedgradnorm._cli import main; sys.argv[0] = 'fedgradnorm'; main()"
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,21 @@ def package_files() -> set[str]:
     return {name.removeprefix("src/") for name in listed if name and (ROOT / name).exists()}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_its_licence_alone(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.startswith(f"{NAME}.dist-info/")}
     assert names - about == package_files()
     assert f"{NAME}.dist-info/licenses/LICENSE" in about
+    assert "fedgradnorm/py.typed" in names
+    assert not {name.split("/")[0] for name in names} & {"tests", "studies", "benchmarks", "docs"}
+    assert not any("test" in Path(name).stem.split("_") for name in names)
     assert {Path(name).suffix for name in names} >= {".py", ".toml", ".js", ".css", ".html"}
     assert wheel.stat().st_size < LARGEST
 
 
+@pytest.mark.slow
 def test_the_source_archive_holds_what_builds_the_package_alone(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -59,6 +64,7 @@ def test_the_source_archive_holds_what_builds_the_package_alone(built: Path) -> 
     assert archive.stat().st_size < LARGEST
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
     """Dependencies are lent by the tests' environment, so that nothing is downloaded."""
     (wheel,) = built.glob("*.whl")
@@ -81,3 +87,43 @@ def test_the_wheel_trains_in_an_empty_environment(built: Path, tmp_path: Path) -
     small = ["data.samples=600", "rounds=2", "output.folder=out"]
     run(COMMAND, "run", str(ROOT / "configs/radcom.toml"), *small)
     assert list((tmp_path / "out").rglob("run.json"))
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_pinned_actions_and_may_do_little(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    actions = re.findall(r"uses: (.*)", text)
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+    granted = set(re.findall(r"^ +([\w-]+): (?:read|write)\b", text, flags=re.M))
+    assert granted == {"contents"} | ({"id-token"} if path.stem == "release" else set())
+    assert "write" not in text.replace("id-token: write", "")
+    assert "secrets." not in text
+
+
+def test_workflows_cover_the_promised_systems_and_versions() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert "os: [ubuntu-latest, macos-latest, windows-latest]" in text
+    assert 'python: ["3.11", "3.12", "3.13", "3.14"]' in text
+
+
+def test_the_linters_of_workflows_find_nothing() -> None:
+    """The commands of ``make workflows``."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lines = makefile.split("\nworkflows:")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(lines) == 5
+    for line in lines:
+        tool, *words = line.strip().removeprefix("$(BIN)/").split()
+        here = shutil.which(
+            tool, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        )
+        if here is None:
+            pytest.skip(f"{tool} is not installed: pip install 'fedgradnorm[dev]'")
+        files = [str(path) for word in words for path in sorted(ROOT.glob(word)) if "." in word]
+        options = [word for word in words if not list(ROOT.glob(word))]
+        done = subprocess.run([here, *options, *files], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -22,6 +22,7 @@ from fedgradnorm._version import __version__
 
 if TYPE_CHECKING:
     from fedgradnorm import data, experiments, models, tasks, weighting
+    from fedgradnorm._balancer import Balancer
     from fedgradnorm._benefit.benefit import Benefit
     from fedgradnorm._client import Client
     from fedgradnorm._methods import Method, methods
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fedgradnorm.weighting import BySize, Equal, GradNorm, Needs, Signals, Static, Weighting
 
 __all__ = [
+    "Balancer",
     "Benefit",
     "BySize",
     "Callback",
@@ -116,6 +118,7 @@ __getattr__ = on_demand(
     | {name: f"{__name__}._round.settings.{name}" for name in (*_GROUPS, *_RECORDED)}
     | {name: f"{__name__}.weighting.{name}" for name in _WEIGHTINGS}
     | {
+        "Balancer": f"{__name__}._balancer.Balancer",
         "Benefit": f"{__name__}._benefit.benefit.Benefit",
         "Callback": f"{__name__}._training.callbacks.Callback",
         "Client": f"{__name__}._client.Client",
