@@ -15,7 +15,7 @@ from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._options import options_of
-from fedgradnorm.data._partition.partitioners import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._partition import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip

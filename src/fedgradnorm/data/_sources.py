@@ -76,7 +76,7 @@ def _partitioned(
     made: list[Client] = []
     for client in clients:
         if client.name in plans:
-            from fedgradnorm.data._partition.partitioners import partition_client, partitioner
+            from fedgradnorm.data._partition import partition_client, partitioner
 
             made += partition_client(client, partitioner(plans[client.name]), seed)
         else:
