@@ -273,8 +273,8 @@ class Pathological(Partitioner):
                 log.warning("Pathological: class %s (%d rows) goes to no part", label, len(rows))
                 continue
             pieces = np.array_split(rows, held.sum())
-            for part, piece in zip(np.flatnonzero(held), pieces, strict=True):
-                shares[part].append(piece)
+            for taker, piece in zip(np.flatnonzero(held), pieces, strict=True):
+                shares[taker].append(piece)
         return [np.concatenate(share) for share in shares]
 
     def _held(self, part: int, classes: int, rng: np.random.Generator) -> NDArray[Any]:
@@ -283,9 +283,9 @@ class Pathological(Partitioner):
             return (part + np.arange(self.classes_per_part)) % classes
         if self.assignment == "random":
             return rng.choice(classes, self.classes_per_part, replace=False)
-        first = part % classes
-        others = np.delete(np.arange(classes), first)
-        return np.append(rng.choice(others, self.classes_per_part - 1, replace=False), first)
+        own = part % classes
+        others = np.delete(np.arange(classes), own)
+        return np.append(rng.choice(others, self.classes_per_part - 1, replace=False), own)
 
 
 def partitioner(description: Mapping[str, Any]) -> Partitioner:
