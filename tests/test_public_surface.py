@@ -20,9 +20,9 @@ SURFACE = {
         RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
-    "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size Source beijing
-        client_from_arrays client_from_files faces fdu_mtl har landmine mtfl partition_client radcom
-        sarcos school stream""",
+    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Partitioner Pathological Size
+        Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
+        partition_client radcom sarcos school stream""",
     "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
     "fedgradnorm.data.faces": "CLASSES SHARES TASKS Faces clients generate",
     "fedgradnorm.data.fdu_mtl": "DOMAINS FILE LABELS clients",

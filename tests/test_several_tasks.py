@@ -12,7 +12,7 @@ import torch
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 
 X = np.random.default_rng(8).normal(size=(44, toys.FEATURES))
 TASKS = {

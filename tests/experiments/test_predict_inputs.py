@@ -14,8 +14,8 @@ from torch import nn
 
 import fedgradnorm as fgn
 import flat
+from data.small_tables import client_from_files
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.client_files import client_from_files
 from fedgradnorm.data._partition import Iid, partition_client
 
 NAMES = ("flow", "pressure", "noise")

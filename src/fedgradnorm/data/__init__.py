@@ -10,7 +10,8 @@ from fedgradnorm.data._source import Source, built_in
 
 if TYPE_CHECKING:
     from fedgradnorm.data._arrays import client_from_arrays
-    from fedgradnorm.data._files.client_files import client_from_files
+    from fedgradnorm.data._files.table import Arrays, Images, Inputs, Split, Table
+    from fedgradnorm.data._files.target import Target
     from fedgradnorm.data._partition import (
         Dirichlet,
         Iid,
@@ -23,37 +24,35 @@ if TYPE_CHECKING:
     from fedgradnorm.models._streamed.given import stream
 
 __all__ = [
+    "Arrays",
     "Dirichlet",
     "Iid",
+    "Images",
+    "Inputs",
     "Linear",
     "Partitioner",
     "Pathological",
     "Size",
     "Source",
+    "Split",
+    "Table",
+    "Target",
     "client_from_arrays",
-    "client_from_files",
     "partition_client",
     "stream",
     *built_in(),
 ]
 
-_PARTITION = (
-    "Dirichlet",
-    "Iid",
-    "Linear",
-    "Partitioner",
-    "Pathological",
-    "Size",
-    "partition_client",
-)
+_PARTITION = ("Dirichlet", "Iid", "Linear", "Partitioner", "Pathological", "Size")
+_TABLE = ("Arrays", "Images", "Inputs", "Split", "Table", "Target")
 
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in built_in()}
-    | {name: f"{__name__}._partition.{name}" for name in _PARTITION}
+    | {name: f"{__name__}._partition.{name}" for name in (*_PARTITION, "partition_client")}
+    | {name: f"{__name__}._files.table.{name}" for name in _TABLE}
     | {
         "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
-        "client_from_files": f"{__name__}._files.client_files.client_from_files",
         "stream": "fedgradnorm.models._streamed.given.stream",
     },
 )
