@@ -327,7 +327,8 @@ class Table:
         if one is None:
             from fedgradnorm.data._files.several_targets import load_several
 
-            made = load_several(name, source, files, dict(self.target), division, how)  # type: ignore[arg-type]
+            several = dict(self.target) if isinstance(self.target, Mapping) else {}
+            made = load_several(name, source, files, several, division, how)
         else:
             one.check(name)
             made = _load(name, source, files, one, division, how)
@@ -426,12 +427,12 @@ _MORE: dict[str, tuple[str, Any, str]] = {
 def _declared() -> None:
     """Give ``files`` the signature and the meanings that the objects declare."""
     meant = "\n".join(
-        inspect.getdoc(kind).partition("Args:\n")[2]  # type: ignore[union-attr]
+        (inspect.getdoc(kind) or "").partition("Args:\n")[2]
         for kind in (Target, Inputs, Images, Arrays, Table)
     )
     more = "\n".join(f"    {key}: {text}" for key, (_, _, text) in _MORE.items())
     files.__doc__ = f"{files.__doc__}\n\nArgs:\n{meant}\n{more}\n"
-    files.__signature__ = inspect.Signature(list(_keys().values()))  # type: ignore[attr-defined]
+    vars(files)["__signature__"] = inspect.Signature(list(_keys().values()))
 
 
 _declared()
