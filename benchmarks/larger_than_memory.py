@@ -113,13 +113,8 @@ def clients(folder: Path, streamed: bool) -> list[fgn.Client]:
     """The four clients; each tests on the first rows of another one's file."""
     y = {kind: np.load(folder / f"{kind}-y.npy") for kind in KINDS}
     if streamed:
-        table = data.client_from_files(
-            "parquet",
-            task="regression",
-            train=folder / "parquet.parquet",
-            targets="y",
-            stream=True,
-        ).client
+        target = data.Target("y", "regression")
+        table = data.Table(folder / "parquet.parquet", target, stream=True).client("parquet")
         x: dict[str, Any] = {
             "map": (np.load(folder / "map.npy", mmap_mode="r"), y["map"]),
             "hdf5": (data.stream(folder / "hdf5.h5"), y["hdf5"]),

@@ -12,7 +12,8 @@ import torch
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm.data import Dirichlet, client_from_arrays, client_from_files, partition_client
+from data.small_tables import client_from_files
+from fedgradnorm.data import Dirichlet, client_from_arrays, partition_client
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, toys.FEATURES))

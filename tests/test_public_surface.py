@@ -20,15 +20,18 @@ SURFACE = {
         Run RunFolderError Server Sharing ShowProgress Signals Static Task TrainingError Weighting
         __version__ benefit binary classification data experiments load methods models multilabel
         ordinal regression resume sequences tasks train weighting""",
-    "fedgradnorm.data": """Dirichlet Iid Linear Partitioner Pathological Size Source beijing
-        client_from_arrays client_from_files faces landmine mtfl partition_client radcom school
-        stream""",
+    "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Partitioner Pathological Size
+        Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
+        partition_client radcom sarcos school stream""",
     "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
     "fedgradnorm.data.faces": "CLASSES SHARES TASKS Faces clients generate",
+    "fedgradnorm.data.fdu_mtl": "DOMAINS FILE LABELS clients",
+    "fedgradnorm.data.har": "FILE LABELS clients",
     "fedgradnorm.data.landmine": "FILE LABELS clients",
     "fedgradnorm.data.mtfl": "CLASSES MTFL SIZE TASKS Split clients prepare",
     "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
         prepare read""",
+    "fedgradnorm.data.sarcos": "FILE JOINTS clients",
     "fedgradnorm.data.school": "FILE clients",
     "fedgradnorm.experiments": "Config load_config open_sink run",
     "fedgradnorm.models": "linear_head network1 network2",

@@ -18,6 +18,7 @@ from torch import nn
 
 import fedgradnorm as fgn
 import flat
+from data.small_tables import client_from_files
 from fedgradnorm import data
 
 HOW: dict[str, Any] = {"rounds": 4, "batch_size": 16, "lr": 0.05, "device": "cpu"}
@@ -104,7 +105,7 @@ def test_class_numbers_in_a_file_are_no_label_names() -> None:
     table = pd.DataFrame(X, columns=list("wxyz")).assign(side=SIDE)
 
     def client(name: str, **options: Any) -> fgn.Client:
-        loaded = data.client_from_files(
+        loaded = client_from_files(
             name, train=table, task="classification", targets="side", **options
         )
         return loaded.client
@@ -233,7 +234,7 @@ def test_encoded_columns_are_aligned_too(tmp_path: Path) -> None:
 
     def client(name: str, inputs: list[str]) -> fgn.Client:
         options = {"targets": "y", "inputs": inputs, "standardize": True, "categories": ["kind"]}
-        return data.client_from_files(name, train=table, task="regression", **options).client
+        return client_from_files(name, train=table, task="regression", **options).client
 
     order = ["age", "kind", "price"]
     first, second, swapped = client("a", order), client("b", order), client("b", order[::-1])

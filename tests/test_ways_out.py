@@ -50,8 +50,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"not DataLoader; give loader\.dataset",
     ),
     "DataLoader as x": (lambda: client(LOADER), r"give loader\.dataset"),
-    "text column": (lambda: client(FRAME), r"row 0, column 3 is 'Ulm'.*client_from_files"),
-    "texts": (lambda: client(FRAME[["town"]].to_numpy(str)), r"'Ulm': .*client_from_files"),
+    "text column": (lambda: client(FRAME), r"row 0, column 3 is 'Ulm'.*fgn.data.Table"),
+    "texts": (lambda: client(FRAME[["town"]].to_numpy(str)), r"'Ulm': .*fgn.data.Table"),
     "sparse matrix": (lambda: client(scipy.sparse.csr_matrix(X)), r"give x\.toarray\(\)"),
     "sparse tensor": (lambda: client(torch.from_numpy(X).to_sparse()), r"give x\.to_dense\(\)"),
     "widths of inputs": (

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from fedgradnorm.data._files.client_files import client_from_files
+from typing import Any
+
+from fedgradnorm.data import Table
+
+
+class client_from_files:
+    """The client that a config's table of these keys makes, and what was left out of its files."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        seed = options.pop("seed", 0)
+        self._table, self._seed = Table.from_dict(options), seed
+        self.client = self._table.client(name, seed=seed)
+        self.scaling, self.label_names = self.client.scaling, self.client.labels
+
+    @property
+    def dropped(self) -> dict[str, tuple[int, ...]]:
+        return self._table.bad_rows(seed=self._seed)
+
 
 HOUSES = """area,rooms,price,kind
 50,2,100.5,flat

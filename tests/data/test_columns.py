@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from data.small_tables import one_line, write
+from data.small_tables import client_from_files, one_line, write
 from fedgradnorm._runs.after import program_formats
-from fedgradnorm.data import client_from_files
 from fedgradnorm.data._encoding.clock_parts import PARTS, part
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data.small_tables import HOUSES, kinds, prices, write
-from fedgradnorm.data._files.client_files import client_from_files
+from data.small_tables import HOUSES, client_from_files, kinds, prices, write
 
 
 def test_a_table_gives_the_named_columns(houses):

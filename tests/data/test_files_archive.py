@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 import fedgradnorm as fgn
-from data.small_tables import HOUSES, one_line, prices
-from fedgradnorm.data import client_from_files
+from data.small_tables import HOUSES, client_from_files, one_line, prices
 
 
 @pytest.fixture

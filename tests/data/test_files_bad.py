@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from data.small_tables import HOUSES, one_line, prices, write
+from data.small_tables import HOUSES, client_from_files, one_line, prices, write
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.client_files import client_from_files
 
 
 @pytest.mark.parametrize(

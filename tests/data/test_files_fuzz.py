@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from data.small_tables import client_from_files
 from fedgradnorm._errors import DataError, FedGradNormError
 from fedgradnorm.data._encoding.encoding import Encoding
-from fedgradnorm.data._files.client_files import client_from_files
 
 EXAMPLES = int(os.environ.get("FEDGRADNORM_FUZZ", "150"))
 FUZZ = settings(

@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from data.small_tables import one_line, write
+from data.small_tables import client_from_files, one_line, write
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.client_files import client_from_files
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 

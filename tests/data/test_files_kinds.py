@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 from fedgradnorm.experiments import load_config, run
 
 ROWS = 40

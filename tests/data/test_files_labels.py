@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import fedgradnorm as fgn
-from data.small_tables import kinds, labelled, one_line, write
+from data.small_tables import client_from_files, kinds, labelled, one_line, write
 from fedgradnorm._errors import DataError
-from fedgradnorm.data._files.client_files import client_from_files
 
 
 def test_text_labels_become_sorted_classes(houses):
@@ -64,8 +63,8 @@ def test_a_row_whose_label_was_never_trained_stays_and_counts_as_wrong(
         assert loaded.label_names == client.labels == names
         assert client.task.outputs == len(names)
         assert getattr(client, split)[1].tolist() == codes
-        assert loaded.dropped == {}
         (record,) = caplog.records
+        assert loaded.dropped == {}
         unseen = ", ".join(map(repr, names[2:]))
         assert f"client 'north': no training rows for label {unseen}; the 3 held-out rows" in (
             record.getMessage()

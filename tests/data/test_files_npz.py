@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.small_tables import one_line
+from data.small_tables import client_from_files, one_line
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._files.client_files import client_from_files
 
 
 def test_npz_and_relative_paths(tmp_path):

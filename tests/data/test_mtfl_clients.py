@@ -6,7 +6,7 @@ import torch
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data._partition.allocate import allocate, sizes_of
+from fedgradnorm.data._allocation import allocate, sizes_of
 from fedgradnorm.data.faces._face_clients import nme
 from mtfl_archive import mtfl_files, write_zip
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedgradnorm import Client, classification, regression
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm.data._partition.partitioners import (
+from fedgradnorm.data._partition import (
     Dirichlet,
     Iid,
     Linear,

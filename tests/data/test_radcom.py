@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom._generate import cell_counts, received
+from fedgradnorm.data.radcom._generate import SHARES, cell_counts, received
 from fedgradnorm.data.radcom._signal_set import ORIGINAL_SAMPLES, WINDOW
 
 SNRS = np.array(radcom.SNRS, dtype=np.float64)
@@ -25,7 +25,7 @@ def mean_power(values):
 
 
 def test_shares_of_the_original():
-    counts = cell_counts(ORIGINAL_SAMPLES, np.random.default_rng(0))
+    counts = cell_counts(ORIGINAL_SAMPLES, np.random.default_rng(0), SHARES["original"])
     assert counts.shape == (9, 20)
     assert counts.sum() == ORIGINAL_SAMPLES
     names = [modulation for modulation, _ in radcom.WAVEFORMS]
@@ -36,13 +36,16 @@ def test_shares_of_the_original():
     assert share["pulsed"] / ORIGINAL_SAMPLES == pytest.approx(0.447, abs=5e-4)
     assert (share["amdsb"] + share["amssb"]) / ORIGINAL_SAMPLES == pytest.approx(0.223, abs=5e-4)
     assert counts[:, SNRS < -4].sum() / ORIGINAL_SAMPLES == pytest.approx(0.4, abs=5e-4)
-    assert counts.max() == 700
-    assert counts.min() >= 689
+    bpsk = names.index("bpsk")
+    assert counts[bpsk].sum() == 13_361
+    assert (np.delete(counts, bpsk, axis=0) == 700).all()
+    even = cell_counts(ORIGINAL_SAMPLES, np.random.default_rng(0), SHARES["even"]).sum(axis=1)
+    assert sorted(even.tolist()) == [13_787] * 3 + [14_000] * 6
 
 
 @pytest.mark.parametrize("samples", [1, 7, 60, 1000, 4321])
 def test_shares_of_a_small_set(samples):
-    counts = cell_counts(samples, np.random.default_rng(samples))
+    counts = cell_counts(samples, np.random.default_rng(samples), SHARES["even"])
     assert counts.sum() == samples
     assert np.abs(counts.sum(axis=1) - samples / 9).max() <= 1 + 0.01 * samples
     assert np.abs(counts - samples / 180).max() <= 1 + 0.01 * samples

@@ -239,3 +239,22 @@ def test_clients_from_a_file(file, kept, monkeypatch):
     assert radcom.clients(source=file.name, tasks=["snr"])[0].size == 144
     with pytest.raises(DataError, match=r"absent\.h5: no such file"):
         radcom.clients(source="absent.h5")
+
+
+def test_the_over_the_air_release_adds_three_classes_and_windows_get_unit_power(tmp_path):
+    rng = np.random.default_rng(0)
+    pairs = [*radcom.WAVEFORMS, ("GFSK", "Bluetooth"), ("DSSS-CCK", "IEEE802.11bg")]
+    rows = [
+        (str((*pair, snr, 0)), 0.006 * rng.normal(size=256))
+        for pair in pairs
+        for snr in (-10, -2, 4, 10)
+    ]
+    path = write(tmp_path / "air.hdf5", rows)
+    modulation, signal = radcom.clients(source=path, tasks=["modulation", "signal"])
+    assert (modulation.task.outputs, signal.task.outputs) == (9, 11)
+    assert modulation.labels[6:] == ("gfsk", "dsss-oqpsk", "dsss-cck")
+    for level, power in (("unit", 1.0), ("stored", 2 * 0.006**2)):
+        (client,) = radcom.clients(source=path, tasks=["snr"], level=level)
+        found = 2 * client.train[0].double().square().mean(dim=1)
+        assert found.mean().item() == pytest.approx(power, rel=0.1)
+        assert level == "stored" or found.std() < 1e-6

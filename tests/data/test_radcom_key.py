@@ -29,6 +29,10 @@ def check_one_line(error):
         ('["BPSK", "SATCOM", +8, 1]', Key(2, 5, 8, 1)),
         ("pulsed, Air-Ground MTI, 10, 4", Key(0, 2, 10, 4)),
         ("('pulsed', 'Airborne-range', -20, 0,)", Key(0, 1, -20, 0)),
+        ("('BPSK', 'Raw', -20, 0)", Key(2, 5, -20, 0)),
+        ("('GFSK', 'Bluetooth', -2, 9)", Key(6, 8, -2, 9)),
+        ("('DSSS-OQPSK', 'IEEE802.15.4', 0, 1)", Key(7, 9, 0, 1)),
+        ("('dsss_cck', 'IEEE802.11bg', 18, 1)", Key(8, 10, 18, 1)),
     ],
 )
 def test_spellings(text, meaning):
@@ -92,6 +96,6 @@ def test_any_text_parses_or_is_refused(text):
     except DataError as error:
         check_one_line(error)
     else:
-        assert 0 <= key.modulation < 6
-        assert 0 <= key.signal < 8
+        assert 0 <= key.modulation < 9
+        assert 0 <= key.signal < 11
         assert np.isfinite(key.snr)

@@ -13,9 +13,10 @@ import pytest
 from beijing_files import beijing_files, write_beijing
 from cell_files import write_landmine, write_school
 from data.small_tables import HOUSES, write
+from data.test_real_sets import write_har, write_reviews, write_sarcos
 from fedgradnorm._errors import ConfigError, FedGradNormError
 from fedgradnorm._options import options_of
-from fedgradnorm.data._partition.partitioners import Dirichlet, Iid, Linear, Pathological, Size
+from fedgradnorm.data._partition import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import anchored, load_clients
 from mtfl_archive import mtfl_files, write_zip
@@ -63,6 +64,9 @@ def valid(tmp_path_factory):
         "mtfl": {"path": str(source), "crop": "whole", "allocation": [3] * 5},
         "school": {"path": str(write_school(folder / "school.mat")), "schools": [1, 3]},
         "landmine": {"path": str(write_landmine(folder / "mines.mat")), "fields": [2]},
+        "sarcos": {"path": str(write_sarcos(folder / "arm.mat")), "joints": ["joint-2"]},
+        "har": {"path": str(write_har(folder / "har.npz")), "people": [1, 3]},
+        "fdu_mtl": {"path": str(write_reviews(folder / "reviews.zip")), "domains": ["dvd"]},
         "beijing": {"path": str(air), "tasks": ["co", "rain"], "rows": 60},
         "files": {"base": str(folder), "clients": [table, archive]},
     }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 from fedgradnorm.experiments import load_config, run
 from fedgradnorm.models._streamed.rows import Streamed
 

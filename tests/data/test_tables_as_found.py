@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 from fedgradnorm.data._sources import load_clients  # what a config's [data] table is given to
 
 ROWS = 120

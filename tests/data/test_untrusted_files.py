@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files, stream
+from data.small_tables import client_from_files
+from fedgradnorm.data import stream
 
 GIGABYTE = 10**9
 

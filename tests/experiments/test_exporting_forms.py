@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fedgradnorm as fgn
-from fedgradnorm.data import client_from_files
+from data.small_tables import client_from_files
 
 ENDS = ("pt2", "onnx")
 GENERATOR = np.random.default_rng(0)

@@ -14,9 +14,9 @@ from torch import nn
 
 import fedgradnorm as fgn
 import flat
+from data.small_tables import client_from_files
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.client_files import client_from_files
-from fedgradnorm.data._partition.partitioners import Iid, partition_client
+from fedgradnorm.data._partition import Iid, partition_client
 
 NAMES = ("flow", "pressure", "noise")
 FRAME = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 3)) * [100, 1, 9], columns=NAMES)

@@ -10,40 +10,49 @@ from fedgradnorm.data._source import Source, built_in
 
 if TYPE_CHECKING:
     from fedgradnorm.data._arrays import client_from_arrays
-    from fedgradnorm.data._files.client_files import client_from_files
-    from fedgradnorm.data._partition.by_label import Dirichlet, Pathological
-    from fedgradnorm.data._partition.partitioner_base import Partitioner
-    from fedgradnorm.data._partition.partitioners import Iid, Linear, Size, partition_client
+    from fedgradnorm.data._files.table import Arrays, Images, Inputs, Split, Table
+    from fedgradnorm.data._files.target import Target
+    from fedgradnorm.data._partition import (
+        Dirichlet,
+        Iid,
+        Linear,
+        Partitioner,
+        Pathological,
+        Size,
+        partition_client,
+    )
     from fedgradnorm.models._streamed.given import stream
 
 __all__ = [
+    "Arrays",
     "Dirichlet",
     "Iid",
+    "Images",
+    "Inputs",
     "Linear",
     "Partitioner",
     "Pathological",
     "Size",
     "Source",
+    "Split",
+    "Table",
+    "Target",
     "client_from_arrays",
-    "client_from_files",
     "partition_client",
     "stream",
     *built_in(),
 ]
 
+_PARTITION = ("Dirichlet", "Iid", "Linear", "Partitioner", "Pathological", "Size")
+_TABLE = ("Arrays", "Images", "Inputs", "Split", "Table", "Target")
+
 __getattr__ = on_demand(
     __name__,
     {name: f"{__name__}.{name}" for name in built_in()}
+    | {name: f"{__name__}._partition.{name}" for name in (*_PARTITION, "partition_client")}
+    | {name: f"{__name__}._files.table.{name}" for name in _TABLE}
     | {
         "client_from_arrays": f"{__name__}._arrays.client_from_arrays",
-        "client_from_files": f"{__name__}._files.client_files.client_from_files",
-        "Dirichlet": f"{__name__}._partition.by_label.Dirichlet",
-        "Pathological": f"{__name__}._partition.by_label.Pathological",
-        "Partitioner": f"{__name__}._partition.partitioner_base.Partitioner",
-        "Iid": f"{__name__}._partition.partitioners.Iid",
-        "Linear": f"{__name__}._partition.partitioners.Linear",
-        "Size": f"{__name__}._partition.partitioners.Size",
-        "partition_client": f"{__name__}._partition.partitioners.partition_client",
         "stream": "fedgradnorm.models._streamed.given.stream",
     },
 )

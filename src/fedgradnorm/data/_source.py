@@ -58,7 +58,6 @@ def built_in() -> list[str]:
 
 SOURCES = Registry[Source](
     "data source",
-    {name: f"{__package__}.{name}" for name in built_in()}
-    | {FILES: f"{__package__}._files.client_files"},
+    {name: f"{__package__}.{name}" for name in built_in()} | {FILES: f"{__package__}._files.table"},
 )
 """Every data source that ``[data] source`` can name, imported when it is used."""

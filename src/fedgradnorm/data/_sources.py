@@ -76,7 +76,7 @@ def _partitioned(
     made: list[Client] = []
     for client in clients:
         if client.name in plans:
-            from fedgradnorm.data._partition.partitioners import partition_client, partitioner
+            from fedgradnorm.data._partition import partition_client, partitioner
 
             made += partition_client(client, partitioner(plans[client.name]), seed)
         else:
@@ -117,25 +117,23 @@ def _from_files(
     if not isinstance(tables, Sequence) or isinstance(tables, str) or not tables:
         raise DataError("no clients: give at least one [[data.clients]] table to source 'files'")
     made: list[Client] = []
-    asked: list[dict[str, Any]] = []
     pooled: list[int] = []
     for number, table in enumerate(tables, start=1):
         if not isinstance(table, Mapping) or "name" not in table:
             raise ConfigError(f"[[data.clients]] number {number} needs a name")
-        asked += _per_value({**shared, **table})
-    for number, given in enumerate(asked, start=1):
+        given = {**shared, **table}
         terms = given.pop("privacy", None)  # read by the client itself
         what = f"client {given['name']!r} of data source 'files'"
         check_options(what, given, options_of(function))
         together = given.get("standardize") == "pooled"
         if together:
-            given["standardize"] = _targets_alone(given)
-        client: Client = _call(what, partial(function, **given)).client
-        if together:
-            pooled.append(len(made))
-        made.append(client if terms is None else replace(client, privacy=terms))
+            given["standardize"] = _beside_pooled(given)
+        for client in _call(what, partial(function, **given)):
+            if together:
+                pooled.append(len(made))
+            made.append(client if terms is None else replace(client, privacy=terms))
         if progress:
-            progress(number, len(asked))
+            progress(number, len(tables))
     if pooled:
         from fedgradnorm.data._pooled import standardized_together
 
@@ -146,28 +144,11 @@ def _from_files(
     return [row for client in made for row in client.rows]
 
 
-def _targets_alone(given: Mapping[str, Any]) -> str | bool:
-    """What each client standardises itself where inputs are standardised for all together."""
+def _beside_pooled(given: Mapping[str, Any]) -> str | bool:
+    """What each client standardises itself where inputs are pooled over several tables."""
     tasks = given.get("tasks")
     kinds = [t.get("task") for t in tasks.values()] if isinstance(tasks, Mapping) else []
     return "targets" if "regression" in (*kinds, given.get("task")) else False
-
-
-def _per_value(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The options of one client, or with ``per`` of one for each value of that column."""
-    column = given.pop("per", None)
-    if column is None:
-        return [given]
-    from fedgradnorm.data._files.client_files import values_of
-
-    what = f"client {given['name']!r}: per"
-    if not isinstance(column, str):
-        raise ConfigError(f"{what} must name a column, not {column!r}")
-    where = given.get("where") or {}
-    return [
-        {**given, "name": f"{given['name']}-{value}", "where": {**where, column: value}}
-        for value in _call(what, partial(values_of, column, given))
-    ]
 
 
 def _call(what: str, function: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedgradnorm._client import Client
-from fedgradnorm.data._matlab.client_cells import Cells
+from fedgradnorm.data._matlab import Cells
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How
 from fedgradnorm.data._source import Source

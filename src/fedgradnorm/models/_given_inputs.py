@@ -112,8 +112,8 @@ def _way_out(values: Any, array: NDArray[Any]) -> str:
     if place is not None:
         cell = f"row {place[0]}, column {place[1]}" if len(place) == 2 else f"place {list(place)}"
         return (
-            f"; {cell} is {shown(str(array[place]))}: fgn.data.client_from_files takes a DataFrame "
-            "with columns of text (categories) and dates"
+            f"; {cell} is {shown(str(array[place]))}: fgn.data.Table takes a DataFrame with "
+            "columns of text (categories) and dates"
         )
     return ""
 

@@ -15,10 +15,10 @@ import torch
 
 import fedgradnorm as fgn
 import flat
+from data.small_tables import client_from_files
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.federation_file import read_client
 from fedgradnorm._flower.participant import Participant
-from fedgradnorm.data import client_from_files
 from fedgradnorm.experiments._config.config_file import build
 from fedgradnorm.experiments._config.toml_text import to_toml
 

@@ -63,7 +63,7 @@ class ColumnPlan:
         sequence: str | None = None,
         order: str | None = None,
     ) -> ColumnPlan:
-        """The options of ``client_from_files``, checked.
+        """The options of ``Inputs``, checked.
 
         ``groups`` are the columns of each named input; ``ids`` are columns or such names.
         """

@@ -14,7 +14,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._files.read_rows import FileRows
-from fedgradnorm.data._files.task_plan import TaskPlan
+from fedgradnorm.data._files.target import Target
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SHOWN = 10  # labels that a line of the log names
 
 
-def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
+def label_map(splits: Mapping[str, FileRows], plan: Target) -> LabelMap:
     """The classes: those listed, or the training labels, and after them those of other splits.
 
     Under ``on_bad="drop"`` a label without training rows is a class too. Its rows could be read,
@@ -48,7 +48,7 @@ def label_map(splits: Mapping[str, FileRows], plan: TaskPlan) -> LabelMap:
     return known
 
 
-def _with_places(rows: FileRows, known: LabelMap, plan: TaskPlan, *, fixed: bool) -> LabelMap:
+def _with_places(rows: FileRows, known: LabelMap, plan: Target, *, fixed: bool) -> LabelMap:
     """The classes, where every place of a row has a label, with those that only this split has."""
     texts = _texts_at_places(rows)
     unseen = [text for text, code in zip(texts, known.codes(texts), strict=True) if code is None]
@@ -67,21 +67,21 @@ def _texts_at_places(rows: FileRows) -> list[str]:
     return [rows.label_texts[int(code)] for code in codes if not np.isnan(code)]
 
 
-def _learned(train: FileRows, plan: TaskPlan) -> LabelMap:
+def _learned(train: FileRows, plan: Target) -> LabelMap:
     if train.label_texts is not None:
         labels = _texts_at_places(train)
     else:
         labels = [str(train.y[i]) for i in train.good() if train.y[i]]
     if not labels:
         raise DataError(f"{train.bad.source}: no row has a label; check the column of targets")
-    known = LabelMap.fit(labels, plan.class_count, train.bad.source, plan.kind)
+    known = LabelMap.fit(labels, plan.class_count, train.bad.source, plan.task)
     if plan.positive is not None:
         known = known.ending_with(str(plan.positive), train.bad.source)
     return known
 
 
 def _unseen(
-    rows: FileRows, index: int, plan: TaskPlan, known: LabelMap, text: str | None = None
+    rows: FileRows, index: int, plan: Target, known: LabelMap, text: str | None = None
 ) -> DataError:
     label = shown(rows.y[index] if text is None else text)
     if plan.labels is not None:
@@ -91,7 +91,7 @@ def _unseen(
             "it to the list"
         )
     way_out = "set on_bad='drop' to keep such rows, which then count as wrong"
-    if plan.kind == "binary":
+    if plan.task == "binary":
         way_out = "use task='classification'"
     elif plan.classes is not None:
         way_out = f"leave classes = {plan.classes} out"
@@ -102,11 +102,11 @@ def _unseen(
 
 
 def class_numbers(
-    rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: TaskPlan
+    rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: Target
 ) -> NDArray[Any]:
     """The class of each row at ``index``; NaN where there is no label."""
     codes: list[int | None]
-    if rows.label_texts is not None or (plan.above is not None and plan.shape):
+    if rows.label_texts is not None or (plan.above is not None and plan.form):
         return _numbers_at_places(rows, index, known, plan)
     if plan.above is not None:
         values = np.asarray(rows.y)[index][:, 0].tolist()
@@ -119,7 +119,7 @@ def class_numbers(
 
 
 def _numbers_at_places(
-    rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: TaskPlan
+    rows: FileRows, index: NDArray[np.int64], known: LabelMap, plan: Target
 ) -> NDArray[Any]:
     """The class at every place of the rows; NaN where there is no label."""
     y = np.asarray(rows.y, dtype=np.float64)[index]

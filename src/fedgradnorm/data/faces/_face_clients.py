@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm.data._allocation import Rows, allocate, hold_out, shared_out
 from fedgradnorm.data._images import unit_pixels
-from fedgradnorm.data._partition.allocate import Rows, allocate, hold_out, shared_out
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
 

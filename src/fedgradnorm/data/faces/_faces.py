@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
 from fedgradnorm._memory import check_draw
-from fedgradnorm.data._partition.allocate import Allocation, check_enough, task_sizes
+from fedgradnorm.data._allocation import Allocation, check_enough, task_sizes
 from fedgradnorm.data.faces._drawing import SIZE, draw, project
 from fedgradnorm.data.faces._face_clients import face_clients
 from fedgradnorm.data.mtfl._annotations import CLASSES as MTFL_CLASSES

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
+from fedgradnorm.data._allocation import Allocation, check_enough, task_sizes
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._cache import cached, fingerprint
-from fedgradnorm.data._partition.allocate import Allocation, check_enough, task_sizes
 from fedgradnorm.data._paths import ENV, user_path
 from fedgradnorm.data.faces._face_clients import face_clients
 from fedgradnorm.data.mtfl._annotations import CLASSES, parse_annotations, parse_boxes

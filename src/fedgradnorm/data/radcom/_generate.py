@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedgradnorm._errors import choose
 from fedgradnorm._memory import check_draw
 from fedgradnorm.data.radcom._channel import SAMPLES_NEEDED, apply_channel, power, white_noise
 from fedgradnorm.data.radcom._signal_set import (
@@ -30,9 +32,13 @@ logger = logging.getLogger(__name__)
 
 ROW_BYTES = 4 * 2 * WINDOW + 64  # of memory: the signal in single precision, and its labels
 CHUNK = 1024  # rows at a time: the work stays in a few tens of MB whatever the number of rows
-SHARES = {pair: 14_000 if pair[0] in ("pulsed", "amdsb", "amssb") else 13_787 for pair in WAVEFORMS}
-"""Rows of each waveform in the original. Its pulsed (44.7%) and AM rows (22.3%) are the nominal
-700 an SNR; which of the other three lack the 639 rows to 125,361 is not published: a third each."""
+Counts = Literal["original", "even"]
+SHARES: dict[str, dict[tuple[str, str], int]] = {
+    "original": {pair: 13_361 if pair[0] == "bpsk" else 14_000 for pair in WAVEFORMS},
+    "even": {pair: 13_787 if pair[0] in ("fmcw", "bpsk", "ask") else 14_000 for pair in WAVEFORMS},
+}
+"""Rows of each waveform: the nominal 700 an SNR, less 639. In the original all of these are bpsk;
+with "even" a third each of fmcw, bpsk and ask, as in the published results of this package."""
 
 
 def generate(
@@ -40,11 +46,12 @@ def generate(
     seed: int = 0,
     *,
     channel: bool = True,
+    counts: Counts = "original",
     progress: Progress | None = None,
 ) -> RadCom:
     """``samples`` synthetic rows with the original's shares of waveforms and SNRs, shuffled.
 
-    The same (samples, seed, channel) give the same rows; other numbers of samples give others.
+    The same arguments give the same rows; other numbers of samples give others.
     Every row (signal and noise together) is scaled to mean power 1, as a receiver's gain control
     would, so that its power says nothing about its SNR.
 
@@ -53,14 +60,15 @@ def generate(
     ((360, 256), True)
     """
     check_draw("radcom", {"samples": samples}, seed, ROW_BYTES)
+    shares = SHARES[choose(counts, SHARES, "counts")]
     rng = np.random.default_rng(seed)
-    counts = cell_counts(int(samples), rng)
+    cells = cell_counts(int(samples), rng, shares)
     place = rng.permutation(int(samples))
     iq = np.empty((samples, 2 * WINDOW), dtype=np.float32)
     kind = np.empty(samples, dtype=np.int64)
     snr = np.empty(samples, dtype=np.float32)
     done = 0
-    for waveform, row in enumerate(counts):
+    for waveform, row in enumerate(cells):
         values = np.repeat(np.array(SNRS, dtype=np.float64), row)
         for start in range(0, len(values), CHUNK):
             part = values[start : start + CHUNK]
@@ -80,18 +88,20 @@ def generate(
     return RadCom(iq, modulation[kind], signal[kind], snr, synthetic=True)
 
 
-def cell_counts(samples: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def cell_counts(
+    samples: int, rng: np.random.Generator, shares: Mapping[tuple[str, str], int]
+) -> NDArray[np.int64]:
     """Rows of each waveform and SNR: [9, 20].
 
     Systematic sampling: the cells lie end to end in a line, as long as their shares, and marks are
     set along it at even distances from a random start. Each waveform's number is within one of
     its share. Whole-number arithmetic, so that 125,361 gives the original's numbers exactly.
     """
-    shares = np.repeat([SHARES[pair] for pair in WAVEFORMS], len(SNRS))
-    total = int(shares.sum())
+    lengths = np.repeat([shares[pair] for pair in WAVEFORMS], len(SNRS))
+    total = int(lengths.sum())
     order = [rng.permutation(len(SNRS)) + i * len(SNRS) for i in range(len(WAVEFORMS))]
     line = np.concatenate(order)
-    marks = (np.cumsum(shares[line]) * samples + rng.integers(total)) // total
+    marks = (np.cumsum(lengths[line]) * samples + rng.integers(total)) // total
     counts = np.empty(len(line), dtype=np.int64)
     counts[line] = np.diff(marks, prepend=0)
     return counts.reshape(len(WAVEFORMS), len(SNRS))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
-from fedgradnorm.data.radcom._signal_set import MODULATIONS, SIGNALS
+from fedgradnorm.data.radcom._signal_set import ALL_MODULATIONS, ALL_SIGNALS
 
 LONGEST = 200  # characters; the original's keys have about 45
 LOUDEST = 60.0  # dB either way; the original goes from -20 to 18
@@ -25,16 +25,16 @@ _UNIT = re.compile(r"\s*dB$", re.IGNORECASE)
 _INDEX = re.compile(r"[0-9]{1,18}(\.0*)?")
 _BRACKETS = {"(": ")", "[": "]"}
 
-NAMES = {"modulation": MODULATIONS, "signal": SIGNALS}
+NAMES = {"modulation": ALL_MODULATIONS, "signal": ALL_SIGNALS}
 _ALIASES = {
     "pulse": "pulsed", "pcw": "pulsed", "dsb": "amdsb", "ssb": "amssb", "ook": "ask",
     "altimeter": "radaraltimeter", "am": "amradio", "satellitecommunication": "satcom",
-    "mti": "airgroundmti",
+    "mti": "airgroundmti", "raw": "satcom", "oqpsk": "dsssoqpsk", "cck": "dssscck",
 }  # fmt: skip
 
 
 class Key(NamedTuple):
-    """One key's meaning: places in ``MODULATIONS`` and ``SIGNALS``, SNR in dB, running number."""
+    """One key's meaning: places in ``ALL_MODULATIONS`` and ``ALL_SIGNALS``, SNR in dB, number."""
 
     modulation: int
     signal: int
@@ -51,7 +51,7 @@ def parse_key(text: str) -> Key:
     """Read (modulation, signal, snr, index), in any spelling met so far; nothing is evaluated.
 
     Names in any case and with any hyphens; text or bytes; numbers plain, as text, or as NumPy
-    prints them. Raises DataError saying what is wrong.
+    prints them. In RadComAWGN the signal ``Raw`` is Satcom. Raises DataError saying what is wrong.
 
     >>> parse_key("('AM-DSB', b'AM radio', np.int64(-4), '12')")
     Key(modulation=3, signal=6, snr=-4.0, number=12)

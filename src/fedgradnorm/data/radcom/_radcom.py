@@ -21,11 +21,14 @@ from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._memory import check_draw
 from fedgradnorm.data._bad_rows import OnBad, tell_dropped
 from fedgradnorm.data._paths import ENV, is_file, user_path
-from fedgradnorm.data.radcom._generate import ROW_BYTES, generate
+from fedgradnorm.data.radcom._generate import ROW_BYTES, Counts, generate
 from fedgradnorm.data.radcom._radcom_file import read, read_rows
 from fedgradnorm.data.radcom._signal_set import (
+    ALL_MODULATIONS,
+    ALL_SIGNALS,
     MODULATIONS,
     ORIGINAL_SAMPLES,
+    OVER_THE_AIR,
     SIGNALS,
     SNRS,
     WAVEFORMS,
@@ -65,6 +68,7 @@ def prepare(
     *,
     samples: int = ORIGINAL_SAMPLES,
     seed: int = 0,
+    counts: Counts = "original",
     on_bad: OnBad = "error",
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -80,6 +84,7 @@ def prepare(
     key: dict[str, object]
     if path is None:
         key = {"version": _VERSION, "samples": samples, "seed": seed}
+        key |= {} if counts == "even" else {"counts": counts}
     else:
         path = _located(path)
         # The time too: the hash of a big file is of parts of it, and a row could change between.
@@ -88,7 +93,8 @@ def prepare(
 
     def build() -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
         if path is None:
-            data, dropped = generate(samples, seed, progress=progress), list[str]()
+            made = generate(samples, seed, counts=counts, progress=progress)
+            data, dropped = made, list[str]()
         else:
             data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
         arrays = {name: getattr(data, name) for name in ("iq", "modulation", "signal", "snr")}
@@ -112,6 +118,8 @@ def clients(
     seed: int = 0,
     loss_scale: Mapping[str, float] | None = None,
     allocation: Literal["disjoint", "shared"] = "disjoint",
+    counts: Counts = "original",
+    level: Literal["unit", "stored"] = "unit",
     on_bad: OnBad = "error",
     cache: bool = False,
     progress: Progress | None = None,
@@ -122,6 +130,7 @@ def clients(
     one, ``samples`` synthetic rows are generated (and kept only with ``cache``). "disjoint" deals
     every client an equal number of rows that no other has, as in the paper (what does not divide
     is left over); "shared" gives all rows to each. ``loss_scale`` multiplies a task's loss by name.
+    Over-the-air files have three more modulations and signals, which become three more classes.
 
     Args:
         source: RadComDynamic's HDF5 file; signals are generated without it. In a config: path.
@@ -132,6 +141,9 @@ def clients(
         seed: decides which rows go where; the run's own unless given.
         loss_scale: a factor on a task's loss, by the task's name.
         allocation: "disjoint" rows, or all rows "shared" by every client.
+        counts: of generated signals: "original" has as few bpsk signals as RadComDynamic, "even"
+            takes the missing ones from fmcw, bpsk and ask alike.
+        level: "unit" scales each window of a file to mean power 1, "stored" keeps its level.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         cache: keep what was generated in the user's cache folder.
         progress: called with (done, total) now and then; not for configs.
@@ -141,10 +153,13 @@ def clients(
     # Every client gets a copy of its rows; of a file's rows there are no more than it has.
     check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
     choose(allocation, ("disjoint", "shared"), "allocation")
+    choose(level, ("unit", "stored"), "level")
     if source is None and not cache:
-        data = generate(samples, seed, progress=progress)
+        data = generate(samples, seed, counts=counts, progress=progress)
     else:
-        data = prepare(source, samples=samples, seed=seed, on_bad=on_bad, progress=progress)
+        data = prepare(
+            source, samples=samples, seed=seed, counts=counts, on_bad=on_bad, progress=progress
+        )
     rows = np.random.default_rng([seed, len(data)]).permutation(len(data))[:samples]
     each = len(rows) // len(tasks) if allocation == "disjoint" else len(rows)
     inputs: dict[str, torch.Tensor] = {}
@@ -153,20 +168,36 @@ def clients(
         start = number * each if allocation == "disjoint" else 0
         splits = _split(name, rows[start : start + each], test_share, validation_share)
         if not inputs or allocation == "disjoint":  # shared rows are held in memory once
-            inputs = {split: torch.from_numpy(data.iq[at]) for split, at in splits.items()}
+            inputs = {split: _windows(data, at, level) for split, at in splits.items()}
         target = _target(data, name, anomaly_below)
         pairs = {split: (inputs[split], target[at]) for split, at in splits.items()}
         test, validation = pairs.get("test"), pairs.get("validation")
-        task = _task(name, scales.get(name, 1.0))
-        labels = LABELS.get(name)
+        labels = _labels(name, data)
+        task = _task(labels, scales.get(name, 1.0))
         made.append(
             Client(name, task, pairs["train"], test=test, validation=validation, labels=labels)
         )
     return made
 
 
-LABELS = {"modulation": MODULATIONS, "signal": SIGNALS, "anomaly": ("normal", "anomaly")}
-"""The classes' names, by task."""
+def _windows(data: RadCom, at: Rows, level: str) -> torch.Tensor:
+    """Some rows of the inputs; those of a file are scaled to mean power 1."""
+    iq = data.iq[at]
+    if level == "unit" and not data.synthetic:
+        power = 2 * np.square(iq, dtype=np.float64).mean(axis=1, keepdims=True)
+        iq = (iq / np.sqrt(np.where(power > 0, power, 1))).astype(np.float32)
+    return torch.from_numpy(iq)
+
+
+def _labels(task: str, data: RadCom) -> tuple[str, ...] | None:
+    """The classes' names; those of the over-the-air release only where it is read."""
+    if task == "anomaly":
+        return ("normal", "anomaly")
+    if task == "snr":
+        return None
+    names = ALL_MODULATIONS if task == "modulation" else ALL_SIGNALS
+    more = data.modulation.max() >= len(MODULATIONS) or data.signal.max() >= len(SIGNALS)
+    return names if more else names[: -len(OVER_THE_AIR)]
 
 
 def _check(
@@ -217,11 +248,10 @@ def _target(data: RadCom, task: str, anomaly_below: float) -> NDArray[Any]:
     return data.snr[:, None]
 
 
-def _task(name: str, loss_scale: float) -> Task:
-    if name == "snr":
+def _task(labels: tuple[str, ...] | None, loss_scale: float) -> Task:
+    if labels is None:
         return regression(1, loss_scale=loss_scale)
-    classes = {"modulation": len(MODULATIONS), "signal": len(SIGNALS), "anomaly": 2}
-    return classification(classes[name], loss_scale=loss_scale)
+    return classification(len(labels), loss_scale=loss_scale)
 
 
 def _located(path: str | Path) -> Path:

@@ -15,8 +15,9 @@ from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.data.radcom._key import LONGEST, Key, parse_key
 from fedgradnorm.data.radcom._signal_set import (
-    MODULATIONS,
-    SIGNALS,
+    ALL_MODULATIONS,
+    ALL_SIGNALS,
+    OVER_THE_AIR,
     WAVEFORMS,
     WINDOW,
     Progress,
@@ -139,7 +140,8 @@ def _read_row(file: Any, name: bytes, is_here: bool, out: NDArray[np.float32]) -
 
 def _labelled(path: Path, iq: NDArray[np.float32], keys: list[Key]) -> RadCom:
     table = np.array([key[:3] for key in keys], dtype=np.float64)
-    known = {(MODULATIONS.index(m), SIGNALS.index(s)) for m, s in WAVEFORMS}
+    pairs = (*WAVEFORMS, *OVER_THE_AIR)
+    known = {(ALL_MODULATIONS.index(m), ALL_SIGNALS.index(s)) for m, s in pairs}
     odd = sum((key.modulation, key.signal) not in known for key in keys)
     if odd:
         logger.warning("%s: in %d rows modulation and signal are not a known pair", path, odd)

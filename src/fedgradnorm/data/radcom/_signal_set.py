@@ -45,6 +45,16 @@ WAVEFORMS = (
 )
 """The nine (modulation, signal) pairs that exist."""
 
+OVER_THE_AIR = (
+    ("gfsk", "Bluetooth"),
+    ("dsss-oqpsk", "IEEE802.15.4"),
+    ("dsss-cck", "IEEE802.11bg"),
+)
+"""Three more pairs, which only the over-the-air release has; their labels follow the others."""
+
+ALL_MODULATIONS = (*MODULATIONS, *(modulation for modulation, _ in OVER_THE_AIR))
+ALL_SIGNALS = (*SIGNALS, *(signal for _, signal in OVER_THE_AIR))
+
 SNRS = tuple(range(-20, 20, 2))
 """Signal-to-noise ratios of the original, in dB."""
 
@@ -57,8 +67,10 @@ class RadCom:
     """Radio windows and their labels, one row each.
 
     ``iq`` is float32 [n, 256], 128 in-phase values and then 128 quadrature values at 10 MS/s;
-    ``modulation`` and ``signal`` are int64 places in ``MODULATIONS`` and ``SIGNALS``; ``snr`` is
-    float32 in dB. ``synthetic`` says that the rows were generated and are not RadComDynamic's.
+    ``modulation`` and ``signal`` are int64 places in ``MODULATIONS`` and ``SIGNALS``, and after
+    them in those of the over-the-air release; ``snr`` is float32 in dB. ``synthetic`` says that
+    the rows were generated. These have mean power 1; the windows of a file have the receiver's
+    level, such as an RMS of 0.006.
     """
 
     iq: FloatArray

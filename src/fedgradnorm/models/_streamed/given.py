@@ -65,8 +65,8 @@ def _file(path: Path, key: str) -> Source:
         return Hdf5Source(path, key)
     if path.suffix.lower() != ".npy":
         raise DataError(
-            f"{path}: rows are read from .npy and .h5 files; use client_from_files(..., "
-            "stream=True) for a table"
+            f"{path}: rows are read from .npy and .h5 files; use "
+            "fgn.data.Table(..., stream=True) for a table"
         )
     found = as_source(mapped(path))
     assert found is not None

@@ -74,7 +74,7 @@ class Arrays:
 def rows_from_npz(path: Path, which: Arrays, labels: bool, bad: BadRows[int]) -> FileRows:
     """Inputs and targets of an ``.npz`` file; pickled objects are never loaded."""
     inputs, sizes = which.inputs(path), which.sizes()
-    arrays = _arrays(path, [*inputs.values(), *sizes.values(), which.y_key])
+    arrays = read_arrays(path, [*inputs.values(), *sizes.values(), which.y_key])
     y = arrays[which.y_key]
     for key in (*inputs.values(), *sizes.values()):
         one = arrays[key]
@@ -154,7 +154,8 @@ def _whole(path: Path, key: str, array: NDArray[Any]) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _arrays(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The named arrays of an archive, if they fit in memory; pickled objects are never loaded."""
     try:
         # Opened here, because NumPy leaves the file open when it is no archive.
         with opened(path) as file:

@@ -1,0 +1,153 @@
+"""What a client learns, before its files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from fedgradnorm._checks import bounded
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.tasks._kind import KINDS
+from fedgradnorm.tasks._labels.label_map import LabelMap
+from fedgradnorm.tasks._making import (
+    binary,
+    classification,
+    multilabel,
+    of_kind,
+    ordinal,
+    regression,
+)
+from fedgradnorm.tasks._measures import Metric
+from fedgradnorm.tasks._positions import checked_shape
+from fedgradnorm.tasks._task import Task
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a client learns: the columns to predict, and the kind of task.
+
+    Labels may be text. Sorted distinct training labels become classes 0, 1, ... unless ``labels``
+    lists them. An empty cell, NA, NULL and the like is a missing label.
+
+    >>> Target("state", "binary", positive="worn").columns
+    ('state',)
+
+    Args:
+        targets: the target column or columns.
+        task: "classification", "binary", "multilabel", "ordinal", "regression", or a registered
+            kind.
+        classes: how many, 2 or more; labels 0 .. classes - 1 then keep their numbers.
+        labels: the labels of the classes, in order.
+        positive: of a binary task: the label that is 1.
+        above: of a binary task: the limit above which a number is 1.
+        class_weights: of a classification: "balanced", or a number for each class.
+        pos_weight: of a binary or multilabel task: "balanced", or what a 1 counts.
+        metrics: beside the usual ones, by name.
+        task_name: a name that clients of one task have in common.
+        shape: of a target in an .npz archive that has a label or number at each place.
+        y_key: of several tasks in an archive: the array of this one's targets.
+    """
+
+    targets: str | Sequence[str] | None = None
+    task: str = ""
+    classes: int | None = None
+    labels: Sequence[str] | None = None
+    positive: str | int | None = None
+    above: float | None = None
+    class_weights: Literal["balanced"] | Sequence[float] | None = None
+    pos_weight: Literal["balanced"] | float | Sequence[float] | None = None
+    metrics: Sequence[str] | Mapping[str, Metric] | None = None
+    task_name: str | None = None
+    shape: int | Sequence[int] | None = None
+    y_key: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The target columns."""
+        given = self.targets or ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """The shape of a row's target where it has one, checked."""
+        return checked_shape(() if self.shape is None else self.shape)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the task that functions of ``fgn.tasks`` have as well."""
+        return {k: getattr(self, k) for k in ("class_weights", "pos_weight", "metrics")}
+
+    def check(self, client: str) -> None:
+        """A ConfigError for options of another kind of task, or two that say the same."""
+        for key in dict.fromkeys(option for one in KINDS.values() for option in one.options):
+            given = getattr(self, key, None)
+            if given is not None and key not in KINDS[self.task].options:
+                kinds = " or ".join(name for name, one in KINDS.items() if key in one.options)
+                raise ConfigError(f"client {client!r}: {key} is for a {kinds}; leave it out")
+        for one, other in (("labels", "classes"), ("labels", "positive"), ("above", "positive")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(
+                    f"client {client!r}: {one} and {other} are both given; leave {other} out"
+                )
+        if self.above is not None:
+            bounded(f"client {client!r}: above", self.above, low=float("-inf"))
+        self.label_map(f"client {client!r}: ")
+
+    @property
+    def counted(self) -> bool:
+        """Whether a row has one label."""
+        return bool(self.task) and KINDS[self.task].counted
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the target column holds labels, not numbers."""
+        return self.counted and self.above is None
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes there must be, where that is said."""
+        return 2 if self.task == "binary" else self.classes
+
+    def label_map(self, whose: str = "") -> LabelMap | None:
+        """The labels that are listed; a ConfigError for a list that cannot be."""
+        if self.labels is None:
+            return None
+        listed = LabelMap.listed(self.labels, f"{whose}labels")
+        if self.task == "binary" and len(listed.names) != 2:
+            raise ConfigError(
+                f"{whose}labels of a binary task are two, that of 0 and that of 1, not "
+                f"{len(listed.names)}; use task='classification'"
+            )
+        return listed
+
+    def make(self, outputs: int) -> Task:
+        """The task, with so many classes, labels or numbers."""
+        given = {key: value for key, value in self.options.items() if value is not None}
+        given |= {"shape": self.form} if self.form else {}
+        if self.task == "binary":
+            return binary(**given, name=self.task_name)
+        make = _MAKERS.get(self.task) or partial(of_kind, self.task)
+        return make(outputs, **given, name=self.task_name)
+
+    def outputs_in(self, row: Sequence[int]) -> int:
+        """How many numbers each place of a target has whose rows have this shape."""
+        size = tuple(row)
+        form = self.form
+        if not form:
+            return size[-1]
+        if size == form:
+            return 1
+        last, first = size[:-1] == form, size[1:] == form
+        if not (last or first):
+            raise DataError(f"targets of shape {size} a row do not fit shape = {list(form)}")
+        return size[-1] if last and (len(form) == 1 or not first) else size[0]
+
+
+_MAKERS: dict[str, Callable[..., Task]] = {
+    "classification": classification,
+    "multilabel": multilabel,
+    "ordinal": ordinal,
+    "regression": regression,
+}

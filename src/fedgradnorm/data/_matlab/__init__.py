@@ -1,1 +1,0 @@
-"""MATLAB files with a cell for each client."""

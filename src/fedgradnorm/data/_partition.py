@@ -1,0 +1,358 @@
+"""Ways to divide one data set among several clients.
+
+Names and meaning follow flwr-datasets where the idea is the same. Every partitioner returns
+disjoint, sorted row numbers, the same ones for the same seed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm.data._arrays import random_generator, rows_of
+from fedgradnorm.models._streamed.rows import all_targets
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Rows = NDArray[np.int64]
+    Labels = NDArray[Any] | Tensor | Sequence[Any]
+
+log = logging.getLogger(__name__)
+
+TRIES = 100
+"""Random draws made before a request is given up."""
+
+MOST_PARTS = 100_000
+"""More parts than this, and than rows, are refused before a draw is made for them."""
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """Base class: a subclass divides rows in ``_parts``."""
+
+    name: ClassVar[str] = ""
+    by_label: ClassVar[bool] = False
+
+    def split(self, labels_or_n: Labels | int, seed: int) -> list[Rows]:
+        """Disjoint, sorted row numbers of each part, from a label per row or their number."""
+        who, given = type(self).__name__, labels_or_n
+        count = int(given) if isinstance(given, (int, np.integer)) else len(given)
+        if self.by_label:
+            labels = _class_labels(given, who)
+        else:
+            labels = np.zeros(count)
+            if count < 1:
+                raise DataError(f"{who}: there are {count} rows; nothing to divide")
+        parts = self._parts(labels, random_generator(seed))
+        return [np.sort(part).astype(np.int64) for part in parts]
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as plain values, as ``[data.partition.CLIENT]`` has them."""
+        settings = asdict(self).items()
+        return {
+            "name": self.name,
+            **{k: list(v) if isinstance(v, tuple) else v for k, v in settings},
+        }
+
+
+@dataclass(frozen=True)
+class Iid(Partitioner):
+    """Equal numbers of random rows, give or take one. Covers every row.
+
+    Args:
+        parts: how many clients, 1 or more.
+
+    >>> [part.tolist() for part in Iid(2).split(5, seed=0)]
+    [[2, 3, 4], [0, 1]]
+    """
+
+    parts: int
+    name: ClassVar[str] = "iid"
+
+    def __post_init__(self) -> None:
+        _whole("parts", self.parts)
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        if len(labels) < self.parts:
+            raise DataError(
+                f"Iid: {len(labels)} rows cannot fill {self.parts} parts; ask for fewer parts"
+            )
+        return np.array_split(rng.permutation(len(labels)), self.parts)
+
+
+@dataclass(frozen=True)
+class Size(Partitioner):
+    """Random rows in the sizes given; rows beyond their sum go to no part.
+
+    Args:
+        sizes: rows of each client, each 1 or more.
+
+    >>> [len(part) for part in Size((3, 1)).split(5, seed=0)]
+    [3, 1]
+    """
+
+    sizes: Sequence[int]
+    name: ClassVar[str] = "size"
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.sizes)
+        if not sizes:
+            raise ConfigError("sizes must name at least one part")
+        for size in sizes:
+            _whole("sizes", size)
+        object.__setattr__(self, "sizes", sizes)
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        rows, wanted = len(labels), sum(self.sizes)
+        if wanted > rows:
+            raise DataError(
+                f"Size: the sizes add up to {wanted} but there are {rows} rows; make them smaller"
+            )
+        if wanted < rows:
+            log.warning("Size: %d of %d rows go to no part", rows - wanted, rows)
+        return np.split(rng.permutation(rows)[:wanted], np.cumsum(self.sizes)[:-1])
+
+
+@dataclass(frozen=True)
+class Linear(Partitioner):
+    """Part i (from 1) gets i units of random rows, the last one also the rest. Covers every row.
+
+    Args:
+        parts: how many clients, 1 or more.
+
+    >>> [len(part) for part in Linear(3).split(61, seed=0)]
+    [10, 20, 31]
+    """
+
+    parts: int
+    name: ClassVar[str] = "linear"
+
+    def __post_init__(self) -> None:
+        _whole("parts", self.parts)
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        rows, units = len(labels), self.parts * (self.parts + 1) // 2
+        if rows < units:
+            raise DataError(
+                f"Linear: {self.parts} parts need at least {units} rows, there are {rows}; "
+                "ask for fewer parts"
+            )
+        sizes = [rows * part // units for part in range(1, self.parts)]
+        return np.split(rng.permutation(rows), np.cumsum(sizes, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partitioner):
+    """Each class is divided in proportions drawn from Dirichlet(alpha). Covers every row.
+
+    A small ``alpha`` gives parts that differ much, a large one parts that look alike; a sequence
+    gives one value per part. Proportions are drawn again, at most 100 times, until every part has
+    ``min_size`` rows.
+
+    Args:
+        parts: how many clients, 1 or more.
+        alpha: above 0; the smaller, the more the parts differ; a list has one for each part.
+        min_size: rows that every part has at least, 1 or more.
+
+    >>> parts = Dirichlet(3, alpha=1.0).split([0, 1] * 50, seed=0)
+    >>> sum(len(part) for part in parts), min(len(part) for part in parts) >= 10
+    (100, True)
+    """
+
+    parts: int
+    alpha: float | Sequence[float]
+    min_size: int = 10
+    name: ClassVar[str] = "dirichlet"
+    by_label: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _whole("parts", self.parts)
+        _whole("min_size", self.min_size)
+        if not isinstance(self.alpha, (int, float)):
+            object.__setattr__(self, "alpha", tuple(self.alpha))
+        values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        if isinstance(self.alpha, tuple) and len(values) != self.parts:
+            raise ConfigError(f"alpha has {len(values)} values for {self.parts} parts")
+        for value in values:
+            # Below 1e-6 the proportions underflow to all zero; above 1e6 they are even anyway.
+            if isinstance(value, bool) or not 1e-6 <= value <= 1e6:
+                raise ConfigError(f"alpha must be between 1e-6 and 1e6, not {value!r}")
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        needed, best = self.parts * self.min_size, 0
+        if len(labels) < needed:
+            raise DataError(
+                f"Dirichlet: {self.parts} parts of at least {self.min_size} rows need {needed} "
+                f"rows, there are {len(labels)}; ask for fewer parts or a lower min_size"
+            )
+        alphas = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,) * self.parts
+        for _ in range(TRIES):
+            pieces = []
+            for _, rows in _classes(labels, rng):
+                cuts = np.cumsum(rng.dirichlet(alphas))[:-1] * len(rows)
+                pieces.append(np.split(rows, cuts.astype(np.int64)))
+            parts = [np.concatenate(own) for own in zip(*pieces, strict=True)]
+            smallest = min(len(part) for part in parts)
+            if smallest >= self.min_size:
+                return parts
+            best = max(best, smallest)
+        raise DataError(
+            f"Dirichlet: in {TRIES} draws the smallest part never had more than {best} of the "
+            f"{self.min_size} rows asked for; raise alpha ({self.alpha}) or lower min_size"
+        )
+
+
+@dataclass(frozen=True)
+class Pathological(Partitioner):
+    """Each part holds rows of exactly ``classes_per_part`` classes, a class's rows divided evenly.
+
+    ``assignment``: ``"random"``; ``"first-deterministic"``, where part i surely holds class i
+    (modulo the number of classes) and the rest is random; ``"deterministic"``, where part i holds
+    classes i, i + 1, ... A class that no part holds is left out, and the log says so.
+
+    Args:
+        parts: how many clients, 1 or more.
+        classes_per_part: classes that a part holds, 1 or more.
+        assignment: which classes a part holds: one of the three above.
+
+    >>> labels = np.repeat([0, 1, 2], 4)
+    >>> parts = Pathological(3, 2, assignment="deterministic").split(labels, seed=0)
+    >>> [sorted(set(labels[part].tolist())) for part in parts]
+    [[0, 1], [1, 2], [0, 2]]
+    """
+
+    parts: int
+    classes_per_part: int
+    assignment: Literal["random", "first-deterministic", "deterministic"] = "random"
+    name: ClassVar[str] = "pathological"
+    by_label: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _whole("parts", self.parts)
+        _whole("classes_per_part", self.classes_per_part)
+        choose(self.assignment, ("random", "first-deterministic", "deterministic"), "assignment")
+
+    def _parts(self, labels: NDArray[Any], rng: np.random.Generator) -> Sequence[NDArray[Any]]:
+        classes, counts = np.unique(labels, return_counts=True)
+        if self.classes_per_part > len(classes):
+            raise DataError(
+                f"Pathological: {self.classes_per_part} classes per part asked for, the data has "
+                f"{len(classes)}; lower classes_per_part"
+            )
+        if self.parts > max(len(labels), MOST_PARTS):
+            raise DataError(
+                f"Pathological: {len(labels)} rows cannot fill {self.parts} parts; lower parts"
+            )
+        for _ in range(1 if self.assignment == "deterministic" else TRIES):
+            holds = np.zeros((self.parts, len(classes)), dtype=np.bool_)
+            for part in range(self.parts):
+                holds[part, self._held(part, len(classes), rng)] = True
+            takers = holds.sum(axis=0)
+            if (takers <= counts).all():
+                break
+        else:
+            short = int(np.argmax(takers - counts))
+            raise DataError(
+                f"Pathological: class {classes[short]!s} has {counts[short]} rows for the "
+                f"{takers[short]} parts that would hold it; lower parts or classes_per_part"
+            )
+        shares: list[list[Rows]] = [[] for _ in range(self.parts)]
+        for (label, rows), held in zip(_classes(labels, rng), holds.T, strict=True):
+            if not held.any():
+                log.warning("Pathological: class %s (%d rows) goes to no part", label, len(rows))
+                continue
+            pieces = np.array_split(rows, held.sum())
+            for taker, piece in zip(np.flatnonzero(held), pieces, strict=True):
+                shares[taker].append(piece)
+        return [np.concatenate(share) for share in shares]
+
+    def _held(self, part: int, classes: int, rng: np.random.Generator) -> NDArray[Any]:
+        """The classes of a part."""
+        if self.assignment == "deterministic":
+            return (part + np.arange(self.classes_per_part)) % classes
+        if self.assignment == "random":
+            return rng.choice(classes, self.classes_per_part, replace=False)
+        own = part % classes
+        others = np.delete(np.arange(classes), own)
+        return np.append(rng.choice(others, self.classes_per_part - 1, replace=False), own)
+
+
+def partitioner(description: Mapping[str, Any]) -> Partitioner:
+    """The inverse of :meth:`Partitioner.describe`.
+
+    >>> partitioner({"name": "iid", "parts": 3})
+    Iid(parts=3)
+    """
+    kinds = {kind.name: kind for kind in (Iid, Size, Linear, Dirichlet, Pathological)}
+    settings = dict(description)
+    kind = kinds[choose(str(settings.pop("name", "")), kinds, "partitioner")]
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ConfigError(f"partitioner {kind.name!r}: {error}") from error
+
+
+def partition_client(client: Client, partitioner: Partitioner, seed: int) -> list[Client]:
+    """Clients ``name-0``, ``name-1``, ... that divide one client's training rows among them.
+
+    Each keeps the whole validation and test data, and all carry one task name, so that they can
+    share a weight (``weight_per="task"`` in ``train``). Rows without a label go to nobody.
+
+    >>> from fedgradnorm import regression
+    >>> whole = Client("a", regression(1), train=(np.ones((4, 2)), np.ones(4)))
+    >>> [(part.name, part.size, part.task_name) for part in partition_client(whole, Iid(2), 0)]
+    [('a-0', 2, 'a'), ('a-1', 2, 'a')]
+    """
+    if client.tasks is not None or client.of is not None:
+        raise DataError(
+            f"client {client.owner!r} has several tasks, and its rows cannot be divided; make "
+            "clients of parts of its arrays"
+        )
+    train, task = client.learns_from(), client.task
+    labels = client.size if task.classes is None or task.shape else all_targets(train[1])
+    try:
+        parts = partitioner.split(labels, seed)
+    except DataError as error:
+        raise DataError(f"client {client.name!r}: {error}") from error
+    task = replace(task, name=client.task_name)
+    return [
+        replace(client, name=f"{client.name}-{i}", task=task, train=rows_of(train, rows))
+        for i, rows in enumerate(parts)
+    ]
+
+
+def _whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _class_labels(given: Labels | int, who: str) -> NDArray[Any]:
+    """One class label per row, or a DataError where there are none to go by."""
+    if isinstance(given, (int, np.integer)):
+        raise DataError(
+            f"{who} divides by class and needs a label per row; use Iid, Size or Linear"
+        )
+    labels = np.asarray(given)
+    labels = labels.astype(str) if labels.dtype.kind == "O" else labels
+    if labels.ndim != 1 or len(labels) == 0:
+        raise DataError(f"{who} needs one label per row, not an array of shape {labels.shape}")
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
+        raise DataError(f"{who} needs class labels, not real numbers; use Iid, Size or Linear")
+    return labels
+
+
+def _classes(labels: NDArray[Any], rng: np.random.Generator) -> Iterator[tuple[Any, Rows]]:
+    """Each class with its rows in random order."""
+    for label in np.unique(labels):
+        yield label, rng.permutation(np.flatnonzero(labels == label))

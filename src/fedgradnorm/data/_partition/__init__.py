@@ -1,1 +1,0 @@
-"""One data set dealt out among several clients."""

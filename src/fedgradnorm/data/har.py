@@ -1,0 +1,92 @@
+"""HAR: what 30 people do, from a smartphone's accelerometer and gyroscope.
+
+UCI *Human Activity Recognition Using Smartphones* (Anguita, Ghio, Oneto, Parra, Reyes-Ortiz, ESANN
+2013; CC BY 4.0), as ``har.npz``: ``x`` [10,299, 9, 128] (body acceleration, gyroscope and total
+acceleration, three axes each, at 50 Hz), ``y`` (6 classes), ``subject`` (1 .. 30). SHA-256 begins
+with 077d85352392.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm.data._arrays import client_from_arrays
+from fedgradnorm.data._files.formats.npz import read_arrays
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._pooled import How, scaled
+from fedgradnorm.data._source import Source
+from fedgradnorm.tasks._making import classification
+
+__all__ = ["FILE", "LABELS", "clients"]
+
+FILE = "har.npz"
+"""What the file is called."""
+LABELS = ("walking", "upstairs", "downstairs", "sitting", "standing", "lying")
+"""The activities; a label is a place in this tuple."""
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    people: Sequence[int] | None = None,
+    rows: int | None = None,
+    test_share: float = 0.25,
+    validation_share: float = 0.0,
+    scaling: How = "pooled",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Client]:
+    """A client a person, ``person-1`` to ``person-30``: one of six activities from 9 x 128 numbers.
+
+    Windows of a recording overlap by half, so a random split is optimistic; a person's rows are
+    split by ``seed``, the same with any others. ``rows`` keeps so many of the training rows.
+
+    Args:
+        source: the file ``har.npz``. In a config: path.
+        people: some of them, by number from 1 to 30; None is all.
+        rows: training rows of each person, drawn by the seed; None is all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        scaling: of the inputs by channel: "pooled" learns mean and deviation on everybody's
+            training rows, "own" on each client's, "none" changes nothing.
+        seed: decides which rows go where; the run's own unless given.
+        progress: called with (done, total) now and then; not for configs.
+    """
+    del progress  # it takes no time
+    path = find_data(source, (FILE,), "har")
+    arrays = read_arrays(path, ["x", "y", "subject"])
+    x, y, who = arrays["x"], arrays["y"], arrays["subject"]
+    fits = x.shape[1:] == (9, 128) and x.dtype.kind == "f" and y.shape == who.shape == x.shape[:1]
+    if not fits or not len(x) or not np.isin(y, range(6)).all():
+        raise DataError(f"{path}: not the arrays of HAR; use the file that its page describes")
+    known = np.unique(who).tolist()
+    chosen = known if people is None else people
+    if not isinstance(chosen, list | tuple | range) or not chosen or set(chosen) - set(known):
+        raise ConfigError(f"people must be a list of numbers from {known[0]} to {known[-1]}")
+    task, made = classification(6, name="activity"), []
+    for person in dict.fromkeys(chosen):
+        own = who == person
+        loaded = client_from_arrays(
+            f"person-{person}", task, (x[own].astype(np.float32), y[own].astype(np.int64)),
+            test_share=test_share, validation_share=validation_share, seed=seed,
+        )  # fmt: skip
+        client = replace(loaded.client, labels=LABELS)
+        made.append(client if rows is None else _fewer(client, rows, [seed, int(person)]))
+    return scaled(made, scaling)
+
+
+def _fewer(client: Client, rows: int, seed: list[int]) -> Client:
+    """The client with so many of its training rows."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ConfigError(f"har: rows must be a whole number of at least 1, not {rows!r}")
+    x, y = client.train
+    at = np.sort(np.random.default_rng(seed).permutation(len(x))[:rows])
+    return replace(client, train=(x[at], y[at]))
+
+
+Source("har", clients, "smartphone activity: 30 people", ("path",)).register()
