@@ -20,7 +20,7 @@ from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._methods import METHODS
 from fedgradnorm._registry import Registry
-from fedgradnorm._report.page.html_page import make_page
+from fedgradnorm._report.page import make_page
 from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm.data._source import SOURCES

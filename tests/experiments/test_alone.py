@@ -18,7 +18,8 @@ from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit
 from experiments.small_config import small_config
 from experiments.test_stopping import clients, losses
-from fedgradnorm._report.page.provenance import runs_table
+from fedgradnorm._report.grid import to_csv
+from fedgradnorm._report.page import runs_grid
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.display import live_display
@@ -206,7 +207,7 @@ def test_terminal_log_and_page_say_what_was_chosen(tmp_path: Path) -> None:
     assert f"(alone): round {ROUNDS}/{ROUNDS}" in text.getvalue()
     assert text.getvalue().splitlines()[-1].endswith(words)
     assert (tmp_path / "run" / "log.txt").read_text().count(words) == 1
-    assert words in runs_table([read_run(tmp_path / "run")])
+    assert words in to_csv(runs_grid([read_run(tmp_path / "run")]))
 
 
 @pytest.mark.parametrize(
