@@ -228,13 +228,13 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     from fedgradnorm._report.frame import read_report
     from fedgradnorm._report.grid import to_terminal, write_grids
     from fedgradnorm._report.headline import headline
-    from fedgradnorm._report.page import page_at
+    from fedgradnorm._report.page import write_page
     from fedgradnorm._report.tables import all_grids, shown_grids
 
     report = read_report(places, baseline)
     if report.frame.empty:
         raise RunFolderError("nothing to compare: no run there holds an evaluation")
-    page = page_at(places, out / REPORT, report)
+    page = write_page(places, out / REPORT, report=report)
     many = [] if page.crowd is None else [page.crowd]
     for grid in (*many, *shown_grids(report)):
         say(to_terminal(grid))

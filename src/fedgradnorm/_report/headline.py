@@ -130,7 +130,7 @@ def _no_winner(found: pd.DataFrame, counts: pd.DataFrame) -> str:
         top = known.sort_values("p", kind="stable").iloc[0]
         parts.append(f"closest is {top.variant}: {effect_text(top)}")
     if len(worse):
-        named = [f"{name} on {row.losses}" for name, row in worse.head(NAMED).iterrows()]
+        named = [f"{name} on {row.losses:.0f}" for name, row in worse.head(NAMED).iterrows()]
         parts.append(f"significantly worse: {listed(named)}")
     return f"{'; '.join(parts)}."
 

@@ -58,15 +58,11 @@ class Page:
     crowd: Grid | None = None
 
 
-def write_page(places: Sequence[Path], path: str | Path, refresh: int = 0) -> Page:
+def write_page(
+    places: Sequence[Path], path: str | Path, refresh: int = 0, report: Report | None = None
+) -> Page:
     """Write the page on the runs at ``places``; an open page reloads every ``refresh`` seconds."""
-    return page_at(places, path, read_report(places), refresh)
-
-
-def page_at(places: Sequence[Path], path: str | Path, report: Report, refresh: int = 0) -> Page:
-    """Write the page of this report on the runs at ``places``."""
-    measured, problems = gains.read_measured(places)
-    made = page_of(replace(report, notes=[*report.notes, *problems]), measured, refresh)
+    made = make_page(places, refresh, report)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +70,13 @@ def page_at(places: Sequence[Path], path: str | Path, report: Report, refresh: i
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return made
+
+
+def make_page(places: Sequence[Path], refresh: int = 0, report: Report | None = None) -> Page:
+    """The page on the runs at ``places``, whatever state they are in, with what `benefit` wrote."""
+    report = report or read_report(places)
+    measured, problems = gains.read_measured(places)
+    return page_of(replace(report, notes=(*report.notes, *problems)), measured, refresh)
 
 
 def page_of(report: Report, measured: gains.Measured | None = None, refresh: int = 0) -> Page:
@@ -94,7 +97,7 @@ def page_of(report: Report, measured: gains.Measured | None = None, refresh: int
     conflict, deepest = maps(report)
     looked = table.looks
     script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
-    html = _environment().get_template("page.html.j2").render(
+    html = _environment().get_template("page.html").render(
         refresh=refresh,
         policy=_policy(script),
         title=_title(report.runs),
