@@ -46,7 +46,7 @@ def cells(grid, **wanted):
 
 def test_losses_effects_and_gains_by_hand():
     report = report_of(three())
-    frame = report.frame.set_index(["variant", "task", "seed"])
+    frame = report.frame.set_index(["variant", "task", "seed"]).sort_index()
     ours, theirs = (frame.loc[m, "gender"] for m in ("fedgradnorm", "fedrep"))
     row = cells(tasks_grid(report), task="gender", method="fedgradnorm")
     low, high = scipy.stats.t.interval(0.95, 2, ours.loss.mean(), scipy.stats.sem(ours.loss))
@@ -65,7 +65,7 @@ def test_losses_effects_and_gains_by_hand():
     assert line["seconds"].text == "2.0"
     base = cells(methods_grid(report), method="fedrep", **{"measured on": "held-out metric"})
     assert base["Δm against fedrep"].text == "-"
-    assert ours.reached.mean() < 4
+    assert ours.reached.mean() <= 4
 
 
 def test_every_table_of_tasks_shows_the_constant_baseline():
@@ -112,7 +112,7 @@ def test_a_sweep_is_shown_side_by_side_and_compared_at_the_same_point(tmp_path):
 
 def test_unfinished_runs_count_only_where_there_are_no_others():
     stopped = run("fedgradnorm", 1, finished=False)
-    del stopped.rows[12:]
+    del stopped.rows[10:]
     report = report_of([run("fedrep"), run("fedrep", 1), run("fedgradnorm"), stopped])
     assert list(report.groups["fedgradnorm"].seeds) == [0]
     notes = " ".join(report.notes)
@@ -199,16 +199,14 @@ def test_a_variant_next_to_a_sweep_leaves_the_sweep_as_it_is():
 
 def test_many_methods_are_ranked_by_their_gain():
     broken = [run("ditto", s) for s in (0, 1)]
-    for row in (row for one in broken for row in one.rows[-4:]):
+    for row in (row for one in broken for row in one.rows[-6:]):
         row["loss"] = math.nan
     report = report_of([*many(10), *broken])
     grid = methods_grid(report)
     for group, order in zip(grid.groups, report.ranking.values(), strict=True):
         assert [row[0].text for row in group] == order
-    deltas = [row[2].numbers.get("", 0.0) for row in grid.groups[1]]
-    assert [d for d in deltas if not math.isnan(d)] == sorted(
-        (d for d in deltas if not math.isnan(d)), reverse=True
-    )
+    deltas = [row[2].numbers.get("", 0.0) for row in grid.groups[1][:-1]]
+    assert deltas == sorted(deltas, reverse=True)
     assert report.ranking["loss"][-1] == "ditto"
     assert "server sees" in grid.columns
     few = methods_grid(report_of(many(4)))
@@ -265,7 +263,7 @@ def test_names_are_text_in_every_form(nasty):
     console.print(to_terminal(nasty))
     assert NASTY in console.file.getvalue()
     rows = list(csv.DictReader(io.StringIO(to_csv(nasty))))
-    assert rows[0] == {"name": NASTY, "value": "1.0", "value_low": "0.9", "value_high": "1.1"}
+    assert rows[0] == {"name": NASTY, "value": "1", "value_low": "0.9", "value_high": "1.1"}
     lines = to_markdown(nasty).splitlines()
     assert lines[4].startswith(r"| a\|b &amp; 100% $x\_1$ {y} \~^\\ &lt;b&gt;\[i\]\*# |")
     assert lines[4].endswith("| **1.0 ± 0.1** |")

@@ -88,6 +88,12 @@ def test_one_method_is_compared_with_the_constant_baseline():
     assert text == "fedrep beats the constant baseline on 1 of 3 tasks."
 
 
+def test_a_winner_that_does_not_beat_the_constant_baseline_is_told():
+    text = of({"fedrep": 0.0, "fedgradnorm": {"a": 0.3, "b": 0.2, "c": 0.2}}, constant=0.62)
+    assert text.startswith("fedgradnorm beats fedrep on all 3 tasks")
+    assert text.endswith(" It does not beat the constant baseline on b and c.")
+
+
 def test_what_it_rests_on():
     runs = [run(m, s, 0.1 * i, CLIENTS) for i, m in enumerate(("fedrep", "rlw", "uw"))
             for s in range(3 if m == "fedrep" else 2)]  # fmt: skip

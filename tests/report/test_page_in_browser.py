@@ -283,8 +283,13 @@ def test_fits_the_screen_in_both_schemes(browser, page_file, tmp_path, size, sch
             " && e.getBoundingClientRect().height < 23.5).map(e => e.textContent)"
         )
         assert small == []
-        first = page.locator("#tasks-table tbody tr").first.inner_text()
-        assert not phone or ("training loss:" in first.replace("\n", "") and "%loss" not in first)
+        labels = (
+            page.locator("#tasks-table tbody tr")
+            .first.locator("td.num:visible")
+            .evaluate_all("e => e.map(x => getComputedStyle(x, '::before').content)")
+        )
+        assert not phone or '"training loss: "' in [text.replace('" "', "") for text in labels]
+        assert phone or set(labels) == {"none"}
     with Image.open(tmp_path / "page.png") as picture:
         assert picture.width == size[0]
         corner = picture.convert("L").getpixel((2, 2))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
@@ -243,4 +244,4 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
     say(f"page:    {out / REPORT} (opens in any browser, works offline)")
-    say(headline(report.frame))
+    say(Text(headline(report.frame)))

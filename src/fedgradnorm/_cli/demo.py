@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from fedgradnorm._cli.output import data_bar, resumable, say
 from fedgradnorm._cli.training_commands import show_runs
@@ -54,7 +55,7 @@ def demo(
     show_runs(folders, folder / "demo.png")
     page = write_page(folders, folder / REPORT)
     say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")
-    say(headline(page.report.frame))
+    say(Text(headline(page.report.frame)))
 
 
 @contextmanager

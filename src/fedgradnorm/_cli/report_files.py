@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from fedgradnorm._cli.output import say
 from fedgradnorm._runs.layout import MANIFEST, METRICS, SPREAD
 
@@ -32,7 +34,7 @@ def show_page(places: Sequence[Path], path: Path, refresh: int = 0) -> None:
         say(to_terminal(tasks_grid(page.report)))
     for line in page.report.notes:
         say(line)
-    say(headline(page.report.frame))
+    say(Text(headline(page.report.frame)))
     say(f"page: {path}")
 
 

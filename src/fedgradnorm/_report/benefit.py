@@ -151,7 +151,9 @@ def variant_benefits(report: Report, measured: Measured) -> list[VariantBenefit]
         )
         if found is not None:
             bases[names[id(one)]] = names[id(found)]
-    gains = effects(frame.assign(solo=frame.variant.map(bases).fillna("")), "score", "solo")
+    gains = effects(
+        frame.assign(solo=[bases.get(name, "") for name in frame.variant]), "score", "solo"
+    )
     made = []
     for name, base in bases.items():
         mine = gains[gains.variant == name]

@@ -116,7 +116,8 @@ class Report:
         return {measure: self._ranked(measure) for measure in MEASURES}
 
     def _ranked(self, measure: str) -> list[str]:
-        means = self.gains[measure, "base"].groupby("variant").gain.mean()
+        gains = self.gains[measure, "base"].groupby("variant").gain
+        means = gains.agg(lambda values: values.mean(skipna=False))  # a diverged task counts
         zero = {name: 0.0 for name, one in self.groups.items() if one.method == self.baseline}
         known = {**zero, **means.dropna().to_dict()}
         return sorted(self.variants, key=lambda name: -known.get(name, -math.inf))

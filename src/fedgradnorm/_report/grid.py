@@ -85,12 +85,12 @@ class Grid:
         return names
 
     def csv_cells(self, row: Sequence[Cell], column: int) -> list[str]:
-        """What stands in these CSV columns: numbers with all their digits, or the text."""
+        """What stands in these CSV columns: numbers with twelve digits, or the text."""
         suffixes = dict.fromkeys(s for other in self.rows for s in other[column].numbers)
         if not suffixes:
             return [spreadsheet_text(row[column].text)]
         values = [row[column].numbers.get(suffix, math.nan) for suffix in suffixes]
-        return ["" if math.isnan(value) else repr(float(value)) for value in values]
+        return ["" if math.isnan(value) else f"{value:.12g}" for value in values]
 
 
 def spreadsheet_text(text: str) -> str:
@@ -140,7 +140,7 @@ def _texts(group: Sequence[Sequence[Cell]], number: int) -> list[Text]:
 
 
 def to_csv(grid: Grid) -> str:
-    """Numbers with all their digits, one column for each; texts where a column has no numbers."""
+    """Numbers with twelve digits, one column for each; texts where a column has no numbers."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([name for names in grid.csv_columns for name in names])

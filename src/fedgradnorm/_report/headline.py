@@ -24,7 +24,8 @@ def headline(frame: pd.DataFrame) -> str:
     """The result in one sentence: which variant beats its baseline on which tasks, by how much.
 
     The variant named is the one that is significantly better on the most tasks; among equals, the
-    one with the largest mean effect. ``frame`` is that of a ``Report``.
+    one with the largest mean effect. Tasks on which it does not even beat the constant baseline are
+    named. ``frame`` is that of a ``Report``.
     """
     frame = frame[frame.main.astype(bool)]
     if frame.empty:
@@ -43,9 +44,8 @@ def headline(frame: pd.DataFrame) -> str:
         )
     if found.point.nunique() > 1:
         return _sweep(found)
-    if found.seeds.max() < 2:
-        return _one_seed(found)
-    return _best(found)
+    name, text = _one_seed(found) if found.seeds.max() < 2 else _best(found)
+    return text + _below_constant(frame, name)
 
 
 def basis(frame: pd.DataFrame) -> str:
@@ -98,10 +98,11 @@ def effect_text(row: pd.Series, *, p: bool = True) -> str:
     return f"{text} (p {'< .001' if row.p < 0.001 else f'= {row.p:.3f}'.replace('0.', '.', 1)})"
 
 
-def _best(found: pd.DataFrame) -> str:
+def _best(found: pd.DataFrame) -> tuple[str, str]:
+    """The variant with the most wins, and the sentence about it."""
     counts = tally(found)
     if not counts.wins.any():
-        return _no_winner(found, counts)
+        return "", _no_winner(found, counts)
     name = str(counts.index[0])
     mine = found[found.variant == name]
     won = mine[(mine.p < LEVEL) & (mine.effect > 0)]
@@ -114,7 +115,7 @@ def _best(found: pd.DataFrame) -> str:
     if len(same):
         which = listed(list(same.task)) if len(same) <= NAMED else count(len(same), "task")
         parts.append(f"not distinguishable from it on {which}")
-    return f"{'; '.join(parts)}."
+    return name, f"{'; '.join(parts)}."
 
 
 def _no_winner(found: pd.DataFrame, counts: pd.DataFrame) -> str:
@@ -135,16 +136,28 @@ def _no_winner(found: pd.DataFrame, counts: pd.DataFrame) -> str:
     return f"{'; '.join(parts)}."
 
 
-def _one_seed(found: pd.DataFrame) -> str:
+def _one_seed(found: pd.DataFrame) -> tuple[str, str]:
     counts = tally(found).sort_values(["ahead", "mean"], ascending=False, kind="stable")
     name = str(counts.index[0])
     mine = found[found.variant == name]
     ahead, base = mine[mine.effect > 0], mine.base.iloc[0]
     start = f"One seed cannot tell methods apart; train at least {ENOUGH} seeds. In this one"
     if ahead.empty:
-        return f"{start}, no method is ahead of {base} on any task."
+        return "", f"{start}, no method is ahead of {base} on any task."
     where = _tasks(len(ahead), len(mine))
-    return f"{start}, {name} is ahead of {base} on {where}: {_named(ahead, p=False)}."
+    return name, f"{start}, {name} is ahead of {base} on {where}: {_named(ahead, p=False)}."
+
+
+def _below_constant(frame: pd.DataFrame, name: str) -> str:
+    """The tasks on which the variant does not beat the constant baseline, where that is known."""
+    mine = frame[(frame.variant == name) & frame.constant.notna()]
+    means = mine.groupby("task", sort=False)[["score", "constant", "higher"]].mean()
+    sign = means.higher.where(means.higher > 0, -1.0)
+    poor = list(means.index[sign * (means.score - means.constant) <= 0])
+    if not poor:
+        return ""
+    which = listed(poor) if len(poor) <= NAMED else f"{len(poor)} of {len(means)} tasks"
+    return f" It does not beat the constant baseline on {which}."
 
 
 def _sweep(found: pd.DataFrame) -> str:

@@ -25,7 +25,8 @@ def fitted(table: Table, width: int) -> list[Table]:
     columns = table.columns
     numbers = [column.justify == "right" for column in columns]
     widths = [_width(column) for column in columns]
-    if not any(numbers) or sum(widths) + GAP * len(widths) <= width:
+    titles = [max(map(cell_len, _lines(column.header))) for column in columns]
+    if not any(numbers) or sum(map(max, widths, titles)) + GAP * len(widths) <= width:
         return [table]
     labels = range(numbers.index(True))
     for place in labels:
@@ -54,12 +55,8 @@ def _part(
         pad_edge=table.pad_edge, caption=table.caption if last else None, caption_justify="left",
     )  # fmt: skip
     for place in places:
-        column = table.columns[place]
-        right = column.justify == "right"
-        part.add_column(
-            column.header, justify=column.justify, min_width=widths[place],
-            max_width=None if right else widths[place],
-        )  # fmt: skip
+        column, size = table.columns[place], widths[place]
+        part.add_column(column.header, justify=column.justify, min_width=size, max_width=size)
     cells = [list(table.columns[place].cells) for place in places]
     for at, row in enumerate(table.rows):
         part.add_row(*(column[at] for column in cells), end_section=row.end_section)
