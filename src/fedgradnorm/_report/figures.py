@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._extras import needed
 from fedgradnorm._report.benefit import ENDS, Gains
 from fedgradnorm._report.colours import COLOURS, STROKES, TASKS, Look, looks
 from fedgradnorm._report.curves import Band, Curves, curves_of
@@ -100,7 +101,7 @@ def _curves(
         else:
             label = f"{len(others)} other{'s' * (len(others) > 1)}" if name == others[0] else "_"
             axes.plot(found.epoch, found.mean, color=FAINT, linewidth=0.9, zorder=1, label=label)
-    values = [v for name in named if bands[name] is not None for v in bands[name].mean]  # type: ignore[union-attr]
+    values = [v for name in named if (found := bands[name]) is not None for v in found.mean]
     values += [found.mean[-1] for found in bands.values() if found is not None]
     values = [value for value in values if math.isfinite(value)]
     _dress(axes)
@@ -360,12 +361,10 @@ def benefit_figure(found: Sequence[Gains], path: str | Path) -> Path:
 
 def _figure(width: float, height: float) -> Any:
     """A figure that needs no global state of matplotlib's, with the fonts that the machine has."""
-    try:
+    with needed("report", "a figure"):
         from matplotlib import font_manager, rcParams
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'fedgradnorm[report]'") from error
     there = {font.name for font in font_manager.fontManager.ttflist}
     wide = [
         name for name in ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Emoji") if name in there

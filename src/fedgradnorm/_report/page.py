@@ -22,6 +22,7 @@ from typing import Any
 from fedgradnorm._benefit.benefit import MANY as MANY_CLIENTS
 from fedgradnorm._benefit.client_gain import GAINS, LOSES, UNCLEAR, ClientGain
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._extras import needed
 from fedgradnorm._report import benefit as gains
 from fedgradnorm._report.colours import COLOURS, ON_DARK, STROKES, Look, looks
 from fedgradnorm._report.curves import curves_of
@@ -138,10 +139,8 @@ def page_of(report: Report, measured: gains.Measured | None = None, refresh: int
 
 @cache
 def _environment() -> Any:
-    try:
+    with needed("report", "the page"):
         import jinja2
-    except ImportError as error:
-        raise ConfigError("the page needs jinja2: pip install 'fedgradnorm[report]'") from error
     return jinja2.Environment(
         loader=jinja2.PackageLoader("fedgradnorm._report"), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
@@ -471,10 +470,8 @@ def _file(name: str) -> str:
 @cache
 def _plotly() -> tuple[str, str]:
     """plotly.js, compressed for the page, and the hash by which the browser knows it."""
-    try:
+    with needed("report", "the page"):
         from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError("the page needs plotly: pip install 'fedgradnorm[report]'") from error
     code = get_plotlyjs().encode()
     return base64.b64encode(gzip.compress(code, mtime=0)).decode(), _hash(code)
 

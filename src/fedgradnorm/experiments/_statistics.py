@@ -14,19 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._extras import needed
 
 LEVEL = 0.05
 """A difference is significant if its corrected p-value is below this."""
 
 
 def _scipy_stats() -> Any:
-    try:
+    with needed("report", "an interval or a test over seeds"):
         from scipy import stats
-    except ImportError as error:
-        raise ConfigError(
-            "intervals and tests over seeds need scipy: pip install 'fedgradnorm[report]'"
-        ) from error
     return stats
 
 
