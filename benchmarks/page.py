@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgradnorm._report.page.html_page import write_page
+from fedgradnorm._report.page import write_page
 from fedgradnorm._runs.history import History
 
 METHODS = {

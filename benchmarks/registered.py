@@ -184,7 +184,7 @@ def medians(repeats: Sequence[list[record.Row]]) -> list[record.Row]:
 def draw(rows: Sequence[record.Row], path: Path) -> None:
     """Two panels over the number of registered clients: a round, and memory."""
     from fedgradnorm._report.colours import COLOURS
-    from fedgradnorm._report.figures.curves import save
+    from fedgradnorm._report.figures import save
 
     drawing, left, right = points.panels()
     count = [row["registered"] for row in rows]

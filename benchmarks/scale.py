@@ -40,7 +40,7 @@ def point(clients: int, repeats: int) -> record.Row:
 def draw(rows: Sequence[record.Row], path: Path) -> None:
     """Two panels over the number of clients: seconds of a round, and peak memory."""
     from fedgradnorm._report.colours import COLOURS
-    from fedgradnorm._report.figures.curves import log_scale, save
+    from fedgradnorm._report.figures import log_scale, save
 
     drawing, left, right = points.panels()
     clients = [row["clients"] for row in rows]

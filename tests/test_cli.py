@@ -320,13 +320,11 @@ def test_data_commands(tmp_path, config):
     assert (
         cli("data", "generate", "faces", "-o", tmp_path / "f.npz", "--samples", 20).exit_code == 0
     )
-    shown = cli("data", "show", "faces", "samples=100", "test_samples=20", "-o", tmp_path / "f.png")
+    shown = cli("data", "show", "faces", "samples=100", "test_samples=20")
     assert shown.exit_code == 0, shown.output
     assert "landmark" in shown.stdout
-    assert (tmp_path / "f.png").exists()
-    own = cli("data", "show", config, "-o", tmp_path / "none.png")
+    own = cli("data", "show", config)
     assert own.exit_code == 0
-    assert "no contact sheet" in own.stdout
     assert "2 classes" in own.stdout
 
 

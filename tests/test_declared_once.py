@@ -20,7 +20,7 @@ from experiments.small_config import small_config
 from fedgradnorm._cli import app
 from fedgradnorm._methods import METHODS
 from fedgradnorm._registry import Registry
-from fedgradnorm._report.page.html_page import make_page
+from fedgradnorm._report.page import make_page
 from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm.data._source import SOURCES
@@ -166,8 +166,8 @@ def test_each_is_used_from_a_config_a_table_and_the_page(config: Path, tmp_path:
     stored = (tmp_path / "runs" / "own" / "config.toml").read_text()
     assert "imports = [" in stored
     page = make_page([tmp_path / "runs"])
-    assert {"rooted", "fedrep"} == {row.method for row in page.rows}
-    assert {row.metric for row in page.rows} >= {"close"}
+    assert {"rooted", "fedrep"} == set(page.report.frame.method)
+    assert "close" in set(page.report.frame.metric)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page.html, re.DOTALL)[1])
     assert {panel["view"] for panel in data["sections"]["more"]} == {"force"}
     assert "force: weight x gradient norm." in page.html

@@ -243,7 +243,7 @@ def test_a_benefit_counts_labels_that_are_right() -> None:
 
 
 def test_the_table_of_clients_says_what_their_targets_are() -> None:
-    from fedgradnorm._report.tables.summaries import clients_table
+    from fedgradnorm._report.tables import clients_table
 
     columns = [[str(cell) for cell in column.cells] for column in clients_table(clients()).columns]
     shown = {row[0]: (row[1], row[-1]) for row in zip(*columns, strict=True)}
@@ -255,7 +255,7 @@ def test_the_table_of_clients_says_what_their_targets_are() -> None:
     assert shown["binary"][1] == f"0 {100 - share:.1f}%, 1 {share:.1f}%"
 
 
-def test_runs_with_other_class_weights_are_not_seeds_of_one_arm(tmp_path) -> None:
+def test_runs_with_other_class_weights_are_not_seeds_of_one_variant(tmp_path) -> None:
     from fedgradnorm._stored.groups import group
     from fedgradnorm._stored.reader import collect
 

@@ -42,10 +42,9 @@ def cli(*words):
         ("beijing", ["rows=80", 'tasks=["co","rain"]'], ["Dongsi", "Shunyi", "dry", "64", "16"]),
     ],
 )
-def test_show_lists_the_clients(name, options, said, tmp_path):
-    shown = cli("data", "show", name, *options, "--out", tmp_path / "none.png")
+def test_show_lists_the_clients(name, options, said):
+    shown = cli("data", "show", name, *options)
     assert shown.exit_code == 0, shown.output
-    assert "no contact sheet: the rows are no pictures" in shown.stdout
     assert [word for word in said if word not in shown.stdout] == []
     assert "school-2" not in shown.stdout
 

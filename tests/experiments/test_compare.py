@@ -1,6 +1,5 @@
 """Comparisons: ordinary run folders, reused, resumed, and summed up over seeds."""
 
-import math
 import os
 import signal
 import subprocess
@@ -13,18 +12,16 @@ import scipy.stats
 
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, DataError, RunFolderError, TrainingError
-from fedgradnorm._report.record import records_of
-from fedgradnorm._report.tables.summaries import loss, metric, task_rows
+from fedgradnorm._report.frame import read_report
 from fedgradnorm._runs.averaged import averaged_weights
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import collect, read_run
-from fedgradnorm._stored.summary import estimate, t_quantile
 from fedgradnorm.experiments import _compare as module
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute, load_data, new_folder, resume_config
+from fedgradnorm.experiments._statistics import estimate
 
 METHODS = ["fedrep", "fedgradnorm"]
 
@@ -275,13 +272,12 @@ def test_what_was_logged_about_the_data_is_in_the_run(tmp_path):
 
 def test_rows_and_intervals(config):
     folders = compare(config, METHODS, 3)
-    rows = task_rows(records_of(group(collect(folders)[0])[0]))
-    assert [(row.task, row.method) for row in rows] == [
-        ("class", "fedrep"), ("class", "fedgradnorm"), ("value", "fedrep"), ("value", "fedgradnorm")
-    ]  # fmt: skip
-    assert all(row.seeds == 3 and row.split == "test" for row in rows)
-    assert rows[0].metric == "accuracy"
-    assert rows[2].metric == "mae"
+    frame = read_report(folders).frame
+    assert list(dict.fromkeys(frame.variant)) == ["fedrep", "fedgradnorm"]
+    assert (frame.groupby(["variant", "task"]).seed.nunique() == 3).all()
+    assert set(frame.split) == {"test"}
+    metrics = frame.drop_duplicates("task").set_index("task").metric.to_dict()
+    assert metrics == {"class": "accuracy", "value": "mae"}
     values = [load(folder).summary().loc["value"] for folder in folders[:3]]
     expected = scipy.stats.t.interval(
         0.95,
@@ -289,11 +285,10 @@ def test_rows_and_intervals(config):
         sum(v.last_loss for v in values) / 3,
         scipy.stats.sem([v.last_loss for v in values]),
     )
-    last = rows[2].last_loss
-    assert (last.mean - last.half, last.mean + last.half) == pytest.approx(expected, rel=1e-4)
-    assert rows[2].value.mean == pytest.approx(sum(v.mae for v in values) / 3)
-    assert "±" in loss(last)
-    assert metric(rows[0]).endswith("%")
+    mine = frame[(frame.variant == "fedrep") & (frame.task == "value")]
+    last = estimate(list(mine.loss))
+    assert (last.low, last.high) == pytest.approx(expected)
+    assert mine.score.mean() == pytest.approx(sum(v.mae for v in values) / 3)
 
 
 def test_records_of_folders_and_of_runs_agree(config, tmp_path):
@@ -307,9 +302,3 @@ def test_records_of_folders_and_of_runs_agree(config, tmp_path):
     assert collect([tmp_path / "saved"])[0][0].method == "GradNorm absolute"
     with pytest.raises(RunFolderError, match=r"no run\.json"):
         collect([tmp_path / "runs"])
-
-
-def test_student_t():
-    for freedom in (1, 2, 5, 10, 11, 20, 100):
-        assert t_quantile(freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=2e-4)
-    assert math.isnan(estimate([1.0]).half)

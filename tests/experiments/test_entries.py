@@ -4,7 +4,7 @@ import pytest
 
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm._report.frame import read_report
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._entries import split_entries
@@ -25,8 +25,7 @@ def test_settings_after_a_method_make_a_variant_of_it(tmp_path):
     assert (plain.weighting["lr"], plain.settings.head_steps, plain.own) == (0.004, 1, {})
     named[1] = "fedgradnorm local.head_steps=2 weighting.lr=0.5"
     assert compare(config, named) == folders, "the order of settings makes no other run"
-    arms = read_comparison([folders[0].parent]).arms
-    assert [arm.label for arm in arms] == [
+    assert read_report([folders[0].parent]).variants == [
         "fedrep", "fedgradnorm", "fedgradnorm local.head_steps=2 weighting.lr=0.5",
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._report.page.provenance import made_when
+from fedgradnorm._report.page import made_when
 from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.describe import git_commit
 

@@ -8,10 +8,10 @@ import pytest
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import METHODS
-from fedgradnorm._report.comparison import read_comparison
-from fedgradnorm._report.figures.comparison_figures import draw
+from fedgradnorm._report.figures import draw
+from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import write_grids
-from fedgradnorm._report.tables.comparison_grids import all_grids
+from fedgradnorm._report.tables import all_grids
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
@@ -115,12 +115,12 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     config = load_experiment(name, words)
     folders = compare(config, seeds=1, folder=tmp_path)
     assert all(read_manifest(folder)["finished"] for folder in folders)
-    comparison = read_comparison([tmp_path], config.compare.baseline)
-    assert not comparison.notes
-    assert bool(comparison.points) == bool(config.sweep)
-    assert comparison.synthetic
-    assert all(path.stat().st_size for path in draw(comparison, tmp_path / "figures"))
-    assert write_grids(all_grids(comparison), tmp_path / "tables")
+    report = read_report([tmp_path], config.compare.baseline)
+    assert not report.notes
+    assert bool(report.points) == bool(config.sweep)
+    assert report.synthetic
+    assert all(path.stat().st_size for path in draw(report, tmp_path / "figures"))
+    assert write_grids(all_grids(report), tmp_path / "tables")
 
 
 def test_names():

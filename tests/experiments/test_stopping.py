@@ -25,7 +25,8 @@ from experiments.overfitting import (
     train,
 )
 from experiments.resuming import assert_equal_to_the_bit
-from fedgradnorm._report.page.provenance import runs_table
+from fedgradnorm._report.grid import to_csv
+from fedgradnorm._report.page import runs_grid
 from fedgradnorm._stored.groups import group
 from fedgradnorm._stored.reader import read_run
 from fedgradnorm._training.display import live_display
@@ -149,7 +150,7 @@ def test_the_terminal_the_log_and_the_page_say_what_was_kept(tmp_path: Path) -> 
     words = f"stopped early at round {kept['last_round']}, kept round {kept['round']}"
     assert text.getvalue().splitlines()[-1].endswith(words)
     assert words in (tmp_path / "run" / "log.txt").read_text()
-    page = runs_table([read_run(tmp_path / "run")])
+    page = to_csv(runs_grid([read_run(tmp_path / "run")]))
     assert f"finished, round {kept['last_round']} of {ROUNDS}, {words}" in page
 
 

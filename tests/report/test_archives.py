@@ -7,6 +7,7 @@ import math
 import re
 import tarfile
 import tomllib
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,12 @@ import scipy.stats
 from typer.testing import CliRunner
 
 from fedgradnorm._cli.app import app
-from fedgradnorm._report.arms import LOSS, SCORE
-from fedgradnorm._report.comparison import comparison_of
-from fedgradnorm._report.figures import curves as figures
-from fedgradnorm._report.figures.curves import figure
+from fedgradnorm._report import figures
+from fedgradnorm._report.figures import curves_figure
+from fedgradnorm._report.frame import report_of
 from fedgradnorm._report.grid import to_csv
-from fedgradnorm._report.page.html_page import page_of
-from fedgradnorm._report.record import records_of
-from fedgradnorm._report.tables.comparison_grids import all_grids, tasks_grid
-from fedgradnorm._report.tables.summaries import task_rows
-from fedgradnorm._stored.groups import group
+from fedgradnorm._report.page import page_of
+from fedgradnorm._report.tables import all_grids, tasks_grid
 from fedgradnorm._stored.reader import collect
 from fedgradnorm.experiments._entries import own_name
 from fedgradnorm.experiments._sweep import point_name
@@ -68,27 +65,34 @@ def close(value: float) -> object:
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-def check(found: dict[tuple[str, str], tuple], truth: pd.DataFrame) -> None:
-    """(label, task) -> seeds, loss, its half width, score: all of the truth, and nothing beside."""
+def check_frame(report, truth: pd.DataFrame) -> None:
+    """The table that everything is made from."""
+    keys = ["variant", "seed", "task"]
+    found = report.frame.set_index(keys)[["loss", "score", "weight", "metric"]].sort_index()
+    wanted = truth.rename(columns={"label": "variant"}).set_index(keys).sort_index()
+    pd.testing.assert_frame_equal(found, wanted[found.columns], rtol=1e-12)
+
+
+def check_tasks(report, truth: pd.DataFrame) -> None:
+    """The table of tasks: means and intervals over seeds."""
+    grid = tasks_grid(report)
     groups = truth.groupby(["label", "task"])
-    assert set(found) == set(groups.groups)
+    rows = {(row[1].text, row[0].text): row for row in grid.rows}
+    assert set(rows) == set(groups.groups)
     for key, mine in groups:
-        seeds, loss, spread, score = found[key]
-        assert seeds == len(mine)
-        assert loss == close(mine.loss.mean())
-        assert spread == pytest.approx(half(mine.loss), rel=3e-4)
-        assert score == close(mine.score.mean())
+        for column, values in (("training loss", mine.loss), ("held-out", mine.score)):
+            found = rows[key][grid.columns.index(column)]
+            factor = 100 if found.text.endswith("%") else 1
+            mean, spread = factor * values.mean(), factor * half(values)
+            assert found.numbers[""] == close(mean)
+            assert found.numbers["_n"] == len(values)
+            ends = found.numbers["_low"], found.numbers["_high"]
+            assert ends == pytest.approx((mean - spread, mean + spread), nan_ok=True)
 
 
-def check_rows(rows, truth: pd.DataFrame) -> None:
-    """The table of ``report``, on the terminal and on the page."""
-    numbers = ((r, (r.seeds, r.last_loss.mean, r.last_loss.half, r.value.mean)) for r in rows)
-    check({(row.method, row.task): found for row, found in numbers}, truth)
-
-
-def check_page(page, truth: pd.DataFrame) -> None:
-    check_rows(page.rows, truth)
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page.html, re.DOTALL)[1])
+def check_page(report, truth: pd.DataFrame) -> None:
+    html = page_of(report).html
+    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
     means = truth.groupby(["label", "task"]).loss.mean()
     drawn = {}
     for panel in data["sections"]["curves"]:
@@ -98,62 +102,53 @@ def check_page(page, truth: pd.DataFrame) -> None:
                 drawn[key] = series["y"][-1]
     assert set(drawn) == set(means.index)
     assert all(drawn[key] == pytest.approx(value, rel=1e-3) for key, value in means.items())
+    grid = tasks_grid(report)
+    assert all(escape(cell.text) in html for row in grid.rows for cell in row if cell.numbers)
 
 
-def check_figure(records, truth: pd.DataFrame, monkeypatch) -> None:
+def check_figure(report, truth: pd.DataFrame, monkeypatch) -> None:
     kept = []
-    monkeypatch.setattr(figures, "save", lambda drawing, path: kept.append(drawing) or path)
-    figure(records, "f.png")
+    monkeypatch.setattr(figures, "save", lambda drawing, path, *_: kept.append(drawing) or path)
+    curves_figure(report, "f.png")
     found = {
         (line.get_label(), axes.get_title()): line.get_ydata()[-1]
         for axes in kept[0].axes
-        if axes.get_title()
+        if axes.get_title() in report.tasks
         for line in axes.lines
+        if line.get_label() in report.variants
     }
     means = truth.groupby(["label", "task"]).loss.mean()
-    assert set(found) == set(means.index)
-    assert all(found[key] == close(value) for key, value in means.items())
+    assert set(found) == {key for key in means.index if key[0] in report.standouts()}
+    assert all(value == close(means[key]) for key, value in found.items())
 
 
-def check_comparison(comparison, truth: pd.DataFrame) -> None:
-    found = {}
-    for arm in comparison.arms:
-        for task in comparison.tasks:
-            samples = arm.tasks(task).values()
-            losses = pd.Series([LOSS.of(sample) for sample in samples])
-            score = float(np.mean([SCORE.of(sample) for sample in samples]))
-            found[arm.label, task] = len(losses), losses.mean(), half(losses), score
-    check(found, truth)
-    grid = tasks_grid(comparison)
-    method, task, loss = (grid.columns.index(c) for c in ("method", "task", "training loss"))
-    shown = {(row[method].text, row[task].text): row[loss].numbers[""] for row in grid.rows}
-    means = truth.groupby(["label", "task"]).loss.mean()
-    assert set(shown) == set(means.index)
-    assert all(shown[key] == close(value) for key, value in means.items())
-
-
-def check_tests(comparison, truth: pd.DataFrame) -> None:
-    """p-values are scipy's, of the same seeds, against the baseline at the same point."""
-    by_seed = truth.pivot(index=["label", "task"], columns="seed", values="loss").T
-    for arm in comparison.arms:
-        contest = comparison.against(arm, comparison.baseline)
-        if contest is None:
-            continue
-        base = next(
-            other.label
-            for other in comparison.arms
-            if other.method == comparison.baseline
-            and point_name(other.point) in ("", point_name(arm.point))
-        )
-        raw = np.array([
-            scipy.stats.ttest_rel(by_seed[arm.label, task], by_seed[base, task]).pvalue
-            for task in comparison.tasks
-        ])  # fmt: skip
-        order = raw.argsort()
-        holm = np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)).clip(max=1)
-        found = contest.p_values(LOSS)
-        shown = [found[comparison.tasks[i]] for i in order]
-        assert shown == pytest.approx(list(holm), rel=1e-5, abs=1e-12)
+def check_effects(report, truth: pd.DataFrame) -> None:
+    """Effects and p-values are pandas' and scipy's, against the baseline at the same point."""
+    points = {name: point_name(one.point) for name, one in report.groups.items()}
+    metrics = truth.drop_duplicates("task").set_index("task").metric
+    for measure in ("loss", "score"):
+        table = truth.pivot(index="seed", columns=["label", "task"], values=measure)
+        for variant, mine in report.effects[measure].groupby("variant"):
+            (base,) = set(mine.base)
+            assert report.groups[base].method == report.baseline
+            assert points[base] in ("", points[variant])
+            both = [pd.concat([table[variant, t], table[base, t]], axis=1).dropna().to_numpy().T
+                    for t in mine.task]  # fmt: skip
+            raw = np.array([scipy.stats.ttest_rel(*pair).pvalue for pair in both])
+            order = raw.argsort()
+            holm = np.maximum.accumulate(raw[order] * np.arange(len(raw), 0, -1)).clip(max=1)
+            known = ~np.isnan(raw[order])
+            shown = mine.p.to_numpy()[order]
+            assert shown[known] == pytest.approx(holm[known], rel=1e-6, abs=1e-12)
+            for row, (ours, theirs) in zip(mine.itertuples(), both, strict=True):
+                points_of = measure == "score" and metrics[row.task] == "accuracy"
+                change = 100 * (ours - theirs) if points_of else 100 * (theirs - ours) / theirs
+                ends = scipy.stats.t.interval(
+                    0.95, len(change) - 1, change.mean(), scipy.stats.sem(change)
+                )
+                assert row.effect == close(change.mean())
+                if change.std() > 0:
+                    assert (row.low, row.high) == pytest.approx(ends)
 
 
 @pytest.mark.slow
@@ -164,13 +159,13 @@ def test_every_way_shows_the_same(archive, tmp_path, monkeypatch):
     truth, (runs, nowhere) = recomputed(tmp_path), collect([tmp_path])
     assert len(truth)
     assert not nowhere
-    records, comparison = records_of(group(runs)[0]), comparison_of(runs)
-    check_rows(task_rows(records), truth)
-    check_page(page_of(runs), truth)
-    check_figure(records, truth, monkeypatch)
-    check_comparison(comparison, truth)
-    check_tests(comparison, truth)
-    for grid in all_grids(comparison):
+    report = report_of(runs)
+    check_frame(report, truth)
+    check_tasks(report, truth)
+    check_page(report, truth)
+    check_figure(report, truth, monkeypatch)
+    check_effects(report, truth)
+    for grid in all_grids(report):
         path = archive.parent / f"{grid.name}.csv"
         if path.exists():
             assert to_csv(grid) == path.read_text(), grid.name

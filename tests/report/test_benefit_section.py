@@ -11,11 +11,9 @@ import pytest
 from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.client_gain import ClientGain
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._report.benefit_file import read_benefit, write_benefit
-from fedgradnorm._report.group_benefit import group_benefits
-from fedgradnorm._report.page.html_page import make_page
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import collect
+from fedgradnorm._report.benefit import read_benefit, variant_benefits, write_benefit
+from fedgradnorm._report.frame import read_report
+from fedgradnorm._report.page import make_page
 from report.run_folders import write_run
 
 NASTY = '<img src=x onerror=alert(1)>"'
@@ -51,32 +49,28 @@ def test_gains_are_taken_seed_by_seed(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path, "fedrep", seed, shift=-0.05)
         local(tmp_path, seed)
-    groups, _ = group(collect([tmp_path])[0])
-    (one,) = group_benefits(groups, {})
-    assert (one.arm.label, one.base.label, one.by_rows) == ("fedrep", "local", False)
+    (one,) = variant_benefits(read_report([tmp_path]), {})
+    assert (one.variant, one.base, one.by_examples) == ("fedrep", "local", False)
     by = {c.client: c for c in one.clients}
     assert by["gender"].metric == "accuracy"
     assert by["gender"].gain == pytest.approx(2.5)  # points: accuracy is 1 - fall / 2
     assert by["landmark"].unit == "%"
     falls = [2.718281828459045 ** (-1.5) + 0.01 * seed for seed in range(3)]
     assert by["landmark"].gain == pytest.approx(sum(5 / fall for fall in falls) / 3)
-    assert (one.share("gains"), one.share("no significant difference"), one.share("loses")) == (
-        2,
-        0,
-        0,
-    )
+    verdicts = ("gains", "no significant difference", "loses")
+    assert tuple(map(one.count, verdicts)) == (2, 0, 0)
     text = section(make_page([tmp_path]).html)
-    assert "over seeds (by Student" in text
+    assert "over seeds (Student" in text
     assert "Client by client" in text
 
 
 def test_one_seed_is_counted_by_sign_and_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, "fedrep", 0, shift=0.05)
     local(tmp_path, 0)
-    (one,) = group_benefits(group(collect([tmp_path])[0])[0], {})
+    (one,) = variant_benefits(read_report([tmp_path]), {})
     assert not one.told
-    assert one.share("loses") == 2
-    assert "One seed cannot tell a gain from luck" in section(make_page([tmp_path]).html)
+    assert one.count("loses") == 2
+    assert "counted by the sign of their gain" in section(make_page([tmp_path]).html)
 
 
 def test_an_unfinished_run_is_left_out(tmp_path: Path) -> None:
@@ -90,7 +84,7 @@ def test_many_clients_are_folded_to_a_line_per_method(tmp_path: Path) -> None:
     write_run(tmp_path, "fedrep", 0, tasks=tasks, rounds=4, shift=-0.05)
     local(tmp_path, 0, tasks=tasks, rounds=4)
     text = section(make_page([tmp_path]).html)
-    assert text.count("<tr") == 2
+    assert text.count("<tr") == 2  # the heading and the method
     assert text.count("<circle") == 60
     assert "Client by client" not in text
 
@@ -112,7 +106,7 @@ def test_what_the_command_measured_comes_back_and_has_the_last_word(tmp_path: Pa
     method, seeds, rows = read_benefit(path)
     assert (method, seeds, tuple(rows)) == ("fedrep", 1, gains("gender", "landmark").gains)
     text = section(make_page([tmp_path]).html)
-    assert "by bootstrap over held-out rows" in text
+    assert "by bootstrap over held-out examples" in text
     assert "+20.5 to +30.2" in text
 
 
@@ -141,7 +135,7 @@ def test_a_damaged_file_is_named_and_left_out(tmp_path: Path, text: str) -> None
     with pytest.raises(RunFolderError, match="damaged"):
         read_benefit(tmp_path / "benefit.csv")
     page = make_page([tmp_path])
-    assert any("benefit.csv is damaged" in note for note in page.notes)
+    assert any("benefit.csv is damaged" in note for note in page.report.notes)
     assert section(page.html)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._report.colours import COLOURS, ON_DARK, ORDER, STROKES, TASKS, Look, looks
-from fedgradnorm._report.figures.curves import method_lines
 
 # How linear RGB looks without one kind of cone: Machado, Oliveira, Fernandes 2009, severity 1.
 READERS = {
@@ -38,19 +37,27 @@ def test_all_readers_tell_them_apart(palette, reader):
 
 def test_every_method_has_its_own_look_wherever_it_stands():
     assert set(ORDER) <= set(METHODS)
-    alone = {name: looks([name])[name] for name in ORDER}
-    assert looks(ORDER) == alone == looks(reversed(ORDER))
-    assert len(set(alone.values())) == len(ORDER)
-    assert [alone[name].stroke for name in ORDER[: len(COLOURS)]] == [0] * len(COLOURS)
+    found = looks(ORDER)
+    assert found == looks(reversed(ORDER))
+    assert len(set(found.values())) == len(ORDER)
+    first = ORDER[: len(COLOURS)]
+    assert all(found[name] == looks([name])[name] == Look(i) for i, name in enumerate(first))
 
 
-def test_strangers_move_nobody_and_share_no_look():
+def test_no_two_methods_share_a_colour_unless_there_are_too_many():
+    for start in range(0, len(ORDER) - len(COLOURS), 3):
+        some = [*ORDER[start : start + len(COLOURS) - 1], "my own"]
+        assert len({look.colour for look in looks(some).values()}) == len(some)
+        every = looks([*ORDER, "my own"], first=some)
+        assert len({every[name].colour for name in some}) == len(some)
+
+
+def test_custom_methods_move_no_known_ones_and_share_no_look():
     own = [f"mine {i}" for i in range(10)]
     found = looks([*own, "fedrep", "fedgradnorm"])
     assert found["fedrep"] == Look(0)
     assert found["fedgradnorm"] == Look(1)
     assert len(set(found.values())) == 12
-    assert looks(["mine 3"])["mine 3"].colour == looks(["mine 3", "fedrep"])["mine 3"].colour
 
 
 def test_variants_share_the_colour_and_differ_in_stroke():
@@ -61,10 +68,3 @@ def test_variants_share_the_colour_and_differ_in_stroke():
     many = looks([f"fedgradnorm gamma={gamma}" for gamma in range(20)])
     assert {look.colour for look in many.values()} == {1}
     assert {look.stroke for look in many.values()} == set(range(len(STROKES)))
-
-
-def test_figures_take_the_same_colours():
-    assert method_lines(["fedgradnorm-direct", "fedrep"]) == {
-        "fedgradnorm-direct": (COLOURS[2], "-."),
-        "fedrep": (COLOURS[0], "-"),
-    }

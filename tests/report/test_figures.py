@@ -1,86 +1,130 @@
-"""The figure of losses and weights."""
+"""Figures for files: formats, names, many variants, and no global state."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedgradnorm._errors import ConfigError, DataError
-from fedgradnorm._report.figures.curves import figure
-from fedgradnorm._report.record import Record
+from fedgradnorm._report import figures
+from fedgradnorm._report.colours import COLOURS
+from fedgradnorm._report.figures import curves_figure, draw, sweep_figure
+from fedgradnorm._report.frame import MANY, read_report, report_of
+from report.made_runs import many, run
+from report.run_folders import write_run
 
 
-def record(label="fedrep", seed=0, rounds=6, clients=("a", "b"), shift=0.0):
-    rows = []
-    for number in range(rounds + 1):
-        for name in clients:
-            here = {"round": number, "epoch": number / 2, "client": name}
-            if number:
-                rows.append({**here, "split": "batch", "weight": 1.0 + shift, "loss": 1.0})
-            if number % 2 == 0:
-                loss = 100.0 / (number + 1) + shift + seed
-                rows.append({**here, "split": "train", "weight": 1.0, "loss": loss})
-    return Record(label, seed, rows)
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    kept, saved = [], figures.save
+
+    def keep(drawing, path, note=""):
+        kept.append(drawing)
+        return saved(drawing, path, note)
+
+    monkeypatch.setattr(figures, "save", keep)
+    return kept
 
 
 @pytest.mark.parametrize(
     ("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
 def test_formats(tmp_path, ending, magic):
-    path = figure([record()], tmp_path / "deep" / f"figure.{ending}")
+    path = curves_figure(report_of([run()]), tmp_path / "deep" / f"figure.{ending}")
     assert path.read_bytes().startswith(magic)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_every_method_has_its_colour_and_nothing_is_blank(tmp_path):
-    runs = [
-        record("fedgradnorm-direct"),
-        record("fedrep", shift=0.5),
-        record("fedgradnorm", shift=1.0),
-    ]
-    pixels = np.asarray(Image.open(figure(runs, tmp_path / "f.png")).convert("RGB"))
-    for colour in ((0, 114, 178), (213, 94, 0), (0, 158, 115)):
-        assert (np.abs(pixels.astype(int) - colour).sum(axis=2) < 12).sum() > 100
+    names = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
+    report = report_of([run(name, gain=i / 10) for i, name in enumerate(names)])
+    path = curves_figure(report, tmp_path / "f.png")
+    pixels = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    for colour in COLOURS[:3]:
+        wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        assert (np.abs(pixels - wanted).sum(axis=2) < 12).sum() > 100
 
 
-def test_seeds_of_different_length_methods_with_other_clients_and_many_of_them(tmp_path):
-    runs = [record(seed=0), record(seed=1, rounds=9), record("other", clients=("b", "c"))]
-    runs += [record(f"more {i}") for i in range(9)]
-    assert figure(runs, tmp_path / "f.png").stat().st_size > 0
+def test_names_in_any_script_are_drawn_without_a_warning(tmp_path):
+    for method in ("fedrep", "fedgradnorm"):
+        write_run(tmp_path / "runs", method, tasks={"性別 😀": "accuracy", "b": "mae"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw(read_report([tmp_path / "runs"]), tmp_path)
 
 
-def test_nonpositive_losses_and_one_point(tmp_path):
-    made = figure([record(shift=-200.0), record("short", rounds=0)], tmp_path / "f.png")
-    assert made.stat().st_size > 0
+@pytest.mark.parametrize("count", [2, 9, 12])
+def test_of_many_methods_some_are_named_and_have_weight_panels(tmp_path, drawn, count):
+    report = report_of(many(count, 1))
+    made = draw(report, tmp_path)
+    assert [path.name for path in made] == ["curves.png", "methods.png"][: 1 + (count > MANY)]
+    (legend,) = drawn[0].subfigs[0].legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    others = count - MANY
+    more = [f"{others} other{'s' * (others > 1)}"] if others > 0 else []
+    assert sorted(texts) == sorted([*report.standouts(), *more])
+    panels = [axes for axes in drawn[0].axes if axes.get_title() in report.variants]
+    assert 0 < len(panels) < min(count, MANY) + 1
+    colours = {line.get_color() for line in drawn[0].axes[0].lines if line.get_label() in texts}
+    assert len(colours) == len(texts)
+
+
+def test_a_diverged_method_does_not_flatten_the_others(tmp_path, drawn):
+    runs = many(12, 1)
+    for row in runs[-1].rows:
+        if row["epoch"] == 1.0:
+            row["loss"] = 1e6
+    curves_figure(report_of(runs), tmp_path / "f.png")
+    assert drawn[0].axes[0].get_ylim()[1] < 1e7
+
+
+@pytest.mark.parametrize(
+    ("points", "joined"),
+    [([{"gamma": 0.5}, {"gamma": 1.5}], True), ([{"a": 1, "b": 1}, {"a": 1, "b": 2}], False)],
+)
+def test_only_points_on_a_real_axis_are_joined_by_a_line(tmp_path, drawn, points, joined):
+    methods = ("fedrep", "fedgradnorm")
+    runs = [run(m, seed, point=p) for p in points for seed in range(3) for m in methods]
+    sweep_figure(report_of(runs), tmp_path / "sweep.png", "loss")
+    for panel in drawn[0].axes:
+        first, second = (list(line.get_xdata()) for line in panel.lines)
+        assert (first == second) == joined  # side by side, or on their value
 
 
 def test_bad_requests(tmp_path):
+    report = report_of([run()])
     with pytest.raises(ConfigError, match=r"must end in one of \.png"):
-        figure([record()], tmp_path / "f.gif")
+        curves_figure(report, tmp_path / "f.gif")
     with pytest.raises(DataError, match="nothing to draw"):
-        figure([Record("empty", 0, [])], tmp_path / "f.png")
+        curves_figure(report_of([]), tmp_path / "f.png")
+    with pytest.raises(DataError, match="not of a sweep"):
+        sweep_figure(report, tmp_path / "f.png", "loss")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        figure([record()], tmp_path / "file" / "f.png")
+        curves_figure(report, tmp_path / "file" / "f.png")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 DRAWS = """
 import sys
 from pathlib import Path
-from fedgradnorm._report.figures.curves import figure
-from fedgradnorm._report.record import Record
+from fedgradnorm._report.figures import curves_figure
+from fedgradnorm._report.frame import read_report
 
-row = {"round": 0, "epoch": 0.0, "client": "a", "split": "train", "weight": 1.0, "loss": 1.0}
-later = {**row, "round": 1, "epoch": 1.0}
-figure([Record("fedrep", 0, [row, {**later, "split": "batch"}, later])], Path(sys.argv[1]))
+curves_figure(read_report([Path(sys.argv[1])]), Path(sys.argv[2]))
 assert "matplotlib.pyplot" not in sys.modules
 """
 
 
-def test_no_global_plotting_state(tmp_path):
+def test_no_global_plotting_state(tmp_path: Path):
     """In a process of its own: a library that another test uses may load pyplot."""
-    subprocess.run([sys.executable, "-c", DRAWS, tmp_path / "f.png"], check=True)
+    folder = write_run(tmp_path)
+    subprocess.run([sys.executable, "-c", DRAWS, folder, tmp_path / "f.png"], check=True)
     assert (tmp_path / "f.png").exists()

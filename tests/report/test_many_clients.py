@@ -12,15 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgradnorm._cli import app
-from fedgradnorm._report.comparison import comparison_of
-from fedgradnorm._report.group_benefit import group_benefits
-from fedgradnorm._report.page.benefit_section import MOST_DOTS
-from fedgradnorm._report.page.html_page import make_page
-from fedgradnorm._report.tables.crowd_grid import crowd_grid
+from fedgradnorm._report.benefit import better_off, variant_benefits
+from fedgradnorm._report.frame import read_report, report_of
+from fedgradnorm._report.page import MOST_DOTS, make_page
+from fedgradnorm._report.tables import crowd_grid
 from fedgradnorm._runs.history import History
 from fedgradnorm._runs.many.spread import MANY, groups_of, spread_rows, spread_table
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import StoredRun, collect, read_run
+from fedgradnorm._stored.reader import StoredRun, read_run
 from fedgradnorm._stored.task_lines import LINES, is_many, line_name, pooled, pooled_runs
 
 CLIENTS = 300
@@ -105,7 +103,7 @@ def test_a_pooled_run_has_the_quantiles_of_each_task(place: Path) -> None:
     assert last["smile (worst)"]["accuracy"] == min(right)
     assert last["age (worst tenth)"]["mae"] == np.quantile(errors, 0.9)
     assert last["age (best tenth)"]["mae"] == np.quantile(errors, 0.1)
-    assert made.judged["age (median)"].trivial == {"mae": 1.0}
+    assert made.judged["age (median)"].constant == {"mae": 1.0}
 
 
 def test_few_clients_are_not_pooled_and_older_runs_by_their_rows(place: Path) -> None:
@@ -130,8 +128,8 @@ def test_a_factor_on_losses_is_taken_out_of_quantiles(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_line_per_task_and_method(place: Path) -> None:
-    groups, _ = group(collect([place])[0])
-    grid = crowd_grid(groups, group_benefits(groups, {}))
+    report = read_report([place])
+    grid = crowd_grid(report, better_off(variant_benefits(report, {})))
     assert grid is not None
     assert len(grid.rows) == 2 * 3
     lines = [dict(zip(grid.columns, (cell.text for cell in row), strict=True)) for row in grid.rows]
@@ -139,8 +137,9 @@ def test_the_table_has_a_line_per_task_and_method(place: Path) -> None:
     assert (ours["clients"], ours["evaluated"]) == ("150", "150")
     better = np.mean([k % 3 != 0 for k in range(0, CLIENTS, 2)])
     assert ours["benefit"] == f"{100 * better:.0f} %"
-    assert ours["over trivial"].endswith("%")
-    assert crowd_grid(group([StoredRun("s", "fedrep", 0, groups[0].whole[0].rows[:40])])[0]) is None
+    assert ours["over constant"].endswith("%")
+    few = report_of([StoredRun("s", "fedrep", 0, report.everybody[0].whole[0].rows[:40])])
+    assert crowd_grid(few) is None
 
 
 def test_a_table_says_how_many_were_evaluated(place: Path) -> None:
@@ -148,16 +147,16 @@ def test_a_table_says_how_many_were_evaluated(place: Path) -> None:
     rows = [row for row in run.rows if row["round"] < 20 or row["client"].endswith("7")]
     settings = {**run.manifest["settings"], "eval_clients": 0.1}
     some = StoredRun("some", "fedrep", 0, rows, {**run.manifest, "settings": settings})
-    grid = crowd_grid(group([some])[0])
+    grid = crowd_grid(report_of([some]))
     assert grid is not None
     assert "fedrep: 30 of 300 clients evaluated at the end" in grid.notes
-    assert "fedrep: evaluations on the way are of 10 % of the clients" in grid.notes
+    assert "fedrep: intermediate evaluations are of 10 % of the clients" in grid.notes
 
 
 def test_methods_are_compared_on_quantiles(place: Path) -> None:
-    comparison = comparison_of(pooled_runs(collect([place])[0]), "fedrep")
-    assert len(comparison.tasks) == len(KINDS) * len(LINES)
-    assert comparison.notes == ()
+    report = read_report([place], "fedrep")
+    assert len(report.tasks) == len(KINDS) * len(LINES)
+    assert report.notes == ()
 
 
 def test_the_page_draws_medians_with_a_band_and_names_no_client(place: Path) -> None:
@@ -177,7 +176,7 @@ def test_the_page_draws_medians_with_a_band_and_names_no_client(place: Path) -> 
     inside = zip(first["lo"], first["y"], first["hi"], strict=True)
     assert all(low <= y <= high for low, y, high in inside)
     assert first["lo"] != first["hi"]
-    assert len(page.rows) == len(KINDS) * len(LINES) * 3
+    assert page.report.frame.groupby(["variant", "task"]).ngroups == len(KINDS) * len(LINES) * 3
 
 
 @pytest.mark.parametrize("words", [["report"], ["compare", "--from"]])
@@ -189,7 +188,7 @@ def test_the_terminal_shows_it(words: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*words, str(place), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "over" in result.stdout
-    assert "trivial" in result.stdout
+    assert "constant" in result.stdout
     assert "client-" not in result.stdout
     if words != ["report"]:
         lines = (out / "tables" / "clients.csv").read_text().splitlines()

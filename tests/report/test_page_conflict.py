@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from fedgradnorm._report.page.conflict_map import MEAN, cosine_series, with_task
-from fedgradnorm._report.page.html_page import make_page
+from fedgradnorm._report.curves import COSINE, cosine_with, series_of
+from fedgradnorm._report.page import make_page
 from fedgradnorm._runs.history import pair_rows
 from report.run_folders import write_run
 
@@ -19,10 +19,10 @@ def panels(html: str) -> list[dict]:
 
 
 def test_a_clients_cosines_and_their_mean():
-    series = cosine_series(pair_rows(3, 0.5, [("a", "b", 0.4), ("a", "c", -0.2)]))
-    assert series["a", "batch", with_task("b")] == series["b", "batch", with_task("a")]
-    assert series["a", "batch", MEAN] == {3: (0.5, pytest.approx(0.1))}
-    assert series["c", "batch", MEAN] == {3: (0.5, -0.2)}
+    series = series_of([], None, pair_rows(3, 0.5, [("a", "b", 0.4), ("a", "c", -0.2)]))
+    assert series["a", "batch", cosine_with("b")] == series["b", "batch", cosine_with("a")]
+    assert series["a", "batch", COSINE] == {3: (0.5, pytest.approx(0.1))}
+    assert series["c", "batch", COSINE] == {3: (0.5, -0.2)}
 
 
 def test_shown_where_recorded(tmp_path):
@@ -55,8 +55,8 @@ def test_recording_it_makes_no_other_method(tmp_path):
         settings = {"seed": seed, "share": "all", "lr": 0.1, "record_conflict": every}
         write_run(tmp_path, "fedrep", seed, manifest={"settings": settings})
     page = make_page([tmp_path])
-    assert not page.notes
-    assert {row.seeds for row in page.rows} == {2}
+    assert not page.report.notes
+    assert set(page.report.seeds.values()) == {2}
 
 
 def test_a_damaged_table_is_named_and_shown_as_far_as_it_goes(tmp_path):
@@ -64,10 +64,10 @@ def test_a_damaged_table_is_named_and_shown_as_far_as_it_goes(tmp_path):
     with (folder / "conflict.csv").open("a") as file:
         file.write("9,what,a,b,0.1\n")
     page = make_page([tmp_path])
-    assert any("conflict.csv, line 6 is damaged" in note for note in page.notes)
+    assert any("conflict.csv, line 6 is damaged" in note for note in page.report.notes)
     assert panels(page.html)
     (folder / "conflict.csv").write_text("round,epoch,client,other,cosine\n1,0.2,a,,0.1\n")
-    assert "conflict.csv is damaged: 1 of its rows" in make_page([tmp_path]).notes[0]
+    assert "conflict.csv is damaged: 1 of its rows" in make_page([tmp_path]).report.notes[0]
 
 
 def test_names_are_text_and_many_tasks_get_no_map(tmp_path):

@@ -20,12 +20,10 @@ from fedgradnorm._cli.report_files import keep_fresh
 from fedgradnorm._cli.watching import Board
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import METHODS
-from fedgradnorm._report.comparison import read_comparison
+from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
-from fedgradnorm._report.page.html_page import make_page
-from fedgradnorm._report.tables.comparison_grids import shown_grids
-from fedgradnorm._report.tables.fitted import fitted
-from fedgradnorm._report.tables.summaries import fixed, loss, metric
+from fedgradnorm._report.tables import shown_grids, tasks_grid
+from fedgradnorm._report.terminal import fitted
 from fedgradnorm._runs.after.whole_frame import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._config.config_file import load_config
@@ -73,14 +71,14 @@ def test_a_report_in_a_narrow_terminal_loses_no_digit(tmp_path: Path) -> None:
     shown = in_terminal("report", str(place), "--out", str(tmp_path / "page.html"))
     tables = shown.partition("page: ")[0]
     assert max(map(len, tables.splitlines())) <= WIDTH
-    for row in make_page([place]).rows:
-        numbers = (metric(row), loss(row.first_loss), loss(row.last_loss), fixed(row.weight, 3))
-        assert all(text in tables for text in numbers), row
+    for row in tasks_grid(read_report([place])).rows:
+        assert all(cell.text in tables for cell in row if cell.numbers), row
+        assert all(word in tables for word in row[1].text.split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_every_number_stands_whole_in_its_own_row(tmp_path: Path, width: int) -> None:
-    for grid in shown_grids(read_comparison([runs(tmp_path)])):
+    for grid in shown_grids(read_report([runs(tmp_path)])):
         console = Console(width=width, color_system=None)
         with console.capture() as heard:
             parts = fitted(to_terminal(grid), width)
@@ -91,6 +89,7 @@ def test_every_number_stands_whole_in_its_own_row(tmp_path: Path, width: int) ->
         assert max(map(len, body.splitlines())) <= max(width, 80)
         for row in grid.rows:
             assert all(cell.text in text for cell in row if cell.numbers)
+            assert all(word in text for word in row[1].text.split())
         assert (len(parts) == 1) == (width == 200)
 
 

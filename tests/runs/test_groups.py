@@ -18,12 +18,10 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._cli.app import app
-from fedgradnorm._report.comparison import comparison_of, read_comparison
-from fedgradnorm._report.grid import to_csv
-from fedgradnorm._report.page.html_page import make_page, page_of
-from fedgradnorm._report.record import records_of
-from fedgradnorm._report.tables.comparison_grids import methods_grid, tasks_grid
-from fedgradnorm._report.tables.summaries import results_table, task_rows
+from fedgradnorm._report.frame import read_report, report_of
+from fedgradnorm._report.grid import to_csv, to_terminal
+from fedgradnorm._report.page import page_of
+from fedgradnorm._report.tables import methods_grid, tasks_grid
 from fedgradnorm._stored.groups import data_sets, group
 from fedgradnorm._stored.reader import StoredRun, collect
 
@@ -65,24 +63,18 @@ def test_runs_made_in_python_are_told_apart(python_runs: Path) -> None:
 def test_every_way_to_show_python_runs_has_the_same_lines(python_runs: Path) -> None:
     runs = collect([python_runs])[0]
     labels = {one.label for one in group(runs)[0]}
-    comparison = comparison_of(runs)
-    assert {arm.label for arm in comparison.arms} == labels
-    assert {row.method for row in page_of(runs).rows} == labels
-    assert {row.method for row in task_rows(records_of(group(runs)[0]))} == labels
+    report = report_of(runs)
+    assert set(report.variants) == set(report.frame.variant) == labels
+    assert {row[1].text for row in tasks_grid(report).rows} == labels
+    assert all(label in page_of(report).html for label in labels)
 
 
 def test_other_data_is_never_tested_against(python_runs: Path) -> None:
-    comparison = read_comparison([python_runs])
-    (other,) = (arm for arm in comparison.arms if "other-data" in _folders(arm))
-    assert comparison.against(other, "Equal") is None
-    assert len(data_sets([arm.group for arm in comparison.arms])) == 2
-    assert any(note.startswith("not like for like") for note in comparison.notes)
-    row = [r for r in tasks_grid(comparison).rows if r[1].text == other.label]
-    assert all("p (" not in cell.text for cells in row for cell in cells)
-
-
-def _folders(arm) -> list[str]:
-    return [run.name for run in arm.group.whole]
+    report = read_report([python_runs])
+    (other,) = (k for k, one in report.groups.items() if one.whole[0].name == "other-data")
+    assert other not in set(report.effects["loss"].variant)
+    assert len(data_sets(list(report.groups.values()))) == 2
+    assert any(note.startswith("not like for like") for note in report.notes)
 
 
 def test_a_python_run_says_what_its_data_and_network_were(python_runs: Path) -> None:
@@ -115,8 +107,8 @@ def own(lr: float) -> dict:
 def test_a_variant_is_not_merged_with_its_method() -> None:
     runs = [stored("fedgradnorm", seed, loss=0.445) for seed in range(5)]
     runs += [stored("fedgradnorm", seed, loss=0.34, **own(0.008)) for seed in range(5)]
-    rows = task_rows(records_of(group(runs)[0]))
-    assert [(row.method, row.seeds, row.last_loss.mean) for row in rows] == [
+    means = report_of(runs).frame.groupby("variant", sort=False).loss.agg(["size", "mean"])
+    assert [(name, row["size"], row["mean"]) for name, row in means.iterrows()] == [
         ("fedgradnorm", 5, pytest.approx(0.445)),
         ("fedgradnorm weighting.lr=0.008", 5, pytest.approx(0.34)),
     ]
@@ -129,12 +121,10 @@ def rate(lr: float) -> dict:
 def test_rates_stand_beside_each_other_and_a_test_across_rates_is_said() -> None:
     runs = [stored("fedrep", seed, **rate(0.1)) for seed in (0, 1)]
     runs += [stored("fedgradnorm", s, loss=lr, **rate(lr)) for s in (0, 1) for lr in (0.1, 0.2)]
-    comparison = comparison_of(runs)
-    assert [arm.label for arm in comparison.arms] == [
-        "fedrep", "fedgradnorm lr=0.1", "fedgradnorm lr=0.2",
-    ]  # fmt: skip
-    told = [note for note in comparison.notes if "tested against" in note]
-    assert told == ["fedgradnorm lr=0.2: tested against fedrep, which differs in training.lr"]
+    report = report_of(runs)
+    assert report.variants == ["fedrep", "fedgradnorm lr=0.1", "fedgradnorm lr=0.2"]
+    told = [note for note in report.notes if "compared with" in note]
+    assert told == ["fedgradnorm lr=0.2: compared with fedrep, which differs in training.lr"]
 
 
 def test_each_rate_is_tested_against_its_own_baseline() -> None:
@@ -144,11 +134,10 @@ def test_each_rate_is_tested_against_its_own_baseline() -> None:
         for lr in (0.1, 0.2)
         for seed in (0, 1)
     ]
-    comparison = comparison_of(runs)
-    for arm in comparison.arms[2:]:
-        contest = comparison.against(arm, "fedrep")
-        assert {pair[0].loss == pair[1].loss for pair in contest.pairs["a"]} == {True}
-    assert not [note for note in comparison.notes if "tested against" in note]
+    report = report_of(runs)
+    found = report.effects["loss"].set_index("variant").effect
+    assert (found[report.variants[2:]] == 0).all()
+    assert not [note for note in report.notes if "compared with" in note]
 
 
 def data(**table) -> dict:
@@ -168,29 +157,27 @@ def test_experiments_on_other_data_are_shown_and_not_compared(tmp_path: Path) ->
         )
         for s in range(3)
     ]
-    comparison, page = comparison_of(runs), page_of(runs)
-    assert len(comparison.arms) == 5
-    (alone,) = (arm for arm in comparison.arms if arm.own)
-    assert comparison.against(alone, "fedrep") is None
-    assert f"{alone.label}: not tested, there is no fedrep on the same data" in comparison.notes
-    for arm in comparison.arms:
-        contest = comparison.against(arm, "fedrep")
-        if contest is not None:
-            assert contest.base.group.facts["data.allocation"] == arm.group.facts["data.allocation"]
-    assert "only runs on the same one are compared" in page.html
-    assert {row.method for row in page.rows} == {arm.label for arm in comparison.arms}
+    report = report_of(runs)
+    assert len(report.variants) == 5
+    (alone,) = (name for name, one in report.groups.items() if one.own)
+    assert alone not in set(report.effects["loss"].variant)
+    assert f"{alone}: not compared, there is no fedrep on the same data" in report.notes
+    for row in report.effects["loss"].itertuples():
+        kinds = {report.groups[n].facts["data.allocation"] for n in (row.variant, row.base)}
+        assert len(kinds) == 1
+    assert "only runs on the same data are compared" in page_of(report).html
 
 
 def test_a_training_metric_is_never_called_held_out() -> None:
     runs = [stored(method, seed, split="train") for method in ("fedrep", "dwa") for seed in (0, 1)]
-    comparison = comparison_of(runs)
-    assert "held-out" not in to_csv(tasks_grid(comparison)).splitlines()[0]
-    held_out = [r for r in methods_grid(comparison).rows if r[1].text == "held-out metric"]
-    assert all(cell.text in ("-", r[0].text, "held-out metric") or "0" in cell.text
-               for r in held_out for cell in r)  # fmt: skip
-    assert "no held-out metric, for no rows were held out: a" in comparison.notes
-    assert "on training data" in page_of(runs).html
-    assert "held-out data" not in page_of(runs).html
+    report = report_of(runs)
+    assert "held_out" not in to_csv(tasks_grid(report)).splitlines()[0]
+    assert report.effects["score"].empty
+    held_out = [r for r in methods_grid(report).rows if r[1].text == "held-out metric"]
+    assert all(cell.text in ("-", r[0].text, "held-out metric") for r in held_out for cell in r)
+    assert "no held-out metric, because no examples were held out: a" in report.notes
+    assert "on training data" in page_of(report).html
+    assert "held-out data" not in page_of(report).html
 
 
 def test_a_table_of_mixed_splits_says_where_each_number_is_from() -> None:
@@ -198,7 +185,7 @@ def test_a_table_of_mixed_splits_says_where_each_number_is_from() -> None:
     rest = [{**row, "client": "b"} for row in stored("fedrep", split="train").rows]
     one = dataclasses.replace(mixed, rows=mixed.rows + rest)
     console = Console(file=io.StringIO(), width=120)
-    console.print(results_table(task_rows(records_of(group([one])[0]))))
+    console.print(to_terminal(tasks_grid(report_of([one]))))
     text = console.file.getvalue()
     assert "% (test)" in text
     assert "% (train)" in text
@@ -211,8 +198,8 @@ def test_a_factor_on_a_loss_is_divided_out_everywhere(tmp_path: Path) -> None:
     plain = fgn.train(toys.network(), toys.clients(), rounds=1, lr=1e-9, folder=tmp_path / "plain")
     fgn.train(toys.network(), scaled, rounds=1, lr=1e-9, folder=tmp_path / "scaled")
     wanted = plain.summary().last_loss
-    for row in make_page([tmp_path]).rows + task_rows(records_of(group(collect([tmp_path])[0])[0])):
-        assert row.last_loss.mean == pytest.approx(wanted[row.task], rel=1e-6)
+    for row in read_report([tmp_path]).frame.itertuples():
+        assert row.loss == pytest.approx(wanted[row.task], rel=1e-6)
     shown = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "f.png")])
     assert shown.exit_code == 0
     for value in wanted:
@@ -276,11 +263,11 @@ def test_no_run_is_lost_merged_or_tested_on_other_data(facts: list[dict]) -> Non
             assert run.part("settings") == one.whole[0].part("settings")
             assert run.config["data"] == one.whole[0].config["data"]
         assert len({run.last_round for run in one.whole}) == 1
-    comparison = comparison_of(runs)
-    for arm in comparison.arms:
-        contest = comparison.against(arm, comparison.baseline)
-        for seed in contest.seeds if contest else ():
-            assert _compatible(arm.group.seeds[seed], contest.base.group.seeds[seed])
+    report = report_of(runs)
+    for row in report.frame[report.frame.base != ""].itertuples():
+        ours, theirs = (report.groups[name].seeds for name in (row.variant, row.base))
+        if row.seed in theirs:
+            assert _compatible(ours[row.seed], theirs[row.seed])
 
 
 def _compatible(one: StoredRun, other: StoredRun) -> bool:
@@ -292,5 +279,4 @@ def _compatible(one: StoredRun, other: StoredRun) -> bool:
 
 def test_means_are_of_the_seeds_that_are_named() -> None:
     runs = [stored("fedrep", seed, loss=1.0 + seed) for seed in range(4)]
-    (row,) = task_rows(records_of(group(runs)[0]))
-    assert row.last_loss.mean == pytest.approx(np.mean([1, 2, 3, 4]))
+    assert report_of(runs).frame.loss.mean() == pytest.approx(np.mean([1, 2, 3, 4]))

@@ -49,10 +49,9 @@ def benefit(
     - `fedgradnorm benefit configs/landmine.toml --by loss --seeds 3 --jobs 2`
     """
     from fedgradnorm._checks import one_of
-    from fedgradnorm._report.benefit_file import write_benefit
+    from fedgradnorm._report.benefit import client_grid, write_benefit
     from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.page.html_page import write_page
-    from fedgradnorm._report.tables.benefit_grids import client_grid
+    from fedgradnorm._report.page import write_page
     from fedgradnorm.experiments._benefit_runs import benefit as run_both
     from fedgradnorm.experiments._benefit_runs import benefit_folder
     from fedgradnorm.experiments._config.config_file import load_config

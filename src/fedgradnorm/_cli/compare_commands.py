@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
 from fedgradnorm._cli.watching import in_turn, watching
-from fedgradnorm._errors import ConfigError, TrainingError
+from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._runs.layout import FIGURES, REPORT, TABLES
 
 if TYPE_CHECKING:
@@ -195,17 +196,16 @@ def train_all(
 def show_benefit(places: Mapping[str, Path], out: Path) -> None:
     """Show the benefit in the comparisons at ``places``, by the names of their data."""
     from fedgradnorm._methods import LOCAL
-    from fedgradnorm._report.benefit_gains import all_gains
-    from fedgradnorm._report.comparison import read_comparison
-    from fedgradnorm._report.figures.benefit_figure import benefit_figure
+    from fedgradnorm._report.benefit import all_gains, benefit_grid, by_task_grid
+    from fedgradnorm._report.figures import benefit_figure
+    from fedgradnorm._report.frame import read_report
     from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.tables.benefit_grids import benefit_grid, by_task_grid
 
-    read = {n.removeprefix("benefit-"): read_comparison([p], LOCAL) for n, p in places.items()}
+    read = {n.removeprefix("benefit-"): read_report([p], LOCAL) for n, p in places.items()}
     found = all_gains(read)
     grids = [benefit_grid(found), by_task_grid(found)]
     say(to_terminal(grids[0]))
-    tell(note for comparison in read.values() for note in comparison.notes)
+    tell(note for report in read.values() for note in report.notes)
     write_grids(grids, out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
     figures = [benefit_figure(found, out / FIGURES / f"benefit.{end}") for end in ("png", "pdf")]
@@ -214,38 +214,34 @@ def show_benefit(places: Mapping[str, Path], out: Path) -> None:
 
 def write_side_by_side(folder: Path, names: Sequence[str], baseline: str) -> None:
     """Write one table of the comparisons that lie in ``folder`` by these names."""
-    from fedgradnorm._report.comparison import read_comparison
+    from fedgradnorm._report.frame import read_report
     from fedgradnorm._report.grid import write_grids
-    from fedgradnorm._report.tables.side_by_side import side_grid
+    from fedgradnorm._report.tables import side_grid
 
-    found = {name: read_comparison([folder / name], baseline) for name in names}
-    write_grids([side_grid({n.rpartition("-")[2]: c for n, c in found.items()})], folder / TABLES)
+    found = {name: read_report([folder / name], baseline) for name in names}
+    write_grids([side_grid({n.rpartition("-")[2]: r for n, r in found.items()})], folder / TABLES)
     say(f"side by side: {folder / TABLES} (CSV, Markdown, LaTeX)")
 
 
 def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
-    """Print the tables and what is missing; write tables, figures and the page to ``out``."""
-    from fedgradnorm._report.comparison import comparison_of
-    from fedgradnorm._report.figures.comparison_figures import draw
+    """Print tables, notes and conclusion; write tables, figures and the page to ``out``."""
+    from fedgradnorm._report.figures import draw
+    from fedgradnorm._report.frame import read_report
     from fedgradnorm._report.grid import to_terminal, write_grids
-    from fedgradnorm._report.group_benefit import group_benefits
-    from fedgradnorm._report.page.html_page import write_page
-    from fedgradnorm._report.tables.comparison_grids import all_grids, shown_grids
-    from fedgradnorm._report.tables.crowd_grid import crowd_grid
-    from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.reader import collect
-    from fedgradnorm._stored.task_lines import pooled_runs
+    from fedgradnorm._report.headline import headline
+    from fedgradnorm._report.page import write_page
+    from fedgradnorm._report.tables import all_grids, shown_grids
 
-    runs, missing = collect(places)
-    groups, _ = group(runs)
-    crowd = crowd_grid(groups, group_benefits(groups, {}))
-    many = [] if crowd is None else [crowd]
-    comparison = comparison_of(pooled_runs(runs), baseline, missing)
-    for grid in (*many, *shown_grids(comparison)):
+    report = read_report(places, baseline)
+    if report.frame.empty:
+        raise RunFolderError("nothing to compare: no run there holds an evaluation")
+    page = write_page(places, out / REPORT, report=report)
+    many = [] if page.crowd is None else [page.crowd]
+    for grid in (*many, *shown_grids(report)):
         say(to_terminal(grid))
-    tell(comparison.notes)
-    write_grids([*many, *all_grids(comparison)], out / TABLES)
+    tell(report.notes)
+    write_grids([*many, *all_grids(report)], out / TABLES)
     say(f"tables:  {out / TABLES} (CSV, Markdown, LaTeX)")
-    say(f"figures: {', '.join(map(str, draw(comparison, out / FIGURES)))}")
-    write_page(places, out / REPORT)
+    say(f"figures: {', '.join(map(str, draw(report, out / FIGURES)))}")
     say(f"page:    {out / REPORT} (opens in any browser, works offline)")
+    say(Text(headline(report.frame)))

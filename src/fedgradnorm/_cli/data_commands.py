@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgradnorm._cli.output import check_picture, data_bar, say
+from fedgradnorm._cli.output import data_bar, say
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm._runs.layout import temporary
 
@@ -110,32 +110,23 @@ def show(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also draw a contact sheet here.")
-    ] = None,
     seed: Seed = 0,
 ) -> None:
-    """Show the clients: task, rows, class shares; with --out also a picture of the data.
+    """Show the clients: task, examples, class shares.
 
     Examples:
 
-    - `fedgradnorm data show faces samples=2000 --out faces.png`
+    - `fedgradnorm data show faces samples=2000`
 
     - `fedgradnorm data show configs/radcom.toml`
     """
-    from fedgradnorm._report.tables.summaries import clients_table
+    from fedgradnorm._report.tables import clients_table
     from fedgradnorm.data._sources import load_clients
 
-    check_picture(out)
     source, given, seed = _chosen(what, options or [], seed)
     with data_bar(source) as bar:
         clients = load_clients(source, given, seed, bar)
     say(clients_table(clients))
-    if out is not None:
-        from fedgradnorm._report.figures.sheets import contact_sheet
-
-        made = contact_sheet(source, given, clients, seed, out)
-        say(f"contact sheet: {made}" if made else "no contact sheet: the rows are no pictures")
 
 
 def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any], int]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from fedgradnorm._cli.output import data_bar, resumable, say
 from fedgradnorm._cli.training_commands import show_runs
@@ -39,7 +39,8 @@ def demo(
     Takes about a minute on two cores and needs no download. The config is configs/demo.toml; run
     parts of it yourself with `fedgradnorm run configs/demo.toml method=fedrep`.
     """
-    from fedgradnorm._report.page.html_page import write_page
+    from fedgradnorm._report.headline import headline
+    from fedgradnorm._report.page import write_page
     from fedgradnorm.experiments._compare import compare
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import free_folder
@@ -52,9 +53,9 @@ def demo(
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
         folders = compare(config, METHODS, folder=folder, display=in_turn(), data_progress=bar)
     show_runs(folders, folder / "demo.png")
-    write_page(folders, folder / REPORT)
+    page = write_page(folders, folder / REPORT)
     say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")
-    say(_moral(folders))
+    say(Text(headline(page.report.frame)))
 
 
 @contextmanager
@@ -68,18 +69,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _moral(folders: list[Path]) -> str:
-    """What the table says, from its own numbers."""
-    from fedgradnorm._report.record import records_of
-    from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.reader import collect
-
-    lines = ["On held-out signals: mean accuracy of the three classifiers, and error of the SNR"]
-    for record in records_of(group(collect(folders)[0])[0]):
-        values = record.results()
-        right = fmean(r.value for r in values if r.metric == "accuracy")
-        off = fmean(r.value for r in values if r.metric == "mae")
-        lines.append(f"  {record.label:<20}{100 * right:5.1f} %{off:9.2f} dB")
-    return "\n".join(lines)

@@ -81,7 +81,7 @@ def say(text: Any = "") -> None:
     if not out.is_terminal:
         out.width = FILE_WIDTH
     elif isinstance(text, Table):
-        from fedgradnorm._report.tables.fitted import fitted
+        from fedgradnorm._report.terminal import fitted
 
         for part in fitted(text, out.width):
             out.print(part, markup=False, crop=False)
@@ -159,6 +159,6 @@ def _warnings_shown() -> Iterator[None]:
 def check_picture(path: Path | None) -> None:
     """Refuse a picture format before any work is done."""
     if path is not None:
-        from fedgradnorm._report.figures.curves import check_format
+        from fedgradnorm._report.figures import check_format
 
         check_format(path)

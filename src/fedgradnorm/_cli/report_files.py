@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.text import Text
+
 from fedgradnorm._cli.output import say
 from fedgradnorm._runs.layout import MANIFEST, METRICS, SPREAD
 
@@ -19,20 +21,20 @@ def is_page(path: Path) -> bool:
 
 
 def show_page(places: Sequence[Path], path: Path, refresh: int = 0) -> None:
-    """Write the page; say in the terminal what its table and its notes say."""
+    """Write the page; print its table, its notes and its headline."""
     from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.page.html_page import write_page
-    from fedgradnorm._report.tables.summaries import results_table
+    from fedgradnorm._report.headline import headline
+    from fedgradnorm._report.page import write_page
+    from fedgradnorm._report.tables import tasks_grid
 
     page = write_page(places, path, refresh)
     if page.crowd is not None:
         say(to_terminal(page.crowd))
-    elif page.rows:
-        seeds = max(row.seeds for row in page.rows)
-        note = f"mean over {seeds} seeds ± 95% interval" if seeds > 1 else ""
-        say(results_table(page.rows, note))
-    for line in page.notes:
+    elif len(page.report.frame):
+        say(to_terminal(tasks_grid(page.report)))
+    for line in page.report.notes:
         say(line)
+    say(Text(headline(page.report.frame)))
     say(f"page: {path}")
 
 
@@ -41,7 +43,7 @@ def keep_fresh(places: Sequence[Path], path: Path, every: float = EVERY) -> None
 
     The page loads itself again while this goes on, and no longer once it is over.
     """
-    from fedgradnorm._report.page.html_page import write_page
+    from fedgradnorm._report.page import write_page
     from fedgradnorm._stored.reader import collect
 
     seen = _state(places)

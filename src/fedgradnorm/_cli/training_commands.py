@@ -120,24 +120,19 @@ def show_run(folder: Path) -> None:
     """The table of one run, and where it is; a run that has diverged ends the command with 3."""
     if not is_leader():
         return
+    from fedgradnorm._report.frame import report_of
     from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.record import records_of
-    from fedgradnorm._report.tables.crowd_grid import crowd_grid
-    from fedgradnorm._report.tables.summaries import results_table, task_rows
-    from fedgradnorm._stored.groups import group
+    from fedgradnorm._report.tables import crowd_grid, tasks_grid
     from fedgradnorm._stored.reader import read_run
 
     run = read_run(folder)
-    groups, notes = group([run])
-    crowd = crowd_grid(groups)
-    for one in groups:
-        title = f"{one.label}, seed {run.seed}"
-        say(
-            results_table(task_rows(records_of(groups)), title)
-            if crowd is None
-            else to_terminal(replace(crowd, title=title))
-        )
-    tell([*run.problems, *notes])
+    report = report_of([run])
+    for name in report.variants:
+        title = f"{name}, seed {run.seed}"
+        crowd = crowd_grid(report)
+        grid = tasks_grid(report, title) if crowd is None else replace(crowd, title=title)
+        say(to_terminal(grid))
+    tell(report.notes)
     if run.kept:
         say(run.kept)
     say(f"run folder: {folder}")
@@ -150,26 +145,14 @@ def show_run(folder: Path) -> None:
 
 def show_runs(places: list[Path], picture: Path) -> None:
     """The table and the figure of several runs."""
-    from fedgradnorm._report.figures.curves import figure
+    from fedgradnorm._report.benefit import better_off, variant_benefits
+    from fedgradnorm._report.figures import curves_figure
+    from fedgradnorm._report.frame import read_report
     from fedgradnorm._report.grid import to_terminal
-    from fedgradnorm._report.group_benefit import group_benefits
-    from fedgradnorm._report.page.sentences import missing
-    from fedgradnorm._report.record import records_of
-    from fedgradnorm._report.tables.crowd_grid import crowd_grid
-    from fedgradnorm._report.tables.summaries import results_table, task_rows
-    from fedgradnorm._stored.generated import synthetic
-    from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.reader import collect
-    from fedgradnorm._stored.task_lines import pooled_groups
+    from fedgradnorm._report.tables import crowd_grid, tasks_grid
 
-    runs, nowhere = collect(places)
-    groups, notes = group(runs)
-    records = records_of(pooled_groups(groups))
-    rows = task_rows(records)
-    counts = sorted({row.seeds for row in rows} or {0})
-    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    title = f"mean over {seeds} seeds ± 95% interval" if counts[-1] > 1 else ""
-    crowd = crowd_grid(groups, group_benefits(groups, {}))
-    say(results_table(rows, title) if crowd is None else to_terminal(crowd))
-    tell([*nowhere, *missing(runs, groups), *notes])
-    say(f"figure: {figure(records, picture, synthetic(runs))}")
+    report = read_report(places)
+    crowd = crowd_grid(report, better_off(variant_benefits(report, {})))
+    say(to_terminal(tasks_grid(report) if crowd is None else crowd))
+    tell(report.notes)
+    say(f"figure: {curves_figure(report, picture)}")

@@ -1,6 +1,7 @@
-"""Which colour and stroke a method has: in every figure, on the page, whoever else is there.
+"""Which colour and stroke a method has, in every figure and on the page.
 
-A method's place in :data:`ORDER` decides, so that neither hiding others nor adding some moves it.
+A method's place in :data:`ORDER` decides. Where that colour is taken by another method, it gets one
+that is free: methods share a colour only where there are more of them than colours.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Okabe and Ito's colours, told apart by colour-blind readers too; beside them the same hues for
-# dark paper. The tests measure both as readers with each kind of colour blindness see them.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-ON_DARK = ("#3D9AD9", "#F0762B", "#12B886", "#E08BBD", "#F0C84A", "#A3DCFF", "#E8EAED")
+# Okabe and Ito's colours and a brown, which colour-blind readers can tell apart too, and the same
+# hues for dark paper. The tests measure both for readers with each kind of colour blindness.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#661100",
+)  # fmt: skip
+ON_DARK = (
+    "#3D9AD9", "#F0762B", "#12B886", "#E08BBD", "#F0C84A", "#A3DCFF", "#E8EAED", "#A0522D",
+)  # fmt: skip
 TASKS = ("#332288", "#CC6677", "#999933", "#88CCEE", "#882255", "#44AA99", "#AA4499", "#117733")
 """Tasks, where they share a panel: Paul Tol's muted colours, so that none looks like a method."""
 
@@ -52,27 +57,41 @@ class Look:
         return COLOURS[self.colour]
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """A look for each label, a method's name and perhaps the settings of a variant of it.
+def looks(labels: Iterable[str], first: Sequence[str] = ()) -> dict[str, Look]:
+    """A look for each label: a method's name, perhaps followed by the settings of a variant of it.
 
-    Known methods keep theirs. Their variants share the colour and differ in stroke. A name of
-    somebody's own goes where its letters send it, or to the next look that is free.
+    The labels in ``first`` choose first. Variants of a method share its colour and differ in
+    stroke. A custom method gets a place from the letters of its name.
     """
     wanted = list(dict.fromkeys(labels))
-    known = [label for label in wanted if method_of(label) in ORDER]
     found: dict[str, Look] = {}
-    for label in sorted(known, key=lambda label: label not in ORDER):  # stable: plain names first
-        place = ORDER.index(method_of(label))
-        colour, stroke = place % len(COLOURS), place // len(COLOURS)
+    colours: dict[str, int] = {}
+
+    def rank(label: str) -> tuple[bool, bool, int, int]:
+        method = method_of(label)
+        known = method in ORDER
+        place = ORDER.index(method) if known else wanted.index(label)
+        return label not in first, not known, place, wanted.index(label)
+
+    for label in sorted(wanted, key=rank):
+        method = method_of(label)
+        colour, stroke = _preferred(method)
+        free = [c % len(COLOURS) for c in range(colour, colour + len(COLOURS))]
+        free = [c for c in free if c not in colours.values()]
+        if method not in colours:
+            stroke = 0 if free else stroke
+            colours[method] = colour if not free or colour in free else free[0]
+        colour = colours[method]
         tries = [Look(colour, (stroke + more) % len(STROKES)) for more in range(len(STROKES))]
-        found[label] = _free(tries, found)
-    for label in wanted:
-        if label not in found:
-            first = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=4).digest(), "big")
-            places = range(first, first + len(COLOURS))
-            tries = [Look(p % len(COLOURS), s) for s in range(len(STROKES)) for p in places]
-            found[label] = _free(tries, found)
+        found[label] = next((look for look in tries if look not in found.values()), tries[0])
     return {label: found[label] for label in wanted}
+
+
+def _preferred(method: str) -> tuple[int, int]:
+    """The colour and the stroke that a method prefers."""
+    place = ORDER.index(method) if method in ORDER else int.from_bytes(
+        hashlib.blake2b(method.encode(), digest_size=4).digest(), "big")  # fmt: skip
+    return place % len(COLOURS), place // len(COLOURS) % len(STROKES)
 
 
 def method_of(label: str) -> str:
@@ -84,31 +103,3 @@ def method_of(label: str) -> str:
     names = {**{name: name for name in ORDER}, **_FROM_PYTHON}
     fitting = [name for name in names if label == name or label.startswith(f"{name} ")]
     return names[max(fitting, key=len)] if fitting else label
-
-
-def _free(tries: Sequence[Look], found: dict[str, Look]) -> Look:
-    taken = set(found.values())
-    return next((look for look in tries if look not in taken), tries[0])
-
-
-def stylesheet() -> str:
-    """The colours as CSS: ``--c0`` and so on by scheme, and a class for each."""
-    light, dark = (
-        " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours))
-        for colours in (COLOURS, ON_DARK)
-    )
-    classes = " ".join(f".m{n} {{ --c: var(--c{n}) }}" for n in range(len(COLOURS)))
-    at_night = (
-        f"@media screen and (prefers-color-scheme: dark) {{ :root:not(.printing) {{ {dark} }} }}"
-    )
-    return f":root {{ {light} }}\n{at_night}\n{classes}\n"
-
-
-def key(look: Look) -> str:
-    """A short piece of the method's line, as SVG."""
-    dashes = ",".join(map(str, STROKES[look.stroke]))
-    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return (
-        f'<svg class="key m{look.colour}" width="22" height="4" aria-hidden="true">'
-        f'<line x1="0" x2="22" y1="2" y2="2"{pattern}/></svg>'
-    )

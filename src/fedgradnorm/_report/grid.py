@@ -10,7 +10,8 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from rich import box
@@ -25,27 +26,38 @@ from fedgradnorm._runs.checkpoint import write_atomically
 class Cell:
     """What is shown, and the plain numbers behind it by a suffix of the column's name.
 
-    ``arm`` and ``task`` say whom it is about, for a page that can leave them out; ``higher``, for
-    one that sorts, that more is better.
+    ``variant`` and ``task`` say what it is about, for a page that can hide it; ``higher``, for one
+    that sorts, that more is better; ``scale`` is the scale of a small plot of the
+    interval; ``dots`` are the places and names of points in another.
     """
 
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     bold: bool = False
-    arm: str = ""
+    variant: str = ""
     task: str = ""
     higher: bool = False
+    scale: tuple[float, float] | None = None
+    dots: tuple[tuple[float, str], ...] = ()
+
+
+BLANK = Cell("-")
+"""Nothing to say here."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table with a name, column titles, rows in groups, and notes that say how to read it."""
+    """A table with a name, column titles, rows in groups, and notes that say how to read it.
+
+    Columns in ``minor`` are left out where there is little room: on phones and on paper.
+    """
 
     name: str
     title: str
     columns: tuple[str, ...]
     groups: tuple[tuple[tuple[Cell, ...], ...], ...]
     notes: tuple[str, ...] = ()
+    minor: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -55,6 +67,45 @@ class Grid:
     def right(self, column: int) -> bool:
         """Whether a column is of numbers and so stands to the right."""
         return any(row[column].numbers for row in self.rows)
+
+    def without_blank(self) -> Grid:
+        """The grid without columns in which nothing stands."""
+        kept = [n for n in range(len(self.columns)) if any(row[n] != BLANK for row in self.rows)]
+        groups = tuple(tuple(tuple(row[n] for n in kept) for row in group) for group in self.groups)
+        return replace(self, columns=tuple(self.columns[n] for n in kept), groups=groups)
+
+    @cached_property
+    def csv_columns(self) -> list[list[str]]:
+        """The names of the CSV columns that each column becomes: one for each of its numbers."""
+        names = []
+        for number, title in enumerate(self.columns):
+            plain = re.sub(r"[^\w.]+", "_", title.lower()).strip("_")
+            suffixes = dict.fromkeys(s for row in self.rows for s in row[number].numbers)
+            names.append([f"{plain}{suffix}" for suffix in suffixes] or [plain])
+        return names
+
+    def csv_cells(self, row: Sequence[Cell], column: int) -> list[str]:
+        """What stands in these CSV columns: numbers with twelve digits, or the text."""
+        suffixes = dict.fromkeys(s for other in self.rows for s in other[column].numbers)
+        if not suffixes:
+            return [spreadsheet_text(row[column].text)]
+        values = [row[column].numbers.get(suffix, math.nan) for suffix in suffixes]
+        return ["" if math.isnan(value) else f"{value:.12g}" for value in values]
+
+
+def spreadsheet_text(text: str) -> str:
+    """Text for a CSV cell; a spreadsheet takes it for text, too, and not for a formula.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("fedrep"), spreadsheet_text("-0.5")
+    ("'=1+1", 'fedrep', '-0.5')
+    """
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")) or text == "-":
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def to_terminal(grid: Grid) -> Table:
@@ -89,27 +140,14 @@ def _texts(group: Sequence[Sequence[Cell]], number: int) -> list[Text]:
 
 
 def to_csv(grid: Grid) -> str:
-    """Numbers with all their digits, one column for each; texts where a column has no numbers."""
-    heads: list[tuple[int, str | None]] = []
-    names = []
-    for number, title in enumerate(grid.columns):
-        plain = re.sub(r"[^\w.]+", "_", title.lower()).strip("_")
-        suffixes = list(dict.fromkeys(s for row in grid.rows for s in row[number].numbers))
-        heads += [(number, suffix) for suffix in suffixes] or [(number, None)]
-        names += [f"{plain}{suffix}" for suffix in suffixes] or [plain]
+    """Numbers with twelve digits, one column for each; texts where a column has no numbers."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(names)
+    writer.writerow([name for names in grid.csv_columns for name in names])
     for row in grid.rows:
-        writer.writerow([_csv_cell(row[number], suffix) for number, suffix in heads])
+        places = range(len(grid.columns))
+        writer.writerow([text for place in places for text in grid.csv_cells(row, place)])
     return buffer.getvalue()
-
-
-def _csv_cell(cell: Cell, suffix: str | None) -> str:
-    if suffix is None:
-        return cell.text
-    value = cell.numbers.get(suffix, math.nan)
-    return "" if math.isnan(value) else repr(float(value))
 
 
 def to_markdown(grid: Grid) -> str:

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one arm, what the arms are called, and which of them may be compared.
+"""Which runs are seeds of one variant, what variants are called, and which may be compared.
 
 This is the only rule: terminal tables, figures, the page, tests and ``compare --from`` all show the
 groups that :func:`group` makes.
@@ -12,7 +12,6 @@ from typing import Any
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import key_of
-from fedgradnorm._stored.arm_names import in_order, named
 from fedgradnorm._stored.identity import (
     CLIENTS,
     Facts,
@@ -25,6 +24,7 @@ from fedgradnorm._stored.identity import (
     same_rows,
 )
 from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
+from fedgradnorm._stored.variant_names import in_order, named
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def data_sets(groups: Sequence[Group]) -> list[list[Group]]:
 def _by_data(members: list[StoredRun]) -> list[list[StoredRun]]:
     """Runs of equal settings, apart where one seed had two sets of data.
 
-    Data may be drawn by the seed, so seeds of one arm need not agree in their data; two runs of one
-    seed must.
+    Data may be drawn by the seed, so seeds of one variant need not agree in their data; two runs of
+    one seed must.
     """
     if all(same_rows(a, b) for a in members for b in members if a.seed == b.seed):
         return [members]

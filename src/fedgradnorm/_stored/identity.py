@@ -1,7 +1,7 @@
 """What a run is: everything that shapes its numbers, beside its seed.
 
-Two runs are seeds of one arm only if nothing here differs. Two arms are tested against each other
-only if their data is the same.
+Two runs are seeds of one variant only if nothing here differs. Two variants are compared only if
+their data is the same.
 """
 
 from __future__ import annotations

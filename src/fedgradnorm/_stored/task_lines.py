@@ -96,13 +96,13 @@ def _column(quantity: str, line: str) -> str:
 
 
 def _judged(run: StoredRun, groups: Mapping[str, str]) -> dict[str, Judged]:
-    """How a task is judged: as its first client is, beside the mean trivial answer of all."""
+    """How a task is judged: as its first client is, beside the mean constant baseline of all."""
     members: dict[str, list[Judged]] = {}
     for name, by in run.judged.items():
         members.setdefault(groups[name], []).append(by)
     found = {}
     for task, those in members.items():
-        known = {name for by in those for name in by.trivial}
-        scores = {k: fmean(by.trivial[k] for by in those if k in by.trivial) for k in known}
+        known = {name for by in those for name in by.constant}
+        scores = {k: fmean(by.constant[k] for by in those if k in by.constant) for k in known}
         found[task] = Judged(those[0].metric, scores)
     return found or {task: Judged() for task in groups.values()}

@@ -1,74 +1,115 @@
-"""What a comparison over seeds and tasks is summed up by; all of it from a few plain numbers.
+"""What sums up a comparison over seeds and tasks: intervals, tests, gains and fairness.
 
-Gains are in percent, and signed so that more is better. With v the method's value and b the
-baseline's, a loss or error has g = (b - v) / b, an accuracy g = (v - b) / b.
+Gains are signed so that positive is better. With v the variant's value and b the baseline's, a loss
+or error has g = (b - v) / |b| and a score g = (v - b) / |b|, in percent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from fedgradnorm._extras import needed
+
+LEVEL = 0.05
+"""A difference is significant if its corrected p-value is below this."""
+
+
+def _scipy_stats() -> Any:
+    with needed("report", "an interval or a test over seeds"):
+        from scipy import stats
+    return stats
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and the half width of its 95% interval (NaN from a single seed)."""
+
+    mean: float
+    half: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+
+UNKNOWN = Estimate(math.nan, math.nan, 0)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of ``values`` and its 95% interval by Student's t.
+
+    >>> e = estimate([1.0, 2.0, 3.0])
+    >>> round(e.mean, 3), round(e.half, 3)
+    (2.0, 2.484)
+    """
+    count = len(values)
+    if count == 0:
+        return UNKNOWN
+    if count < 2 or not np.isfinite(values).all():  # a diverged seed has no spread
+        return Estimate(sum(values) / count, math.nan, count)
+    half = _t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return Estimate(fmean(values), half, count)
+
+
+_QUANTILES: dict[int, float] = {}
+
+
+def _t_quantile(freedom: int) -> float:
+    if freedom not in _QUANTILES:
+        _QUANTILES[freedom] = float(_scipy_stats().t.ppf(0.975, freedom))
+    return _QUANTILES[freedom]
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Two-sided p of the paired t-test; NaN from fewer than two pairs or where one is not finite.
+    """Two-sided p of the paired t-test; NaN for fewer than two pairs or a value that is not finite.
 
     >>> round(paired_p([1.0, 2.0, 4.0], [2.0, 4.0, 5.0]), 4)
     0.0572
     """
-    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+    differences = np.subtract(ours, theirs)
+    if len(differences) < 2 or not np.isfinite(differences).all():
         return math.nan
-    mean, spread = fmean(differences), stdev(differences)
-    if spread == 0:
-        return 0.0 if mean else 1.0
-    return student_p(mean / (spread / math.sqrt(len(differences))), len(differences) - 1)
-
-
-def student_p(t: float, freedom: int) -> float:
-    """P(|T| >= |t|) for Student's T: the incomplete beta I_x(v/2, 1/2), x = v / (v + t^2)."""
-    if math.isinf(t):
-        return 0.0
-    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+    if np.ptp(differences) == 0:  # the t statistic is 0/0 or infinite
+        return 0.0 if differences[0] else 1.0
+    count = len(differences)
+    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(count))
+    return float(2 * _scipy_stats().t.sf(abs(t), count - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction for testing all of these at once; NaN stays out of it.
 
-    The i-th smallest of m is multiplied by m - i + 1, and none gets below one before it.
+    The i-th smallest of m is multiplied by m - i + 1, and none becomes smaller than the one before.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
-    corrected = [math.nan] * len(p_values)
-    highest = 0.0
-    for rank, (p, i) in enumerate(order):
-        highest = max(highest, min(1.0, p * (len(order) - rank)))
-        corrected[i] = highest
-    return corrected
+    given = np.asarray(p_values, dtype=float)
+    order = np.argsort(given)[: np.isfinite(given).sum()]
+    corrected = np.full(len(given), np.nan)
+    steps = np.arange(len(order), 0, -1)
+    corrected[order] = np.maximum.accumulate(given[order] * steps).clip(max=1)
+    return [float(p) for p in corrected]
 
 
 def gain(value: float, base: float, *, higher: bool = False) -> float:
-    """Relative gain over the baseline in percent; NaN where the baseline is zero."""
+    """The relative gain over ``base`` in percent; NaN where ``base`` is zero."""
     if base == 0:
         return math.nan
     return 100 * (value - base if higher else base - value) / abs(base)
-
-
-def delta_m(gains: Sequence[float]) -> float:
-    """Delta_m: the mean over tasks of the relative gains, in percent, more being better.
-
-    Source: Maninis et al., "Attentive single-tasking of multiple tasks" (2019).
-    """
-    return fmean(gains) if gains else math.nan
-
-
-def factor(value: float, base: float, *, higher: bool = False) -> float:
-    """How many times better than the baseline: b / v for a loss, v / b for an accuracy."""
-    top, bottom = (value, base) if higher else (base, value)
-    return top / bottom if bottom > 0 else math.nan
 
 
 def jain(values: Sequence[float]) -> float:
@@ -87,32 +128,3 @@ def first_reach(epochs: Sequence[float], losses: Sequence[float], level: float) 
     """The first epoch at which the loss was at ``level`` or below; NaN if it never was."""
     pairs = zip(epochs, losses, strict=True)
     return next((epoch for epoch, loss in pairs if loss <= level), math.nan)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b) by its continued fraction."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(log_front + a * math.log(x) + b * math.log1p(-x)) / a
-    return front * _beta_fraction(a, b, x)
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """1/(1 + d1/(1 + d2/(1 + ...))) by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
-    value = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = value
-        for term in (even, odd):
-            d = 1 / ((1 + term * d) or tiny)
-            c = (1 + term / c) or tiny
-            value *= c * d
-        if abs(value - before) <= 1e-15 * abs(value):
-            break
-    return value

@@ -80,7 +80,7 @@
     const y = { ...axis, range: panel.range, type: panel.log ? "log" : "linear", nticks: 5 };
     if (panel.percent) y.tickformat = ".0%";
     if (panel.ticks && panel.ticks.length > 1) {
-      Object.assign(y, { tickvals: panel.ticks, ticktext: panel.tick_texts });
+      Object.assign(y, { tickvals: panel.ticks, ticktext: panel.ticks.map((tick) => String(Number(tick.toPrecision(6)))) });
     }
     const level = panel.reference;
     const rule = { type: "line", xref: "paper", x0: 0, x1: 1, y0: level, y1: level, layer: "below",
@@ -143,7 +143,7 @@
   function sift(element) {
     const methods = numbers(element.dataset.methods), tasks = numbers(element.dataset.tasks);
     const gone = (methods.length > 0 && methods.every((n) => hidden.method.has(n))) || tasks.some((n) => hidden.task.has(n));
-    element.classList.toggle(element.matches("table.grouped td, #ranking tr") ? "mute" : "off", gone);
+    element.classList.toggle(element.matches("table.grouped td, table.ranked tr") ? "mute" : "off", gone);
   }
 
   // A method is off when any of its switches is: its own, or that of its point of a sweep.
@@ -153,9 +153,19 @@
     hidden.task = new Set(off("task"));
     all("main [data-methods], main [data-tasks]").forEach(sift);
     all("table.grouped").forEach(mark);
+    count();
     all("figure[data-task]").forEach((f) => f.classList.toggle("off", hidden.task.has(Number(f.dataset.task))));
     if (window.Plotly) redraw();
   }
+
+  // How many of many are shown, on the button that opens their list.
+  function count() {
+    for (const row of all(".picker")) {
+      const group = all("button[data-which]", row);
+      row.querySelector(".shown").textContent = `${group.filter(pressed).length} of ${group.length} shown`;
+    }
+  }
+  count();
 
   const choose = (group, wanted) => { group.forEach((b) => press(b, wanted(b))); apply(); };
   for (const row of all(".toggles")) {
@@ -242,7 +252,7 @@
 
   function printing(on) {
     document.documentElement.classList.toggle("printing", on);
-    all("details").forEach((d) => { if (on) d.open = true; });
+    all("details:not(.picker)").forEach((d) => { if (on) d.open = true; });
     drawAll();
   }
 

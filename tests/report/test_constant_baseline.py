@@ -1,4 +1,4 @@
-"""Scores stand beside what the trivial answer scores, by the metric that a task names."""
+"""Scores are shown with those of the constant baseline, by the metric that a task names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from rich.console import Console
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._report.comparison import read_comparison
-from fedgradnorm._report.page.html_page import write_page
-from fedgradnorm._report.record import records_of
-from fedgradnorm._report.tables.comparison_grids import tasks_grid
-from fedgradnorm._report.tables.summaries import results_table, task_rows
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import collect
+from fedgradnorm._report.frame import read_report
+from fedgradnorm._report.grid import to_terminal
+from fedgradnorm._report.headline import headline
+from fedgradnorm._report.page import write_page
+from fedgradnorm._report.tables import tasks_grid
 from fedgradnorm.data import client_from_arrays
 
 X = np.random.default_rng(6).normal(size=(60, toys.FEATURES))
@@ -52,7 +50,7 @@ def folders(tmp_path_factory) -> list[Path]:
     return made
 
 
-def test_the_trivial_answer_is_the_most_frequent_class_and_the_mean(folders) -> None:
+def test_the_constant_baseline_is_the_majority_class_or_the_mean(folders) -> None:
     run = fgn.load(folders[0])
     shown = run.summary()["trivial"]
     assert shown["rain"] == 0.5  # the area under the curve of a guess
@@ -64,28 +62,24 @@ def test_the_trivial_answer_is_the_most_frequent_class_and_the_mean(folders) -> 
     )
 
 
-def test_tables_show_the_named_metric_and_the_trivial_answer(folders, tmp_path) -> None:
-    groups, _ = group(collect(folders)[0])
-    rows = task_rows(records_of(groups))
-    assert {row.task: row.metric for row in rows} == {
-        "rain": "auroc",
-        "dry": "accuracy",
-        "price": "mae",
-    }
+def test_tables_show_the_named_metric_and_the_constant_baseline(folders, tmp_path) -> None:
+    report = read_report(folders)
+    metrics = report.frame.drop_duplicates("task").set_index("task").metric.to_dict()
+    assert metrics == {"rain": "auroc", "dry": "accuracy", "price": "mae"}
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(results_table(rows))
+    console.print(to_terminal(tasks_grid(report)))
     text = console.export_text()
     assert "AUROC 0.500" in text
-    assert f"{100 * (1 - RAIN[:40].mean()):.1f} %" in text
     page = tmp_path / "page.html"
     write_page(folders, page)
     html = page.read_text(encoding="utf-8")
-    assert "Trivial answer" in html
+    assert "constant: the score of always predicting the majority class" in html
     assert "AUROC 0.500" in html
-    grid = tasks_grid(read_comparison(folders))
-    assert "trivial" in grid.columns
-    place = grid.columns.index("trivial")
+    grid = tasks_grid(report)
+    place = grid.columns.index("constant")
     assert {row[0].text: row[place].text for row in grid.rows if row[place].text != "-"} == {
         "rain": "AUROC 0.500",
         "price": f"MAE {np.abs(PRICE[40:] - PRICE[:40].mean()).mean():.1f}",
     }
+    alone = headline(read_report(folders[:1]).frame)
+    assert "beats the constant baseline on" in alone

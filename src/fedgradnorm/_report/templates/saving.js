@@ -1,6 +1,8 @@
   // ---- files of tables and figures -----------------------------------------------------------
+  // A spreadsheet takes a text that starts like a formula for one; a quote before it makes it text.
+  const guarded = (cell) => (/^[=+\-@\t\r]/.test(cell) && cell !== "-" && !Number.isFinite(Number(cell)) ? `'${cell}` : cell);
   const quoted = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
-  const csv = (rows) => rows.map((row) => row.map((cell) => quoted(String(cell ?? "").trim())).join(",")).join("\n") + "\n";
+  const csv = (rows) => rows.map((row) => row.map((cell) => quoted(guarded(String(cell ?? "").trim()))).join(",")).join("\n") + "\n";
 
   function save(content, kind, name) {
     const link = document.createElement("a");
@@ -18,7 +20,27 @@
     return rows;
   }
 
-  const shownRows = (table) => all("tr", table).filter((r) => !r.matches(".off")).map((r) => [...r.cells].map((c) => c.textContent));
+  // Every number in a column of its own, with the ends of its interval, as in the files of `compare`.
+  const shownRows = (table) => all("tr", table).filter((r) => !r.matches(".off")).map((r) => [...r.cells].flatMap((c) => JSON.parse(c.dataset.csv)));
+
+  // The figure with what the page around it says: title, unit and a legend.
+  async function saveFigure(plot, name) {
+    if (!drawn.has(plot)) draw(plot);
+    const { section, panel } = panelOf(plot), seen = new Set();
+    const traces = plot.data.map((t) => {
+      const label = t.name && t.fill !== "toself" ? t.name : "";
+      const shown = Boolean(label) && !seen.has(label);
+      seen.add(label);
+      return { ...t, showlegend: shown };
+    });
+    const title = `${text(section.querySelector("h2").textContent)}: ${text(data.tasks[panel.task])}`;
+    const unit = panel.percent ? `${panel.unit} (%)` : panel.unit || panel.view;
+    const layout = { ...plot.layout, width: 720, height: 460 + 12 * seen.size, showlegend: true,
+                     title: { text: title, font: { size: 16 } }, margin: { l: 70, r: 20, t: 50, b: 60 },
+                     legend: { orientation: "h", y: -0.2 }, paper_bgcolor: css("--paper"), plot_bgcolor: css("--paper"),
+                     yaxis: { ...plot.layout.yaxis, title: { text: text(unit) } } };
+    Plotly.downloadImage({ data: traces, layout }, { format: "png", width: layout.width, height: layout.height, scale: 2, filename: name });
+  }
 
   // The table as it stands, on a canvas: texts, keys and intervals.
   function tablePicture(table) {
@@ -53,31 +75,25 @@
   }
 
   function offer(place, name, asCsv, asPng) {
-    const box = document.createElement("span");
-    box.className = "take";
     for (const [title, make] of [["CSV", asCsv], ["PNG", asPng]]) {
       const button = document.createElement("button");
       button.type = "button"; button.textContent = title; button.setAttribute("aria-label", `${title} of ${name}`);
-      button.addEventListener("click", (event) => { event.preventDefault(); make(); });
-      box.append(button);
+      button.addEventListener("click", make);
+      place.append(button);
     }
-    place.append(box);
   }
 
   function offerFiles() {
     for (const plot of all(".plot")) {
       const name = plain(plot.getAttribute("aria-label"));
-      offer(plot.closest("figure").querySelector("figcaption"), name, () => save(csv(figureRows(panelOf(plot).panel)), "text/csv", `${name}.csv`),
-        () => { if (!drawn.has(plot)) draw(plot); Plotly.downloadImage(plot, { format: "png", width: plot.clientWidth, height: plot.clientHeight, scale: 3, filename: name }); });
+      offer(plot.closest("figure").querySelector(".tools"), name,
+        () => save(csv(figureRows(panelOf(plot).panel)), "text/csv", `${name}.csv`), () => saveFigure(plot, name));
     }
-    for (const table of all(".scroll > table")) {
-      const fold = table.closest("details, figure"), heading = fold?.querySelector("summary, figcaption") || table.closest("section")?.querySelector("h2");
-      if (!heading) continue;
-      const name = plain(heading.textContent);
-      offer(heading, name, () => save(csv(shownRows(table)), "text/csv", `${name}.csv`), () => {
-        if (fold && "open" in fold) fold.open = true;
-        tablePicture(table).toBlob((blob) => save(blob, "image/png", `${name}.png`));
-      });
+    for (const table of all("table[data-name]")) {
+      const name = plain(table.dataset.name);
+      offer(table.parentElement.previousElementSibling, name,
+        () => save(csv(shownRows(table)), "text/csv", `${name}.csv`),
+        () => tablePicture(table).toBlob((blob) => save(blob, "image/png", `${name}.png`)));
     }
   }
   offerFiles();

@@ -1,0 +1,199 @@
+"""Histories as curves: the mean over seeds and the range they span, thinned for drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgradnorm._round.reports import KEYS
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._stored.groups import Group
+from fedgradnorm._stored.task_lines import around
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+POINTS = 150  # a curve longer than this is drawn through averages of neighbouring rounds
+DIGITS = 4
+LENGTH, TARGET, AGAINST = "weighted_norm", "target", "norm_over_target"
+"""Columns that are not recorded but follow from those that are."""
+
+COSINE = "cosine"
+
+Key = tuple[str, str, str]
+"""Client, split and column."""
+
+Series = dict[Key, dict[int, tuple[float, float]]]
+"""Epoch and value by round, of every column."""
+
+
+def cosine_with(task: str) -> str:
+    """The column of a client's cosine with the client ``task``."""
+    return f"{COSINE} with {task}"
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve over epochs with the lowest and highest seed around it; gaps are NaN."""
+
+    epoch: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    seeds: int
+    spans: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """Plain rounded numbers, and the band if there is one."""
+        points = {"x": numbers(self.epoch, DIGITS + 2), "y": numbers(self.mean)}
+        if self.seeds > 1 or self.spans:
+            points |= {"lo": numbers(self.low), "hi": numbers(self.high)}
+        return points
+
+
+def numbers(values: Iterable[float], digits: int = DIGITS) -> list[float | None]:
+    """Rounded numbers; one that is not finite becomes a gap, since JSON has no name for it.
+
+    >>> numbers([0.123456, float("nan"), 1234567.0])
+    [0.1235, None, 1235000]
+    """
+    rounded = (float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values)
+    return [int(v) if v is not None and v.is_integer() else v for v in rounded]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The curves of one variant: of its seeds together, and of runs that stopped early."""
+
+    whole: list[Series]
+    partial: list[Series]
+    around: Mapping[str, tuple[str, str]]
+
+    def band(self, key: Key) -> Band | None:
+        """The mean over the seeds that have this column; None if none has.
+
+        Of many clients there is a curve per task: the median, with the best and worst tenths
+        ``around`` it.
+        """
+        if not self.around:
+            return band([series[key] for series in self.whole if key in series])
+        if key[0] not in self.around:
+            return None
+        middle, *ends = (
+            band([series[name, *key[1:]] for series in self.whole if (name, *key[1:]) in series])
+            for name in (key[0], *self.around[key[0]])
+        )
+        known = [end.mean for end in ends if end is not None]
+        if middle is None or not known:
+            return middle
+        low, high = np.fmin.reduce(known), np.fmax.reduce(known)
+        return replace(middle, low=low, high=high, spans=True)
+
+    def stopped(self, key: Key) -> list[Band]:
+        """A curve for each run that stopped early."""
+        if self.around and key[0] not in self.around:
+            return []
+        found = (band([series[key]]) for series in self.partial if key in series)
+        return [one for one in found if one is not None]
+
+    def columns(self, client: str | None = None) -> set[tuple[str, str]]:
+        """The splits and columns that there are, of one client or of all."""
+        every = (key for series in (*self.whole, *self.partial) for key in series)
+        return {key[1:] for key in every if client is None or key[0] == client}
+
+
+def curves_of(group: Group, gamma: float | None = None) -> Curves:
+    """The curves of a variant, with its norms against the targets of ``gamma``."""
+    whole, partial = (
+        [series_of(run.rows, gamma if group.shared else None, run.pairs) for run in runs]
+        for runs in (group.whole, group.partial)
+    )
+    return Curves(whole, partial, {k: v for run in group.whole for k, v in around(run).items()})
+
+
+def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = ()) -> Series:
+    """Every column of a history; with norms against targets if there is a ``gamma``.
+
+    ``pairs`` are the recorded cosines between clients.
+    """
+    found: Series = {}
+    by_round: dict[int, list[Row]] = {}
+    for row in rows:
+        for column, value in row.items():
+            if column not in KEYS:
+                key = (row["client"], row["split"], column)
+                found.setdefault(key, {})[row["round"]] = (row["epoch"], value)
+        if row["split"] == "batch" and "grad_norm" in row and row.get("active", 1):
+            by_round.setdefault(row["round"], []).append(row)
+    for number, together in by_round.items():
+        for client, derived in _against_targets(together, gamma).items():
+            for column, value in derived.items():
+                points = found.setdefault((client, "batch", column), {})
+                points[number] = (together[0]["epoch"], value)
+    means: dict[tuple[str, int], list[float]] = {}
+    for row in pairs:
+        number, value = row["round"], row["cosine"]
+        for one, other in ((row["client"], row["other"]), (row["other"], row["client"])):
+            point = (row["epoch"], value)
+            found.setdefault((one, "batch", cosine_with(other)), {})[number] = point
+            means.setdefault((one, number), []).append(value)
+            mean = math.fsum(means[one, number]) / len(means[one, number])
+            found.setdefault((one, "batch", COSINE), {})[number] = (row["epoch"], mean)
+    return found
+
+
+def _against_targets(rows: Sequence[Row], gamma: float | None) -> dict[str, dict[str, float]]:
+    """p_i G_i of one round and, with gamma, target_i = mean_j(p_j G_j) r_i^gamma.
+
+    The means are over the clients that participated and whose weights were not frozen; p is the
+    weight that the server used in that round's average.
+    """
+    lengths = {row["client"]: row.get("weight", 1.0) * row["grad_norm"] for row in rows}
+    answer = {client: {LENGTH: value} for client, value in lengths.items()}
+    live = [row for row in rows if not row.get("weight_frozen") and row.get("loss_ratio", 0) > 0]
+    if gamma is None or not live:
+        return answer
+    common = math.fsum(lengths[row["client"]] for row in live) / len(live)
+    pace = math.fsum(row["loss_ratio"] for row in live) / len(live)
+    for row in live:
+        target = common * (row["loss_ratio"] / pace) ** gamma
+        answer[row["client"]][TARGET] = target
+        if target > 0:
+            answer[row["client"]][AGAINST] = lengths[row["client"]] / target
+    return answer
+
+
+def band(runs: Sequence[Mapping[int, tuple[float, float]]]) -> Band | None:
+    """Mean, lowest and highest over runs, round by round, thinned to :data:`POINTS`.
+
+    A thinned point averages neighbouring rounds; the first and the last are kept as they are.
+    """
+    rounds = sorted({number for run in runs for number in run})
+    epochs = {number: epoch for run in runs for number, (epoch, _) in run.items()}
+    missing = (0, math.nan)
+    values = np.array([[run.get(n, missing)[1] for n in rounds] for run in runs], dtype=float)
+    if not np.isfinite(values).any():
+        return None
+    values[~np.isfinite(values)] = np.nan
+    inside = np.arange(1, len(rounds) - 1)
+    parts = np.array_split(inside, min(len(inside), POINTS - 2)) if len(inside) else []
+    bins: list[Any] = [[0], *parts, *([[len(rounds) - 1]] if len(rounds) > 1 else [])]
+    thin = np.stack([_mean(values[:, part], 1) for part in bins], axis=1)
+    epoch = np.array([np.mean([epochs[rounds[i]] for i in part]) for part in bins])
+    low, high = np.fmin.reduce(thin, axis=0), np.fmax.reduce(thin, axis=0)
+    return Band(epoch, _mean(thin, 0), low, high, len(runs))
+
+
+def _mean(values: Floats, axis: int) -> Floats:
+    """The mean of what is there; NaN where nothing is."""
+    there = np.isfinite(values)
+    total, count = np.where(there, values, 0.0).sum(axis=axis), there.sum(axis=axis)
+    answer: Floats = np.full(count.shape, np.nan)
+    np.divide(total, count, out=answer, where=count > 0)
+    return answer

@@ -1,1 +1,0 @@
-"""Runs, comparisons and data as pictures."""

@@ -1,0 +1,487 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+
+plotly.js is embedded, compressed; tables and sentences are plain HTML and need no scripts. A
+content policy in the file forbids every request and every script but its own two, whatever a client
+or method is named; Jinja escapes all names.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._benefit.benefit import MANY as MANY_CLIENTS
+from fedgradnorm._benefit.client_gain import GAINS, LOSES, UNCLEAR, ClientGain
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._extras import needed
+from fedgradnorm._report import benefit as gains
+from fedgradnorm._report.colours import COLOURS, ON_DARK, STROKES, Look, looks
+from fedgradnorm._report.curves import curves_of
+from fedgradnorm._report.frame import MANY, Report, read_report
+from fedgradnorm._report.grid import BLANK, Cell, Grid
+from fedgradnorm._report.headline import basis, headline
+from fedgradnorm._report.panels import Section, maps, sections, sweep_section
+from fedgradnorm._report.tables import crowd_grid, methods_grid, shown_grids, tasks_grid
+from fedgradnorm._report.words import count, listed
+from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._stored.generated import SYNTHETIC
+from fedgradnorm._stored.identity import facts_of, frozen
+from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
+from fedgradnorm._stored.task_lines import is_many
+from fedgradnorm._version import __version__
+from fedgradnorm.experiments._statistics import LEVEL
+from fedgradnorm.experiments._sweep import key_name, point_name, value_name
+
+LONG = 30
+"""A table of more rows than this starts folded."""
+
+MOST_DOTS = 200
+"""Clients in a strip of gains at most; of more, every so many are drawn."""
+
+_STRIP, _BAR, _PAD = 180, 132, 7  # widths of the small plots in rows, in pixels
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page's text and the report it was made from; ``crowd`` is its table of many clients."""
+
+    html: str
+    report: Report
+    crowd: Grid | None = None
+
+
+def write_page(
+    places: Sequence[Path], path: str | Path, refresh: int = 0, report: Report | None = None
+) -> Page:
+    """Write the page on the runs at ``places``; an open page reloads every ``refresh`` seconds."""
+    made = make_page(places, refresh, report)
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, made.html.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+    return made
+
+
+def make_page(places: Sequence[Path], refresh: int = 0, report: Report | None = None) -> Page:
+    """The page on the runs at ``places``, whatever state they are in, with what `benefit` wrote."""
+    report = report or read_report(places)
+    measured, problems = gains.read_measured(places)
+    return page_of(replace(report, notes=(*report.notes, *problems)), measured, refresh)
+
+
+def page_of(report: Report, measured: gains.Measured | None = None, refresh: int = 0) -> Page:
+    """The page on this report."""
+    benefits = gains.variant_benefits(report, measured or {})
+    crowd = crowd_grid(report, gains.better_off(benefits))
+    table = _Tables(report)
+    common, gamma_note = _common_gamma(report)
+    curves = {
+        name: curves_of(one, one.gamma if one.gamma is not None else common)
+        for name, one in report.groups.items()
+    }
+    drawn = sections(report, curves, gamma_note)
+    swept = [sweep_section(report)] if report.points else []
+    several, there = len(report.variants) > 1, len(report.frame) > 0
+    top = methods_grid(report) if report.many else None
+    below = [grid for grid in shown_grids(report) if grid.name != "tasks"] if several else []
+    conflict, deepest = maps(report)
+    looked = table.looks
+    script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
+    html = _environment().get_template("page.html").render(
+        refresh=refresh,
+        policy=_policy(script),
+        title=_title(report.runs),
+        size=_size(report),
+        headline=headline(report.frame),
+        basis=basis(report.frame),
+        synthetic=report.synthetic,
+        notes=report.notes,
+        made=made_when(report.runs),
+        colours=list(zip(COLOURS, ON_DARK, strict=True)),
+        css=_file("page.css"),
+        switches=list(_switches(report, looked)),
+        story=table.of(_story(report)) if report.points else None,
+        ranking=table.of(top) if top else None,
+        main=table.of(tasks_grid(report)) if there else None,
+        main_open=not report.many,
+        crowd=table.of(crowd) if crowd else None,
+        benefit=_benefit(benefits, table) if benefits else None,
+        swept=swept,
+        sections=drawn,
+        tests=[table.of(grid) for grid in below if not (top and grid.name == top.name)],
+        maps=conflict,
+        deepest=deepest,
+        runs=table.of(runs_grid(report.runs)),
+        run_count=count(len(report.runs), "run"),
+        settings=settings(report),
+        tasks=report.tasks,
+        looks=looked,
+        strokes=STROKES,
+        listed=listed,
+        version=__version__,
+        data=_json(_data(report, [*swept, *drawn])),
+        plotly=_plotly()[0],
+        script=script,
+    )  # fmt: skip
+    return Page(html, report, crowd)
+
+
+@cache
+def _environment() -> Any:
+    with needed("report", "the page"):
+        import jinja2
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("fedgradnorm._report"), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+
+
+class _Tables:
+    """Grids as the template shows them; rows and cells know which switches hide them."""
+
+    def __init__(self, report: Report) -> None:
+        self.tasks = {task: number for number, task in enumerate(report.tasks)}
+        self.looks = looks(report.variants, report.standouts())
+        self.lines = looks(report.lines)
+        self.methods = {name: [number] for number, name in enumerate(report.variants)}
+        for number, one in enumerate(report.groups.values()):
+            if report.points and one.line != one.label:
+                self.methods.setdefault(one.line, []).append(number)
+
+    def of(self, grid: Grid) -> dict[str, Any]:
+        """The grid's columns and rows."""
+        places: dict[tuple[int, str], int] = {}
+        for place, row in enumerate(grid.rows):
+            for number, cell in enumerate(row):
+                places.setdefault((number, cell.text), place)
+        columns = [
+            {"title": title, "num": grid.right(number), "csv": json.dumps(grid.csv_columns[number]),
+             "minor": title in grid.minor}
+            for number, title in enumerate(grid.columns)
+        ]  # fmt: skip
+        rows = [
+            self._row(grid, row, place, places)
+            for place, group in enumerate(grid.groups) for row in group
+        ]  # fmt: skip
+        return {"name": grid.name, "title": grid.title, "columns": columns, "rows": rows,
+                "notes": grid.notes, "open": len(rows) <= LONG}  # fmt: skip
+
+    def _row(
+        self, grid: Grid, row: Sequence[Cell], group: int, places: Mapping[tuple[int, str], int]
+    ) -> dict[str, Any]:
+        """A row is hidden with all its methods, or with its task; a cell with its own method."""
+        variants = list(dict.fromkeys(cell.variant for cell in row if cell.variant))
+        methods = [n for name in variants for n in self.methods.get(name, ())]
+        cells = []
+        for number, cell in enumerate(row):
+            mark = None
+            if grid.columns[number].lower() == "method":
+                mark = self.looks.get(cell.text) or self.lines.get(cell.text)
+                methods = methods or self.methods.get(cell.text, [])
+            mine = self.methods.get(cell.variant, []) if len(variants) > 1 else []
+            cells.append({
+                "text": cell.text, "bold": cell.bold, "mark": mark, "methods": mine,
+                "csv": json.dumps(grid.csv_cells(row, number)),
+                "value": _sort_value(cell, places[number, cell.text]), "bar": _bar(cell),
+                "dots": cell.dots,
+            })  # fmt: skip
+        look = next((c["mark"] for c in cells if c["mark"]), None)
+        within = group
+        if "measured on" in grid.columns:
+            at = grid.columns.index("measured on")
+            within = list(dict.fromkeys(r[at].text for r in grid.rows)).index(row[at].text)
+        tasks = [self.tasks[cell.task] for cell in row if cell.task in self.tasks]
+        return {"methods": methods, "tasks": tasks, "group": group, "within": within,
+                "cells": cells, "look": look}  # fmt: skip
+
+
+def _sort_value(cell: Cell, place: int) -> str:
+    """What a cell sorts by, the better the smaller; a name by where it stood first, "-" last."""
+    first = next(iter(cell.numbers.values()), math.nan)
+    if cell.numbers or cell == BLANK:
+        return f"{-first if cell.higher else first:.8g}" if math.isfinite(first) else ""
+    return str(place)
+
+
+def _bar(cell: Cell) -> dict[str, float] | None:
+    """Where the mean and the ends of a cell's interval are in its small plot."""
+    if cell.scale is None or not math.isfinite(cell.numbers.get("", math.nan)):
+        return None
+    factor = 100.0 if cell.text.endswith("%") else 1.0
+    low, high = (factor * end for end in cell.scale)
+
+    def place(value: float) -> float:
+        inside = min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)
+        return round(_PAD + inside * (_BAR - 2 * _PAD), 1)
+
+    ends = {key: place(cell.numbers[f"_{key}"]) for key in ("low", "high")
+            if math.isfinite(cell.numbers.get(f"_{key}", math.nan))}  # fmt: skip
+    return {"mean": place(cell.numbers[""]), **ends}
+
+
+def _story(report: Report) -> Grid:
+    """Who is significantly better than the baseline at each point of a sweep."""
+    found = report.effects["score"]
+    told = found[(found.p < LEVEL) & (found.effect > 0)]
+    lines = {name: one.line for name, one in report.groups.items()}
+    rows = []
+    for point in report.points:
+        at = told[told.variant.isin([
+            name for line in report.lines for n, name in enumerate(report.along(line))
+            if name is not None and report.points[n] == point])]  # fmt: skip
+        cells = [Cell(", ".join(lines[v] for v in at[at.task == task].variant) or "-")
+                 for task in report.tasks]  # fmt: skip
+        rows.append((Cell(value_name(point)), *cells))
+    columns = (key_name(report.points[0]), *report.tasks)
+    note = f"p < {LEVEL:g} in a paired t-test over seeds, Holm-corrected over a method's tasks"
+    title = f"Significantly better than {report.baseline}, by point and task"
+    return Grid("points", title, columns, (tuple(rows),), (note,))
+
+
+def _benefit(found: Sequence[gains.VariantBenefit], table: _Tables) -> dict[str, Any]:
+    """The section on what clients gain: a line per variant and, for few clients, one per client."""
+    bases = listed(list(dict.fromkeys(one.base for one in found)))
+    about = (
+        f"Each client on its held-out data, compared with training alone ({bases}). Positive is "
+        "better: errors in percent of what they are alone, accuracies in points. "
+    )
+    if any(one.by_examples for one in found):
+        about += "Gain and lose: beyond a 95% interval, by bootstrap over held-out examples."
+    elif any(one.told for one in found):
+        about += "Gain and lose: beyond a 95% interval over seeds (Student's t)."
+    else:
+        about += "One seed has no intervals: clients are counted by the sign of their gain."
+    columns = ("Method", "Gain", "No significant difference", "Lose", "Worst", "Median", "Best",
+               "Mean", "Every client")  # fmt: skip
+    rows = []
+    for one in found:
+        order = one.ordered()
+        ends = [f"{gains.gain_text(c.gain, c.unit)} ({c.client})" for c in order]
+        rows.append((
+            Cell(one.variant, variant=one.variant),
+            *(Cell(str(n), {"": float(n)}) for n in map(one.count, (GAINS, UNCLEAR, LOSES))),
+            Cell(ends[0] if ends else "-"), Cell(one.by_unit("median")),
+            Cell(ends[-1] if ends else "-"), Cell(one.by_unit("mean")),
+            Cell(f"{len(order)} clients", dots=_dots(order)),
+        ))  # fmt: skip
+    methods = table.of(Grid("benefit", "Method by method", columns, (tuple(rows),)))
+    names = list(dict.fromkeys(c.client for one in found for c in one.clients))
+    by_client = None
+    if len(names) <= MANY_CLIENTS:
+        lines = [
+            _client_row(c, one) for name in names for one in found for c in one.clients
+            if c.client == name
+        ]  # fmt: skip
+        titles = (
+            "Client",
+            "Method",
+            "Metric",
+            "Alone",
+            "Joined",
+            "Gain",
+            "95% interval",
+            "Verdict",
+        )
+        by_client = table.of(Grid("benefit-clients", "Client by client", titles, (tuple(lines),)))
+    methods["open"] = len(found) <= MANY
+    return {"title": gains.TITLE, "about": about, "methods": methods, "clients": by_client}
+
+
+def _client_row(one: ClientGain, found: gains.VariantBenefit) -> tuple[Cell, ...]:
+    return (
+        Cell(one.client, task=one.client), Cell(found.variant, variant=found.variant),
+        Cell(one.metric), Cell(gains.metric_text(one.alone, one.metric), {"": one.alone}),
+        Cell(gains.metric_text(one.joined, one.metric), {"": one.joined}),
+        Cell(gains.gain_text(one.gain, one.unit),
+             {"": one.gain, "_low": one.low, "_high": one.high}, higher=True),
+        Cell(gains.interval_text(one)), Cell(one.verdict if found.told else "-"),
+    )  # fmt: skip
+
+
+def _dots(order: Sequence[ClientGain]) -> tuple[tuple[float, str], ...]:
+    """A dot per client, losses on the left of the line at 0; the largest gain reaches the edge."""
+    known = [one for one in order if math.isfinite(one.gain)]
+    top = {one.unit: max(abs(o.gain) for o in known if o.unit == one.unit) for one in known}
+    step = -(-len(order) // MOST_DOTS) or 1
+    middle, reach = _STRIP / 2, _STRIP / 2 - _PAD
+    return tuple(
+        (round(middle + reach * min(max(o.gain / (top.get(o.unit) or 1.0), -1.0), 1.0), 1),
+         f"{o.client}: {gains.gain_text(o.gain, o.unit)}")
+        for o in [*order[:-1:step], *order[-1:]]
+    )  # fmt: skip
+
+
+def _switches(report: Report, looked: Mapping[str, Look]) -> Iterator[dict[str, Any]]:
+    """Rows of switches: methods, the points of a sweep, and tasks."""
+    groups = list(report.groups.values())
+
+    def row(title: str, kind: str, buttons: list[tuple[str, Look | None, list[int]]]) -> Any:
+        return {"title": title, "kind": kind, "buttons": buttons, "many": len(buttons) > MANY}
+
+    if report.points:
+        having = {line: [i for i, one in enumerate(groups) if one.line == line]
+                  for line in report.lines}  # fmt: skip
+        points = [point_name(point) for point in report.points]
+        at = [[i for i, one in enumerate(groups) if point_name(one.point) == p] for p in points]
+        yield row("Methods", "method", [(k, v, having[k]) for k, v in looks(report.lines).items()])
+        yield row("Points", "point", [(p, None, i) for p, i in zip(points, at, strict=True)])
+    else:
+        yield row("Methods", "method", [(k, v, [i]) for i, (k, v) in enumerate(looked.items())])
+    yield row("Tasks", "task", [(task, None, [i]) for i, task in enumerate(report.tasks)])
+
+
+def _common_gamma(report: Report) -> tuple[float | None, str]:
+    """The gamma that methods without one are measured by, and the sentence about it."""
+    found = {one.gamma for one in report.groups.values() if one.gamma is not None}
+    lacking = (one.method for one in report.groups.values() if one.gamma is None and one.shared)
+    without = list(dict.fromkeys(lacking))
+    if len(found) != 1:
+        return None, ""
+    gamma = found.pop()
+    if not without:
+        return gamma, ""
+    who = listed(without) if len(without) <= MANY else f"{len(without)} methods"
+    return gamma, f"Methods without a gamma ({who}) are measured by the others', {gamma:g}."
+
+
+def _title(runs: Sequence[StoredRun]) -> str:
+    names = list(dict.fromkeys(str(run.config.get("name") or run.name) for run in runs))
+    return listed(names[:3]) + (" and more" if len(names) > 3 else "")
+
+
+def _size(report: Report) -> str:
+    many = [run for run in report.runs if is_many(run)]
+    tasks = {t for run in many for t in run.groups.values()} if many else report.tasks
+    counts = [(len(report.variants), "method"), (len(tasks), "task"), (len(report.runs), "run")]
+    if many:
+        counts.insert(2, (max(len(run.names) for run in many), "client"))
+    if report.points:
+        counts[:1] = [(len(report.lines), "method"), (len(report.points), "point")]
+    return ", ".join(count(number, what) for number, what in counts)
+
+
+def made_when(runs: Sequence[StoredRun]) -> str:
+    """When, from which commit and on which devices the runs were made."""
+    days = sorted({day for run in runs if (day := str(run.manifest.get("started", ""))[:10])})
+    devices = sorted({device for run in runs if (device := _device(run)) != "-"})
+    commits = sorted({commit for run in runs if (commit := _commit(run)) != "-"})
+    parts = [f"started {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""]
+    parts.append(f"on {', '.join(devices)}" if devices else "")
+    parts.append(f"commit {', '.join(commits)}" if commits else "commit not recorded")
+    return ", ".join(filter(None, parts))
+
+
+def runs_grid(runs: Sequence[StoredRun]) -> Grid:
+    """Every run: how far it got, when it was started, and with what."""
+    columns = ("Run", "Method", "Seed", "State", "Started", "Device", "Commit", "Versions")
+    rows = tuple(tuple(Cell(text) for text in _run_texts(run)) for run in runs)
+    return Grid("runs", "Runs", columns, (rows,))
+
+
+def _run_texts(run: StoredRun) -> Iterator[str]:
+    reached = f"round {run.last_round}" if run.rows else "no rounds"
+    short = run.planned is not None and run.last_round < run.planned
+    lost = short and not run.stopped_early
+    state = "damaged" if run.finished and lost else "finished" if run.finished else "unfinished"
+    state = state if run.manifest else "unknown"
+    made = run.part("versions").items()
+    yield from (run.name, run.method, "-" if run.seed == UNKNOWN_SEED else str(run.seed))
+    yield ", ".join(filter(None, (state, reached + f" of {run.planned}" * short, run.kept)))
+    yield str(run.manifest.get("started", "-"))[:16].replace("T", " ")
+    yield from (_device(run), _commit(run))
+    yield ", ".join(f"{k} {v}" for k, v in made if k not in ("device", "commit")) or "-"
+
+
+def _device(run: StoredRun) -> str:
+    asked = run.part("settings") or run.part("training")
+    return str(run.part("versions").get("device") or asked.get("device") or "-")
+
+
+def _commit(run: StoredRun) -> str:
+    return str(run.part("versions").get("commit") or "-")
+
+
+def settings(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings that all variants share, then what each has of its own."""
+    tables = {}
+    for name, one in report.groups.items():
+        run = one.whole[0]
+        facts = facts_of(run)
+        clients = {k: v for k, v in facts.items() if k.startswith("data.clients.")}
+        known = {k: v for k, v in facts.items() if k not in clients and v not in (None, [], {})}
+        command = run.manifest.get("command")
+        extra = {
+            "command": " ".join(map(str, command)) if isinstance(command, list) else command,
+            "rounds": run.planned, "norm layer": run.manifest.get("norm_layer"),
+            "clients": len(run.names),
+        }  # fmt: skip
+        tables[name] = {k: v for k, v in extra.items() if v} | known
+    if not tables:
+        return []
+    first, *others = tables.values()
+    common = {
+        key for key, value in first.items()
+        if all(key in t and frozen(t[key]) == frozen(value) for t in others)
+    }  # fmt: skip
+    shared = [(key, str(first[key])) for key in first if key in common]
+    own = [
+        (name, [(k, str(v)) for k, v in table.items() if k not in common])
+        for name, table in tables.items()
+    ]
+    title = "Settings of all methods" if others else next(iter(tables))
+    return [(title, shared), *((name, rows) for name, rows in own if rows)]
+
+
+def _data(report: Report, drawn: Sequence[Section]) -> dict[str, Any]:
+    shown = looks(report.variants, report.standouts()).values()
+    first = set(report.standouts())
+    dashes = [",".join(f"{part}px" for part in stroke) for stroke in STROKES]
+    return {
+        "methods": report.variants, "colours": [look.colour for look in shown],
+        "dashes": [dashes[look.stroke] for look in shown], "strokes": dashes,
+        "tasks": report.tasks, "off": ["train"] if len(report.variants) > 3 else [],
+        "hidden": [i for i, name in enumerate(report.variants) if name not in first],
+        "synthetic": SYNTHETIC if report.synthetic else "",
+        "sections": {one.id: one.panels for one in drawn},
+    }  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside a script element: no name can end it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _file(name: str) -> str:
+    return (files("fedgradnorm._report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js, compressed for the page, and the hash by which the browser knows it."""
+    with needed("report", "the page"):
+        from plotly.offline import get_plotlyjs
+    code = get_plotlyjs().encode()
+    return base64.b64encode(gzip.compress(code, mtime=0)).decode(), _hash(code)
+
+
+def _policy(script: str) -> str:
+    """No requests at all; only the page's own script, and plotly's."""
+    scripts = f"script-src {_hash(script.encode())} {_plotly()[1]}"
+    rest = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {scripts}; {rest}"
+
+
+def _hash(code: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(code).digest()).decode()}'"

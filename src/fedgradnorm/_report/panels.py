@@ -1,0 +1,311 @@
+"""The page's figures as plain values: sections of small panels, one per task.
+
+Axes are fixed here, from all variants at once, so that hiding a variant moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgradnorm._report.colours import Look, looks
+from fedgradnorm._report.curves import (
+    AGAINST,
+    COSINE,
+    LENGTH,
+    TARGET,
+    Curves,
+    cosine_with,
+    numbers,
+)
+from fedgradnorm._report.figures import DECADES, places_of, sweep_ends
+from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
+from fedgradnorm._round.reports import COLUMNS
+from fedgradnorm._runs.history import SPENT
+from fedgradnorm.experiments._sweep import key_name, value_name
+
+CONFLICT, SWEEP = "conflict", "sweep"
+WIDE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
+MOST = 8  # more tasks than this have no view for each pair, twice as many no map
+
+_FEW = "Line: mean over seeds. Band, of up to four methods: lowest to highest seed."
+_MANY = "Line: median over clients. Band, of up to four methods: from the best to the worst tenth."
+
+Panel = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at a section: its lines (role, split, column) and how its axis behaves."""
+
+    name: str
+    lines: tuple[tuple[str, str, str], ...]
+    reference: float | None = None
+    log: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a sentence on how to read it, and panels by view and task."""
+
+    id: str
+    title: str
+    about: str
+    roles: Mapping[str, str] = field(default_factory=dict)
+    panels: Sequence[Panel] = ()
+    missing: Sequence[str] = ()
+
+    @property
+    def views(self) -> list[str]:
+        """The names of its views."""
+        return list(dict.fromkeys(panel["view"] for panel in self.panels))
+
+    @property
+    def tasks(self) -> list[int]:
+        """The numbers of the tasks that have a panel."""
+        return list(dict.fromkeys(panel["task"] for panel in self.panels))
+
+
+def sections(report: Report, curves: Mapping[str, Curves], gamma_note: str) -> list[Section]:
+    """Every section that has something to show, in the order of the page.
+
+    Learning curves start with what the headline is about: the metric, or for one variant the loss.
+    """
+    evaluated = [_evaluated("Accuracy or error", "metric"), _evaluated("Loss", "loss")]
+    pooled = any(one.around for one in curves.values())
+    more, meanings = _other_columns(curves)
+    pairs = report.tasks if 2 < len(report.tasks) <= MOST else []
+    cosines = {"with all others": COSINE, **{f"with {t}": cosine_with(t) for t in pairs}}
+    plans = [
+        ("curves", "Learning curves",
+         f"{_MANY if pooled else _FEW} Markers alone: only the ends were evaluated.",
+         {"heldout": "held-out", "train": "training"},
+         evaluated if len(report.variants) > 1 else evaluated[::-1]),
+        ("weights", "Weights",
+         "What the server multiplies each task's update by. All equal is 1. A weight of 0 "
+         "has no place on a logarithmic axis.", {},
+         [View("Weight", (("main", "batch", "weight"),), 1.0, log=True, shared=True)]),
+        ("norms", "Gradient norms against their targets",
+         "The task's weighted gradient norm at the norm layer, p·G, divided by the norm that "
+         "FedGradNorm aims for: mean(p·G) · r^gamma, with r the task's pace. On target is 1. "
+         f"{gamma_note}", {},
+         [View("Norm ÷ target", (("main", "batch", AGAINST),), 1.0),
+          View("Norm and target", (("main", "batch", LENGTH), ("target", "batch", TARGET)))]),
+        ("ratios", "Loss ratios", "The share of the first loss that is left in each round's batch.",
+         {}, [View("Loss ÷ first loss", (("main", "batch", "loss_ratio"),), 1.0)]),
+        (CONFLICT, "Gradient conflict",
+         "The cosine between two tasks' updates of one round: 1 is the same direction; below 0, "
+         "each undoes some of the other's work.", {},
+         [View(n, (("main", "batch", c),), 0.0, shared=True) for n, c in cosines.items()]),
+        ("more", "Other columns", meanings, {},
+         [View(name, (("main", "batch", name),)) for name in more]),
+    ]  # fmt: skip
+    made = (_section(report, curves, *plan) for plan in plans if plan[-1])
+    return [section for section in made if section.panels]
+
+
+def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
+    """What was recorded in addition to the package's own columns, and what it means."""
+    found = {
+        column for one in curves.values() for split, column in one.columns() if split == "batch"
+    }
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT, COSINE}
+    drawn = own | {AGAINST, LENGTH, TARGET}
+    names = sorted(n for n in found if n not in drawn and not n.startswith(cosine_with("")))
+    told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]
+    return names, " ".join(told) or "Columns that the runs recorded in addition to ours."
+
+
+def _evaluated(name: str, column: str) -> View:
+    """Held-out and training lines of the loss, or of the task's own metric."""
+    held_out = (("heldout", split, column) for split in HELD_OUT)
+    return View(name, (*held_out, ("train", "train", column)))
+
+
+def _section(
+    report: Report, curves: Mapping[str, Curves],
+    id_: str, title: str, about: str, roles: dict[str, str], views: list[View],
+) -> Section:  # fmt: skip
+    metrics = report.frame.drop_duplicates("task").set_index("task").metric
+    panels = []
+    for view in views:
+        mine = [_panel(curves, task, number, view, metrics[task])
+                for number, task in enumerate(report.tasks)]  # fmt: skip
+        mine = [panel for panel in mine if panel["series"]]
+        if view.shared and mine:
+            _share_axis(mine)
+        panels += mine
+    first = [panel for panel in panels if panel["view"] == views[0].name] or panels
+    drawn = {series["method"] for panel in first for series in panel["series"]}
+    missing = [name for number, name in enumerate(curves) if number not in drawn]
+    there = {series["role"] for panel in panels for series in panel["series"]}
+    shown = {role: name for role, name in roles.items() if role in there}
+    return Section(id_, title, about.strip(), shown, panels, missing)
+
+
+def _panel(curves: Mapping[str, Curves], task: str, number: int, view: View, metric: str) -> Panel:
+    series: list[dict[str, Any]] = []
+    unit = metric if any(column == "metric" for *_, column in view.lines) else ""
+    for method, one in enumerate(curves.values()):
+        seen: set[str] = set()
+        for role, split, column in view.lines:
+            key = (task, split, metric if column == "metric" else column)
+            band = None if role in seen else one.band(key)
+            if band is not None:
+                seen.add(role)  # validation is shown only if there is no test split
+                series.append({"method": method, "role": role, **band.json()})
+            if role not in ("train", "target"):
+                stopped = (band.json() for band in one.stopped(key))
+                series += [{"method": method, "role": "stopped", **b} for b in stopped]
+    unit = unit or ("loss" if view.name == "Loss" else "")
+    axis = _axis(series, view, percent=unit == "accuracy")
+    return {"task": number, "view": view.name, "unit": unit, "series": series, **axis}
+
+
+def sweep_section(report: Report) -> Section:
+    """A panel per task: the mean at every point with its 95% interval, a line per method."""
+    members = {
+        line: [i for i, one in enumerate(report.groups.values()) if one.line == line]
+        for line in report.lines
+    }
+    panels = []
+    for measure, title in (("score", "Held-out metric"), ("loss", "Training loss")):
+        for number, task in enumerate(report.tasks):
+            series = [
+                {"method": members[line][0], "arms": members[line], "role": "sweep", "name": line,
+                 "colour": look.colour, "dash": look.stroke, **points}
+                for line, look in looks(report.lines).items()
+                if (points := _points(report, line, task, measure))
+            ]  # fmt: skip
+            if series:
+                panels.append(_sweep_panel(report, number, task, title, measure, series))
+    about = (
+        "Each task at the end of training, against what was varied. Mean over seeds; bars: 95% "
+        "interval. A method that the sweep does not change has the same value everywhere."
+    )
+    return Section(SWEEP, "The sweep", about, {}, panels)
+
+
+def _points(report: Report, line: str, task: str, measure: str) -> dict[str, Any]:
+    places, found = sweep_ends(report, line, task, measure)
+    if not found:
+        return {}
+    halves = [0.0 if math.isnan(one.half) else one.half for one in found]
+    return {
+        "x": numbers(places, 6), "y": numbers(one.mean for one in found),
+        "lo": numbers(one.mean - half for one, half in zip(found, halves, strict=True)),
+        "hi": numbers(one.mean + half for one, half in zip(found, halves, strict=True)),
+    }  # fmt: skip
+
+
+def _sweep_panel(
+    report: Report, number: int, task: str, title: str, measure: str, series: list[dict[str, Any]]
+) -> Panel:
+    metric = report.frame[report.frame.task == task].metric.iloc[0]
+    unit = metric if MEASURES[measure] == "held-out metric" else "loss"
+    places, real = places_of(report)
+    axis = _axis(series, View(title, ()), percent=unit == "accuracy")
+    wide = real and min(places) > 0 and max(places) / min(places) >= DECADES
+    x = {
+        "title": key_name(report.points[0]), "log": wide, "lines": real,
+        "values": numbers(places, 6), "names": [value_name(point) for point in report.points],
+    }  # fmt: skip
+    return {"task": number, "view": title, "unit": unit, "series": series, "x": x, **axis}
+
+
+def _axis(series: Sequence[dict[str, Any]], view: View, *, percent: bool) -> dict[str, Any]:
+    """Range and ticks that fit every method; logarithmic if the range is wide."""
+    values = [v for one in series for key in ("y", "lo", "hi") for v in one.get(key, ())]
+    there = [v for v in values if v is not None]
+    if not there:
+        return {}
+    if view.reference is not None:
+        there.append(view.reference)
+    there = [v for v in there if v > 0] if view.log else there
+    low, high = min(there), max(there)
+    axis: dict[str, Any] = {"reference": view.reference, "percent": percent, "log": False}
+    if view.log or (low > 0 and high / low > WIDE and not percent):
+        ends = [math.log10(low), math.log10(high)]
+        pad = 0.04 * (ends[1] - ends[0]) or 0.02
+        return axis | {"log": True, "range": numbers([ends[0] - pad, ends[1] + pad]),
+                       "ticks": log_ticks(low, high)}  # fmt: skip
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return axis | {"range": numbers([low - pad, high + pad])}
+
+
+def _share_axis(panels: Sequence[Panel]) -> None:
+    """One range for all tasks, where their sizes are to be compared."""
+    ranges = [panel["range"] for panel in panels]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    for panel in panels:
+        panel["range"] = [low, high]
+        if panel["log"]:
+            panel["ticks"] = log_ticks(10**low, 10**high)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Three to about seven round numbers between ``low`` and ``high``.
+
+    >>> log_ticks(0.9, 134)
+    [1.0, 10.0, 100.0]
+    >>> log_ticks(3, 40)
+    [5.0, 10.0, 20.0]
+    """
+    decades = math.log10(high / low)
+    steps = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.1 else (1,)
+    every = 1 if decades < 6 else math.ceil(decades / 5)
+    exponents: Iterable[int] = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{s}e{e}") for e in exponents if e % every == 0 for s in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+@dataclass(frozen=True)
+class Map:
+    """The mean cosines between the tasks of one variant; of each cell a text and a depth."""
+
+    method: int
+    name: str
+    look: Look
+    tasks: Sequence[int]
+    cells: Mapping[tuple[int, int], tuple[str, float]]
+
+
+def maps(report: Report) -> tuple[list[Map], str]:
+    """A map for each variant that recorded conflict, and the largest cosine of all in words.
+
+    Cosines of many parameters are small: the deepest colour is the largest of all maps.
+    """
+    means: dict[str, dict[tuple[int, int], float]] = {}
+    number = {task: place for place, task in enumerate(report.tasks)}
+    for name, one in report.groups.items():
+        found: dict[tuple[int, int], list[float]] = {}
+        for row in (row for run in one.whole for row in run.pairs):
+            i, j = number.get(row["client"], -1), number.get(row["other"], -1)
+            for pair in ((i, j), (j, i)) if min(i, j) >= 0 else ():
+                found.setdefault(pair, []).append(row["cosine"])
+        if found:
+            means[name] = {pair: math.fsum(v) / len(v) for pair, v in found.items()}
+    if not means or len(report.tasks) > 2 * MOST:
+        return [], ""
+    top = max(abs(v) for known in means.values() for v in known.values()) or 1.0
+    look = looks(report.variants, report.standouts())
+    made = [
+        Map(report.variants.index(name), name, look[name], sorted({i for i, _ in known}),
+            {pair: (cosine_text(v, top), v / top) for pair, v in known.items()})
+        for name, known in means.items()
+    ]  # fmt: skip
+    return made, cosine_text(top, top)
+
+
+def cosine_text(value: float, top: float) -> str:
+    """A cosine with as many digits as the largest needs.
+
+    >>> cosine_text(-0.0449, 0.31), cosine_text(-0.0449, 0.05), cosine_text(-0.0001, 0.5)
+    ('-0.04', '-0.045', '0.00')
+    """
+    digits = 2 if top >= 0.1 else 3 if top >= 0.01 else 4
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]

@@ -1,0 +1,584 @@
+"""A report as tables: tasks, methods, every metric, a sweep, many clients, several experiments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._methods import LOCAL, METHODS
+from fedgradnorm._report import words
+from fedgradnorm._report.frame import MEASURES, Report, ends_of, every_metric
+from fedgradnorm._report.grid import BLANK, Cell, Grid
+from fedgradnorm._runs.many.spread import quantiles
+from fedgradnorm._stored.groups import Group
+from fedgradnorm._stored.task_lines import is_many
+from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate, jain
+from fedgradnorm.experiments._sweep import key_name, value_name
+from fedgradnorm.models._input_rows import row_form
+from fedgradnorm.models._streamed.rows import some_targets
+from fedgradnorm.tasks._named_metrics import higher_is_better
+from fedgradnorm.weighting import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAPER: Mapping[str, Mapping[str, float]] = {
+    method: dict(zip(("landmark", "gender", "smile", "glasses", "pose"), losses, strict=True))
+    for method, losses in {
+        "fedrep": (33.28, 0.66, 0.60, 0.44, 1.1),
+        "fedgradnorm": (33.25, 0.56, 0.57, 0.43, 1.1),
+    }.items()
+}
+"""Task losses after 100 epochs, imbalanced allocation, as the paper prints them.
+
+Source: Mortaheb, Vahapoglu, Ulukus, "FedGradNorm: Personalized Federated Gradient-Normalized
+Multi-Task Learning" (2022), Table II.
+"""
+
+SIGHTS = ("nothing", "sizes", "losses", "losses, norms", "Gram matrix", "gradients")
+"""What a server may see of the clients in addition to the sum of their updates."""
+
+CONSTANT_NOTE = "constant: the score of always predicting the majority class, or the mean"
+SIGHT_NOTE = "server sees: of the clients, in addition to the sum of their updates"
+DELTA_NOTE = "Δm: mean over tasks of the relative gain, in %; more is better"
+SPLIT_TITLES = {"test": "held-out", "validation": "validation", "train": "training metric"}
+
+
+def shown_grids(report: Report) -> list[Grid]:
+    """The tables for a reader: tasks and methods, or a sweep's points side by side."""
+    if not report.points:
+        grids = [tasks_grid(report)]
+        return [*grids, methods_grid(report)] if len(report.variants) > 1 else grids
+    gains = gains_grid(report)
+    return [
+        sweep_grid(report, "loss"),
+        sweep_grid(report, "score"),
+        *([gains] if gains.rows else []),
+    ]
+
+
+def all_grids(report: Report) -> list[Grid]:
+    """The tables for a reader, and those that are only for files."""
+    more = [tasks_grid(report), methods_grid(report)] if report.points else []
+    return [*shown_grids(report), *more, metrics_grid(report)]
+
+
+def interval_note(report: Report) -> str:
+    """How the numbers are to be read."""
+    counts = sorted(report.seeds.values())
+    if counts[-1] == 1:
+        return "one seed: no intervals and no tests"
+    seeds = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else str(counts[-1])
+    return f"mean ± half width of the 95% interval (Student's t) over {seeds} seeds"
+
+
+def tasks_grid(report: Report, title: str = "") -> Grid:
+    """A row per task and variant: metric, constant baseline, effect and p-value, losses, weight."""
+    frame, base = report.frame, report.baseline
+    splits = set(frame.split)
+    result = SPLIT_TITLES[splits.pop()] if len(splits) == 1 else "result"
+    columns = (
+        "task", "method", result, "constant", f"against {base}", "p", "training loss", "weight",
+        "at start", "p (loss)", "held-out loss", f"epochs to {base}'s loss", "paper's loss",
+    )  # fmt: skip
+    found = {m: t.set_index(["variant", "task"]) for m, t in report.effects.items()}
+    order = report.ranking["score"] if report.many else report.variants
+    rows = dict(iter(frame.groupby(["variant", "task"], sort=False)))
+    groups = []
+    for task in report.tasks:
+        mine = [rows[name, task] for name in order if (name, task) in rows]
+        scale = _scale([estimate(list(part.score)) for part in mine])
+        best = {m: _best(mine, m) for m in MEASURES}
+        groups.append(
+            tuple(_task_row(report, part, found, best, scale, result == "result") for part in mine)
+        )
+    notes = [interval_note(report)]
+    if frame.constant.notna().any():
+        notes.append(CONSTANT_NOTE)
+    if len(report.effects["score"]):
+        notes.append(
+            f"against {base}: the difference, positive where better, ± half its 95% interval"
+            if max(report.seeds.values()) > 1 else
+            f"against {base}: the difference, positive where better"
+        )  # fmt: skip
+    if max(report.seeds.values()) > 1 and len(report.variants) > 1:
+        notes.append("p: two-sided paired t-test over seeds, Holm-corrected over a method's tasks")
+    minor = ("p (loss)", "at start", "held-out loss", columns[-2], columns[-1])
+    title = title or "Every task at the end of training"
+    return Grid("tasks", title, columns, tuple(groups), tuple(notes), minor).without_blank()
+
+
+def _task_row(
+    report: Report,
+    part: pd.DataFrame,
+    effects: Mapping[str, pd.DataFrame],
+    best: Mapping[str, str],
+    scale: tuple[float, float],
+    mixed: bool,
+) -> tuple[Cell, ...]:
+    first = part.iloc[0]
+    name, task, metric = first.variant, first.task, first.metric
+    key = (name, task)
+    score = score_cell(estimate(list(part.score)), metric, bold=name == best["score"])
+    score = replace(score, scale=scale, text=score.text + (f" ({first.split})" if mixed else ""))
+    effect, p = BLANK, dict.fromkeys(MEASURES, math.nan)
+    for measure, table in effects.items():
+        if key in table.index:
+            p[measure] = table.loc[key].p
+    if key in effects["score"].index:
+        effect = effect_cell(effects["score"].loc[key])
+    at_start = estimate(list(part.first_loss))
+    weight = estimate(list(part.weight))
+    run = next(iter(report.groups[name].seeds.values()))
+    printed = PAPER.get(first.method, {}).get(task) if _is_papers(run.config) else None
+    return (
+        Cell(task, task=task), Cell(name, variant=name), score,
+        _mean(part.constant, lambda value: words.metric(value, metric), higher=first.higher),
+        effect, p_cell(p["score"]),
+        number(estimate(list(part.loss)), words.loss, bold=name == best["loss"]),
+        BLANK if math.isnan(weight.mean) else number(weight, words.weight),
+        number(at_start, words.loss), p_cell(p["loss"]), _mean(part.held_loss, words.loss),
+        _reached(part.reached) if first.base else BLANK,
+        BLANK if printed is None or report.groups[name].own
+        else Cell(f"{printed:g}", {"": printed}),
+    )  # fmt: skip
+
+
+def _is_papers(config: Mapping[str, object]) -> bool:
+    """Whether a run is of the paper's table: its experiment, on its data."""
+    data = config.get("data")
+    return config.get("name") == "table2" and isinstance(data, dict) and data["source"] == "mtfl"
+
+
+def methods_grid(report: Report) -> Grid:
+    """Two rows per variant, for each measure: gains, worst task, fairness, cost.
+
+    Many variants are sorted by their gain on each measure, with what their servers see.
+    """
+    base = report.baseline
+    columns = ("method", "measured on", f"Δm against {base}", f"Δm against {LOCAL}", "worst task",
+               "its gain", "Jain", "server sees", "MB sent", "seconds", "seeds")  # fmt: skip
+    notes = [
+        interval_note(report), DELTA_NOTE,
+        f"worst task: the smallest mean gain against {base}; "
+        "Jain: index over tasks of how many times better each is, 1 = all alike",
+    ]  # fmt: skip
+    if report.many:
+        groups = tuple(
+            tuple(_method_row(report, name, m) for name in report.ranking[m]) for m in MEASURES
+        )
+        notes += [f"sorted by Δm on each measure; {base} is at zero", SIGHT_NOTE]
+    else:
+        groups = tuple(
+            tuple(_method_row(report, name, m) for m in MEASURES) for name in report.variants
+        )
+    notes += _beyond_note(groups)
+    minor = ("Jain", "server sees", "MB sent", "seeds")
+    grid = Grid("methods", "Every method", columns, groups, tuple(notes), minor)
+    return grid.without_blank()
+
+
+def _method_row(report: Report, name: str, measure: str) -> tuple[Cell, ...]:
+    ends = report.frame[report.frame.variant == name].drop_duplicates("seed")
+    seeds = report.seeds[name]
+    both = _gains(report, name, measure)
+    alone = BLANK if report.baseline == LOCAL else delta_cell(report, name, measure, "alone")
+    return (
+        Cell(name, variant=name), Cell(MEASURES[measure]), delta_cell(report, name, measure),
+        alone, *worst_cells(report, name, measure), _jain(both),
+        Cell(sight(report.groups[name].method) or "-") if report.many else BLANK,
+        _mean(ends.megabytes, lambda v: f"{v.mean:.1f}"),
+        _mean(ends.seconds, lambda v: f"{v.mean:.1f}"),
+        Cell(str(seeds), {"": seeds}) if len(set(report.seeds.values())) > 1 else BLANK,
+    )  # fmt: skip
+
+
+def _gains(report: Report, name: str, measure: str, base: str = "base") -> pd.DataFrame:
+    """Gains in percent, a row per seed and a column per task."""
+    both = report.gains[measure, base]
+    mine = both[(both.variant == name) & both.main]
+    return mine.assign(factor=_factor(mine, measure)).set_index(["seed", "task"]).sort_index()
+
+
+def _factor(both: pd.DataFrame, measure: str) -> pd.Series:
+    """How many times better than the base: b / v for a loss, v / b for a score."""
+    higher = both.higher.astype(bool) if measure != "loss" else pd.Series(False, both.index)
+    top, bottom = both.ours.where(higher, both.theirs), both.theirs.where(higher, both.ours)
+    return (top / bottom).where(bottom > 0)
+
+
+def delta(report: Report, name: str, measure: str, base: str = "base") -> Estimate:
+    """Delta_m: the mean over tasks of the relative gains, over seeds.
+
+    Source: Maninis et al., "Attentive single-tasking of multiple tasks" (2019).
+    """
+    found = _gains(report, name, measure, base).gain
+    seeds = [fmean(values) for _, values in found.groupby("seed") if not values.isna().all()]
+    return estimate(seeds)
+
+
+def delta_cell(report: Report, name: str, measure: str, base: str = "base") -> Cell:
+    """Delta_m in percent, with its interval."""
+    found = delta(report, name, measure, base)
+    return gain_cell(found) if found.count else BLANK
+
+
+def worst_cells(report: Report, name: str, measure: str) -> tuple[Cell, Cell]:
+    """The task that gains least, and what it gains."""
+    means = _gains(report, name, measure).gain.groupby("task", sort=False).mean().dropna()
+    means = means[means.abs() < math.inf]
+    if means.empty:
+        return BLANK, BLANK
+    least = Estimate(float(means.min()), math.nan, 1)
+    return Cell(str(means.idxmin())), Cell(words.gain(least, "%"), {"": least.mean}, higher=True)
+
+
+def _jain(both: pd.DataFrame) -> Cell:
+    found = [jain(list(values)) for _, values in both.factor.groupby("seed")]
+    return _mean(pd.Series(found, dtype=float), lambda v: f"{v.mean:.3f}", higher=True)
+
+
+def sight(method: str) -> str:
+    """Which of :data:`SIGHTS` the method's server needs; empty for a custom method.
+
+    >>> sight("fedrep"), sight("fedgradnorm"), sight("mgda"), sight("my own")
+    ('nothing', 'losses, norms', 'Gram matrix', '')
+    """
+    known = METHODS.get(method)
+    if known is None:
+        return ""
+    by_need = {Needs.GRADIENT: 5, Needs.GRAM: 4, Needs.NORM: 3, Needs.LOSS: 2, Needs.SIZE: 1}
+    sizes = 1 if known.settings.get("aggregate") == "by_size" else 0
+    return SIGHTS[next((place for need, place in by_need.items() if need in known.needs), sizes)]
+
+
+def sweep_grid(report: Report, measure: str) -> Grid:
+    """A row per task and method, a column per point of the sweep."""
+    rows = dict(iter(report.frame.groupby(["variant", "task"], sort=False)))
+    groups = []
+    for task in report.tasks:
+        mine = report.frame[report.frame.task == task].iloc[0]
+        unit = "%" if mine.metric == "accuracy" else mine.metric.upper()
+        title = task if measure == "loss" else f"{task} ({unit})"
+        group = []
+        constant = report.frame[report.frame.task == task].constant
+        if measure == "score" and constant.notna().any():
+            cell = score_cell(Estimate(constant.mean(), math.nan, 1), mine.metric)
+            group.append((Cell(title, task=task), Cell("constant"),
+                          *[_bare(cell)] * len(report.points)))  # fmt: skip
+        for line in report.lines:
+            cells = [
+                _point_cell(rows[name, task], measure) if (name, task) in rows else BLANK
+                for name in report.along(line)
+            ]
+            group.append((Cell(title, task=task), Cell(line), *cells))
+        groups.append(tuple(group))
+    name, what = ("sweep-loss", "training loss") if measure == "loss" else (
+        "sweep-held-out", "held-out metric")  # fmt: skip
+    title = f"Sweep over {key_name(report.points[0])}: {what} at the end"
+    columns = ("task", "method", *map(value_name, report.points))
+    return Grid(name, title, columns, tuple(groups), (_means_note(report),))
+
+
+def _point_cell(part: pd.DataFrame, measure: str) -> Cell:
+    first, value = part.iloc[0], estimate(list(part[measure]))
+    if measure == "loss":
+        return replace(_bare(number(value, words.loss)), variant=first.variant)
+    if first.split == "train":
+        return BLANK
+    return replace(_bare(score_cell(value, first.metric)), variant=first.variant)
+
+
+def gains_grid(report: Report) -> Grid:
+    """A row per method and measure, a column per point: Delta_m against the baseline."""
+    groups = []
+    for line in report.lines:
+        rows = []
+        for measure in ("loss", "score"):
+            cells = [
+                BLANK if name is None or (cell := delta_cell(report, name, measure)) == BLANK
+                else replace(_bare(cell), variant=name)
+                for name in report.along(line)
+            ]  # fmt: skip
+            rows.append((Cell(line), Cell(MEASURES[measure]), *cells))
+        if line != report.baseline:
+            groups.append(tuple(rows))
+    over = key_name(report.points[0])
+    title = f"Sweep over {over}: Δm (%) against {report.baseline} at the same point"
+    columns = ("method", "measured on", *map(value_name, report.points))
+    notes = DELTA_NOTE, _means_note(report), *_beyond_note(groups)
+    return Grid("sweep-gain", title, columns, tuple(groups), notes)
+
+
+def _means_note(report: Report) -> str:
+    note = interval_note(report)
+    return note.replace("mean ± half width of the 95% interval (Student's t)", "means") + (
+        "" if note.startswith("one") else "; the intervals are in the files"
+    )
+
+
+def _beyond_note(groups: Sequence[Sequence[Sequence[Cell]]]) -> list[str]:
+    texts = [cell.text for group in groups for row in group for cell in row]
+    if not any(text.startswith((f"> {words.BEYOND}", f"< -{words.BEYOND}")) for text in texts):
+        return []
+    return [f"beyond {words.BEYOND} %: the loss compared with is close to zero"]
+
+
+def metrics_grid(report: Report) -> Grid:
+    """Every metric of every split, for files."""
+    places = {name: number for number, name in enumerate(report.variants)}
+    order = {task: number for number, task in enumerate(report.tasks)}
+    groups: dict[str, list[tuple[Cell, ...]]] = {task: [] for task in report.tasks}
+    table = every_metric(report.groups)
+    for (task, name, split, metric), values in sorted(
+        table.groupby(["task", "variant", "split", "metric"], sort=False).value,
+        key=lambda item: (order.get(item[0][0], -1), places[item[0][1]]),
+    ):
+        text = number(estimate(list(values)), lambda value: words.fixed(value, 4))
+        groups.setdefault(task, []).append(
+            (Cell(task), Cell(name), Cell(split), Cell(metric), text)
+        )
+    columns = ("task", "method", "split", "metric", "value")
+    found = tuple(map(tuple, groups.values()))
+    return Grid("every-metric", "Every metric at the end", columns, found, (interval_note(report),))
+
+
+def side_grid(reports: Mapping[str, Report]) -> Grid:
+    """The same methods in several experiments: a row per method, some columns per experiment."""
+    parts = ("Δm", "worst task", "its gain", "Δm held out", "seconds", "seeds")
+    order = {name: one.groups[name].method for one in reports.values()
+             for name in one.ranking["loss"]}  # fmt: skip
+    rows = []
+    for name, method in order.items():
+        cells = [Cell(name, variant=name), Cell(sight(method) or "-")]
+        for one in reports.values():
+            if name not in one.groups:
+                cells += [BLANK] * len(parts)
+                continue
+            ends = one.frame[one.frame.variant == name].drop_duplicates("seed")
+            uneven = one.seeds[name] < max(one.seeds.values())
+            cells += [
+                delta_cell(one, name, "loss"), *worst_cells(one, name, "loss"),
+                delta_cell(one, name, "score"), _mean(ends.seconds, lambda v: f"{v.mean:.1f}"),
+                Cell(str(one.seeds[name]), {"": one.seeds[name]}) if uneven else BLANK,
+            ]  # fmt: skip
+        rows.append(tuple(cells))
+    notes = [
+        f"{name}: against {one.baseline}, {interval_note(one)}"
+        + (f" ({one.synthetic})" if one.synthetic else "")
+        for name, one in reports.items()
+    ]
+    notes += [f"{DELTA_NOTE}; on training losses unless it says held out", SIGHT_NOTE]
+    columns = ("method", "server sees", *(f"{name}: {c}" for name in reports for c in parts))
+    title = f"Every method on {' and '.join(reports)}"
+    return Grid("side-by-side", title, columns, (tuple(rows),), tuple(notes)).without_blank()
+
+
+def crowd_grid(
+    report: Report, better: Mapping[str, Mapping[str, bool]] | None = None
+) -> Grid | None:
+    """Many clients: a row per task and variant on how they are distributed; None for few clients.
+
+    ``better`` says by variant and client whether it is better off than alone.
+    """
+    many = [one for one in report.everybody if any(map(is_many, one.whole))]
+    if not many:
+        return None
+    ends = pd.concat([_crowd(one) for one in many])
+    names = {one.label: name for one, name in zip(report.everybody, report.groups, strict=True)}
+    rows: dict[str, list[tuple[Cell, ...]]] = {}
+    for (kind, label), part in ends.groupby(["kind", "label"], sort=False):
+        gains = (better or {}).get(names[label], {})
+        known = [gains[name] for name in part.task.unique() if name in gains]
+        rows.setdefault(kind, []).append(_crowd_row(kind, names[label], part, known))
+    notes = [
+        "training loss and held-out: the median over clients; 10-90 %: eight of ten clients",
+        "evaluated: at the run's end; over constant, benefit: the share of these clients that are "
+        "better than the constant baseline, and than what they reach alone",
+    ]
+    for one in many:
+        there = ends[
+            (ends.label == one.label) & (ends.seed == next(iter(one.seeds)))
+        ].task.nunique()
+        every = len(one.whole[0].names)
+        if there < every:
+            notes.append(f"{one.label}: {there:,} of {every:,} clients evaluated at the end")
+        if (asked := one.whole[0].part("settings").get("eval_clients")) is not None:
+            share = f"{asked:,}" if isinstance(asked, int) else f"{100 * asked:g} %"
+            notes.append(f"{one.label}: intermediate evaluations are of {share} of the clients")
+    columns = ("task", "method", "clients", "evaluated", "training loss", "held-out", "10-90 %",
+               "worst", "over constant", "benefit", "weight, 10-90 %")  # fmt: skip
+    found = tuple(map(tuple, rows.values()))
+    grid = Grid(
+        "clients", "Clients by task, at the end", columns, found, tuple(dict.fromkeys(notes))
+    )
+    return grid.without_blank()
+
+
+def _crowd(one: Group) -> pd.DataFrame:
+    """The ends of all clients of a variant, of the last evaluation alone."""
+    found = []
+    for seed, run in one.seeds.items():
+        rows = [row for row in run.rows if row["split"] in SPLITS]
+        last = max((row["round"] for row in rows), default=-1)
+        ends = ends_of(run, [row for row in rows if row["round"] == last])
+        kinds, sizes = run.groups, pd.Series(run.groups).value_counts()
+        found += [
+            {**end, "seed": seed, "label": one.label, "kind": kinds[end["task"]],
+             "clients": sizes[kinds[end["task"]]]}
+            for end in ends if end["task"] in kinds
+        ]  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def _crowd_row(
+    kind: str, name: str, part: pd.DataFrame, better: Sequence[bool]
+) -> tuple[Cell, ...]:
+    metric = part.metric.iloc[0]
+    higher = higher_is_better(metric)
+
+    def lies(column: str) -> pd.DataFrame:
+        """Quantiles over clients, a row per seed."""
+        return pd.DataFrame([
+            quantiles([v for v in values if math.isfinite(v)] or [math.nan])
+            for _, values in part.groupby("seed")[column]
+        ])  # fmt: skip
+
+    def one(found: pd.DataFrame, column: str, text: Callable[[Estimate], str]) -> Cell:
+        return _mean(found[column], text, higher=higher)
+
+    def span(found: pd.DataFrame, text: Callable[[Estimate], str]) -> Cell:
+        low, high = found.p10.mean(), found.p90.mean()
+        if math.isnan(low):
+            return BLANK
+        ends = (text(Estimate(value, math.nan, 1)) for value in (low, high))
+        return Cell(" to ".join(ends), {"_p10": low, "_p90": high})
+
+    scores, said = lies("score"), lambda value: words.metric(value, metric)
+    known = part[part.constant.notna()]
+    over = (known.score > known.constant) == higher if len(known) else pd.Series(dtype=bool)
+    over &= known.score != known.constant
+    clients, evaluated = part.clients.max(), part.groupby("seed").task.nunique().max()
+    return (
+        Cell(kind, task=kind), Cell(name, variant=name),
+        Cell(f"{clients:,}", {"": clients}), Cell(f"{evaluated:,}", {"": evaluated}),
+        one(lies("loss"), "median", words.loss), one(scores, "median", said), span(scores, said),
+        one(scores, "min" if higher else "max", said), _share(over), _share(better),
+        span(lies("weight"), words.weight),
+    )  # fmt: skip
+
+
+def _share(found: Sequence[bool] | pd.Series) -> Cell:
+    if not len(found):
+        return BLANK
+    share = fmean(found)
+    return Cell(f"{100 * share:.0f} %", {"": share}, higher=True)
+
+
+def clients_table(clients: Sequence[Client]) -> Table:
+    """Clients before training: task, examples per split, class shares or targets."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("client", "task", "input"):
+        table.add_column(name)
+    for name in SPLITS:
+        table.add_column(name, justify="right")
+    table.add_column("class shares, or mean ± deviation (training examples)")
+    for client in clients:
+        splits = [getattr(client, split) for split in SPLITS]
+        sizes = [f"{len(pair[0]):,}" if pair is not None else "-" for pair in splits]
+        form = row_form(client.train[0])
+        shape = " x ".join(map(str, form)) if isinstance(form, list) else ", ".join(form)
+        shares = client.task.shares(some_targets(client.train[1]), client.labels)
+        table.add_row(*map(Text, (client.name, client.task.words(), shape, *sizes, shares)))
+    return table
+
+
+def numbers_of(value: Estimate, factor: float = 1.0) -> dict[str, float]:
+    """The numbers behind a cell: mean, both ends of the interval and the number of seeds."""
+    ends = {"": value.mean, "_low": value.low, "_high": value.high}
+    return {**{k: factor * v for k, v in ends.items()}, "_n": float(value.count)}
+
+
+def number(value: Estimate, text: Callable[[Estimate], str], *, bold: bool = False) -> Cell:
+    """A mean with its interval."""
+    return Cell(text(value), numbers_of(value), bold)
+
+
+def score_cell(value: Estimate, metric: str, *, bold: bool = False) -> Cell:
+    """A metric; its numbers are in percent for an accuracy."""
+    factor = 100.0 if metric == "accuracy" else 1.0
+    text, higher = words.metric(value, metric), higher_is_better(metric)
+    return Cell(text, numbers_of(value, factor), bold, higher=higher)
+
+
+def effect_cell(row: pd.Series) -> Cell:
+    """A difference from the baseline with its unit; bold if it is significant."""
+    value = Estimate(row.effect, row.high - row.effect, int(row.seeds))
+    told = bool(row.p < LEVEL)
+    return Cell(words.gain(value, row.unit), numbers_of(value), told, higher=True)
+
+
+def gain_cell(value: Estimate, unit: str = "%") -> Cell:
+    """A signed gain."""
+    return Cell(words.gain(value, unit), numbers_of(value), higher=True)
+
+
+def p_cell(p: float) -> Cell:
+    """A p-value."""
+    return BLANK if math.isnan(p) else Cell(words.p_value(p), {"": p})
+
+
+def _mean(values: pd.Series, text: Callable[[Estimate], str], *, higher: bool = False) -> Cell:
+    """The mean of what is known, without an interval."""
+    known = values.dropna()
+    if known.empty:
+        return BLANK
+    value = Estimate(float(known.mean()), math.nan, len(known))
+    return Cell(text(value), {"": value.mean}, higher=higher)
+
+
+def _reached(epochs: pd.Series) -> Cell:
+    """Mean epochs over the seeds that reached the loss, and how many did unless all."""
+    known = epochs.dropna()
+    if known.empty:
+        return Cell("never", {"": math.nan, "_reached": 0.0})
+    share = "" if len(known) == len(epochs) else f" ({len(known)}/{len(epochs)})"
+    return Cell(f"{known.mean():.1f}{share}", {"": known.mean(), "_reached": float(len(known))})
+
+
+def _bare(cell: Cell) -> Cell:
+    """The cell's mean without name, interval and unit, which are given elsewhere."""
+    mean = cell.text.partition(" ±")[0].removesuffix(" %")
+    return replace(cell, text=mean if mean.startswith(("<", ">")) else mean.rpartition(" ")[2])
+
+
+def _best(parts: Sequence[pd.DataFrame], measure: str) -> str:
+    """The variant with the best mean, among those on the same data, metric and split."""
+    if len({(p.data.iloc[0], p.metric.iloc[0], p.split.iloc[0]) for p in parts}) > 1:
+        return ""
+    means = {p.variant.iloc[0]: p[measure].mean() for p in parts}
+    known = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if len(known) < 2:
+        return ""
+    pick = max if measure == "score" and parts[0].higher.iloc[0] else min
+    return str(pick(known, key=known.__getitem__))
+
+
+def _scale(values: Sequence[Estimate]) -> tuple[float, float]:
+    """The range of a task's means and intervals, limited where few seeds make these very wide."""
+    means = [value.mean for value in values if math.isfinite(value.mean)]
+    if not means:
+        return 0.0, 1.0
+    halves = sorted(value.half for value in values if math.isfinite(value.half))
+    reach = max(means) - min(means) or 0.05 * abs(means[0]) or 1.0
+    room = min(halves[-1], 1.5 * reach) if halves else 0.15 * reach
+    return min(means) - room, max(means) + room
