@@ -108,7 +108,7 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper, or one of ours, and show its table and figure.
 
-    The configs are those in configs/. Everything goes to runs/NAME, or to --out (and NAME inside
+    `fedgradnorm configs NAME` prints its config. Everything goes to runs/NAME, or to --out (and NAME inside
     it, for several). Called again, finished runs are kept and stopped ones resumed. The face
     experiments read MTFL from the folder named by FEDGRADNORM_DATA.
 
@@ -118,17 +118,13 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments._reproduce import (
-        BENEFIT,
-        SIDE_BY_SIDE,
-        experiments,
-        load_experiment,
-    )
+    from fedgradnorm.experiments._config.config_file import load_config
+    from fedgradnorm.experiments._config.shipped import BENEFIT, SIDE_BY_SIDE, experiments
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
     words = changed(overrides, device)
-    wanted = {name: load_experiment(name, words, allow=allow or ()) for name in names}
+    wanted = {name: load_config(name, words, allow=allow or ()) for name in names}
     trouble: TrainingError | None = None
     for name, config in wanted.items():
         if len(wanted) > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import as_file, files
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -45,8 +44,7 @@ def demo(
     from fedgradnorm.experiments._execute import free_folder
 
     given = (("seed", seed), ("data.samples", samples), ("epochs", epochs))
-    with as_file(files("fedgradnorm._cli") / "demo.toml") as path:
-        config = load_config(path, [f"{key}={value}" for key, value in given if value is not None])
+    config = load_config("demo", [f"{key}={value}" for key, value in given if value is not None])
     folder = free_folder(out, "demo")
     say(BEFORE)
     with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
