@@ -14,7 +14,6 @@ from fedgradnorm._report.tables.comparison_grids import all_grids
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._config.shipped import (
     BENEFIT,
     EXPERIMENTS,
@@ -22,6 +21,7 @@ from fedgradnorm.experiments._config.shipped import (
     experiments,
     shipped,
 )
+from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._sweep import points
 from fedgradnorm.experiments._trials import plan
 

@@ -10,7 +10,7 @@ import typer
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
-from fedgradnorm._cli.watching import in_turn, watching
+from fedgradnorm._cli.watching import watching
 from fedgradnorm._errors import ConfigError, TrainingError
 from fedgradnorm._runs.layout import FIGURES, REPORT, TABLES
 
@@ -108,9 +108,9 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper, or one of ours, and show its table and figure.
 
-    `fedgradnorm configs NAME` prints its config. Everything goes to runs/NAME, or to --out (and NAME inside
-    it, for several). Called again, finished runs are kept and stopped ones resumed. The face
-    experiments read MTFL from the folder named by FEDGRADNORM_DATA.
+    Everything goes to runs/NAME, or to --out (and NAME inside it, for several). Called again,
+    finished runs are kept and stopped ones resumed. `fedgradnorm configs NAME` prints a config. The
+    face experiments read MTFL from the folder named by FEDGRADNORM_DATA.
 
     Examples:
 
@@ -184,7 +184,7 @@ def train_all(
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
         run_all(
             config, methods, seeds, folder=folder, jobs=jobs,
-            display=in_turn(), watch=watch, data_progress=bar,
+            watch=watch, data_progress=bar,
         )  # fmt: skip
 
 

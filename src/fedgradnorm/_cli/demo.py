@@ -12,10 +12,12 @@ import typer
 
 from fedgradnorm._cli.output import data_bar, resumable, say
 from fedgradnorm._cli.training_commands import show_runs
-from fedgradnorm._cli.watching import in_turn
+from fedgradnorm._cli.watching import watching
 from fedgradnorm._runs.layout import REPORT
 
 METHODS = ("fedrep", "fedgradnorm", "fedgradnorm-direct")
+
+AGAIN = "fedgradnorm demo (from the start)"
 
 BEFORE = """\
 Four clients share one network; each learns another thing from radio signals (synthetic):
@@ -47,8 +49,8 @@ def demo(
     config = load_config("demo", [f"{key}={value}" for key, value in given if value is not None])
     folder = free_folder(out, "demo")
     say(BEFORE)
-    with _one_thread(), resumable("fedgradnorm demo (from the start)"), data_bar("signals") as bar:
-        folders = compare(config, METHODS, folder=folder, display=in_turn(), data_progress=bar)
+    with _one_thread(), resumable(AGAIN), data_bar("signals") as bar, watching() as watch:
+        folders = compare(config, METHODS, folder=folder, watch=watch, data_progress=bar)
     show_runs(folders, folder / "demo.png")
     write_page(folders, folder / REPORT)
     say(f"report: {folder / REPORT} (one page, opens in any browser, works offline)")

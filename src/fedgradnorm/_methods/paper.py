@@ -22,14 +22,14 @@ Method(
     "fedgradnorm-direct",
     GradNorm,
     {"rule": "direct"},
-    summary="weights go straight to where fedgradnorm's go slowly",
+    summary="jumps to the weights FedGradNorm would converge to",
     source="this package",
     equation=(r"\log p_i \leftarrow s \log p_i + (1 - s) \log q_i, \quad q_i = r_i^{\gamma} / G_i"),
 ).register()
 Method(
     "fedgradnorm-steady",
     Steady,
-    summary="the same from means over all rounds: for small clients",
+    summary="as direct, from means over all rounds: for few examples",
     source="this package",
     equation=(
         r"p_i = R_i^{\gamma} / A_i, \quad A_i^2 = \frac{1}{T_i} \sum_t G_i(t)^2, \quad "

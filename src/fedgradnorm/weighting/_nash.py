@@ -33,7 +33,7 @@ class NashMTL(GramWeighting):
     algorithm 1 and section 3.2.
 
     Args:
-        iterations: convex programs in a round at most, 1 or more.
+        iterations: most convex programs to solve per round, 1 or more.
     """
 
     starts: ClassVar[Mapping[str, float]] = {**GramWeighting.starts, "bargain": 1.0}

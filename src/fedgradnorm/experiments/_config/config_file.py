@@ -235,9 +235,10 @@ def load_config(
 ) -> Config:
     """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
 
-    ``path`` may also be the name of a config in the package, such as ``"table2"``. ``allow`` names the modules whose programs ``network.name`` may call; none by default. Modules
-    in ``imports`` are imported, unless the file is ``foreign``, as in a run folder, which others
-    may have written: then they must be imported already, or be allowed.
+    ``path`` may also be the name of a config in the package, such as ``"table2"``. ``allow`` names
+    the modules whose programs ``network.name`` may call; none by default. Modules in ``imports``
+    are imported, unless the file is ``foreign``, as in a run folder, which others may have written:
+    then they must be imported already, or be allowed.
     """
     name = str(path)
     path, words = config_file(path)
