@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
@@ -31,8 +32,98 @@ FORMAT = 1
 MANY = 500
 """Clients up to which run.json is written for readers, too."""
 
-Rule = tuple[str, Callable[[Any], bool]]
-"""What a value must be, in words and as a question."""
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Row = list[Whole] | dict[str, list[Whole]]
+"""The form of a row of one tensor, or of the steps of a sequence."""
+
+_KINDS = {
+    "int": "a whole number >= 0", "greater": "a whole number >= 0", "less": "a whole number",
+    "float": "a number", "finite": "a number", "string": "a text", "bool": "true or false",
+    "dict": "a table", "model": "a table", "list": "a list",
+}  # fmt: skip
+"""What pydantic expected, by the beginning of what it calls a fault."""
+
+
+def _known(kind: str) -> str:
+    if not KINDS.is_builtin(kind) and not kind.startswith(OWN):
+        raise ValueError(f"one of {', '.join(filter(KINDS.is_builtin, KINDS))}")
+    return kind
+
+
+class _Part(BaseModel):
+    """A table of run.json: what readers rely on is checked, and what else is in it is kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class ClientPart(_Part):
+    """What run.json says of a client."""
+
+    kind: Annotated[str, AfterValidator(_known)]
+    outputs: Whole = 0
+    of: str = ""
+    shape: list[Whole] = []
+    task: str = ""
+    loss_scale: Number = 1.0
+    class_weights: dict[str, Any] = {}
+    privacy: dict[str, Any] = {}
+    metric: str = ""
+    trivial: dict[str, Any] = {}
+    size: Whole = 0
+    labels: list[str | int | float] | None = None
+    encoding: list[dict[str, Any]] = []
+    given_columns: list[str] = []
+    splits: dict[str, Whole] = {}
+    inputs: Row | dict[str, Row] = []
+
+
+class SettingsPart(_Part):
+    """The settings; which there are, the settings themselves say."""
+
+    seed: Whole
+
+
+class WeightingPart(_Part):
+    """The weighting's class, with its options."""
+
+    name: str
+
+
+class BlueprintsPart(_Part):
+    """The modules as plain data."""
+
+    network: dict[str, Any] | None = None
+    heads: dict[str, Any] = {}
+    stems: dict[str, Any] = {}
+
+
+class Manifest(_Part):
+    """run.json."""
+
+    finished: bool
+    settings: SettingsPart
+    weighting: WeightingPart
+    clients: dict[str, ClientPart]
+    blueprints: BlueprintsPart = BlueprintsPart()
+    checkpoint: bool = False
+    stopped_early: bool = False
+    stopped: str = ""
+    diverged: list[str] = []
+    kept: dict[str, Any] = {}
+    personal: dict[str, Any] = {}
+    personalized: dict[str, Any] = {}
+    start: dict[str, Any] = {}
+    participants: list[str] = []
+    sent: list[str] = []
+    rounds: Whole = 0
+    weights: dict[str, Number] = {}
+    norm_layer: list[str] = []
+    command: list[str] = []
+    started: str = ""
+    seconds: Annotated[Number, Field(ge=0)] = 0.0
+    versions: dict[str, Any] = {}
+    tables: dict[str, str] = {}
 
 
 def now() -> str:
@@ -82,13 +173,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunFolderError(f"{path} has a format that this version cannot read")
-    _check(path, manifest, _RUN, _NEEDED)
-    _check(path, manifest["settings"], {"seed": _WHOLE}, {"seed"}, "settings.")
-    _check(path, manifest["weighting"], {"name": _TEXT}, {"name"}, "weighting.")
-    _check(path, manifest.get("blueprints", {}), _PLANS, set(), "blueprints.")
-    for name, client in manifest["clients"].items():
-        _check(path, client, _CLIENT, {"kind"}, f"clients.{name}.")
+    try:
+        Manifest.model_validate(manifest)
+    except ValidationError as error:
+        raise RunFolderError(f"{path} is damaged: {_fault(error)}") from None
     return manifest
+
+
+def _fault(error: ValidationError) -> str:
+    """The first thing that is wrong: the key, what it must be, and what it is."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"][: 3 if first["loc"][0] == "clients" else 2]))
+    if first["type"] == "missing":
+        return f"it has no {key}"
+    kind = first["type"].partition("_")[0]
+    wish = re.sub(r"^(Input should be|Value error,) ", "", first["msg"])
+    return f"{key} must be {_KINDS.get(kind, wish)}, not {shown(first['input'])}"
 
 
 def identity(manifest: Mapping[str, Any]) -> str:
@@ -252,119 +352,3 @@ def _each(rounds: Mapping[str, Any]) -> str:
     if len(rounds) > _NAMED and whole:
         return f"{min(whole)} to {max(whole)}"
     return ", ".join(f"{name} {number}" for name, number in rounds.items())
-
-
-def _check(
-    path: Path, table: Any, rules: Mapping[str, Rule], needed: set[str], inside: str = ""
-) -> None:
-    """Refuse a table that lacks a key, or has a value of another kind under one."""
-    if not isinstance(table, dict):
-        raise RunFolderError(
-            f"{path} is damaged: {inside[:-1]} must be a table, not {shown(table)}"
-        )
-    for key in sorted(needed - set(table)):
-        raise RunFolderError(f"{path} is damaged: it has no {inside}{key}")
-    for key, (words, holds) in rules.items():
-        if key in table and not holds(table[key]):
-            raise RunFolderError(
-                f"{path} is damaged: {inside}{key} must be {words}, not {shown(table[key])}"
-            )
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _number(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _names(value: Any) -> bool:
-    """Names of classes, which nobody keeps from being numbers."""
-    return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
-
-
-def _form(value: Any) -> bool:
-    """The form of a row of one tensor, or of sequences."""
-    if isinstance(value, dict):
-        return set(value) == {"step"} and isinstance(value["step"], list) and _form(value["step"])
-    return isinstance(value, list) and all(map(_whole, value))
-
-
-_TEXT: Rule = ("a text", lambda value: isinstance(value, str))
-_TEXTS: Rule = ("a list of texts", _texts)
-_FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
-_TABLE: Rule = ("a table", lambda value: isinstance(value, dict))
-_WHOLE: Rule = ("a whole number >= 0", _whole)
-_COUNTS: Rule = (
-    "a table of whole numbers",
-    lambda value: isinstance(value, dict) and all(map(_whole, value.values())),
-)
-
-_RUN: dict[str, Rule] = {
-    "finished": _FLAG,
-    "checkpoint": _FLAG,
-    "stopped_early": _FLAG,
-    "stopped": _TEXT,
-    "diverged": _TEXTS,
-    "kept": _TABLE,
-    "personal": _TABLE,
-    "personalized": _TABLE,
-    "start": _TABLE,
-    "settings": _TABLE,
-    "weighting": _TABLE,
-    "clients": _TABLE,
-    "participants": _TEXTS,
-    "sent": _TEXTS,
-    "rounds": _WHOLE,
-    "weights": (
-        "a table of numbers",
-        lambda value: isinstance(value, dict) and all(map(_number, value.values())),
-    ),
-    "norm_layer": _TEXTS,
-    "blueprints": _TABLE,
-    "command": _TEXTS,
-    "started": _TEXT,
-    "seconds": ("a number >= 0", lambda value: _number(value) and value >= 0),
-    "versions": _TABLE,
-}
-_NEEDED = {"finished", "settings", "weighting", "clients"}
-_PLANS: dict[str, Rule] = {
-    "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
-    "heads": _TABLE,
-    "stems": _TABLE,
-}
-_CLIENT: dict[str, Rule] = {
-    "kind": (
-        f"one of {', '.join(filter(KINDS.is_builtin, KINDS))}",
-        lambda value: isinstance(value, str) and (KINDS.is_builtin(value) or value.startswith(OWN)),
-    ),
-    "outputs": _WHOLE,
-    "of": _TEXT,
-    "shape": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(map(_whole, value)),
-    ),
-    "task": _TEXT,
-    "loss_scale": ("a number", _number),
-    "class_weights": _TABLE,
-    "privacy": _TABLE,
-    "metric": _TEXT,
-    "trivial": _TABLE,
-    "size": _WHOLE,
-    "labels": ("a list of names or null", lambda value: value is None or _names(value)),
-    "encoding": (
-        "a list of tables",
-        lambda value: isinstance(value, list) and all(isinstance(v, dict) for v in value),
-    ),
-    "given_columns": _TEXTS,
-    "splits": _COUNTS,
-    "inputs": (
-        "a list of whole numbers, or a table of such",
-        lambda value: _form(value) or (isinstance(value, dict) and all(map(_form, value.values()))),
-    ),
-}
