@@ -46,6 +46,8 @@ LONG = "a" * 5000
     [
         ("init", LONG),
         ("compare", "--from", LONG),
+        ("export", LONG, "a", "a.pt2"),
+        ("run", LONG),
         ("federation", "init", LONG, "--clients", "a,b"),
         ("report", LONG),
     ],
@@ -351,6 +353,15 @@ def test_demo_in_small(tmp_path):
         assert word in result.stdout
     assert (tmp_path / "demo" / "demo.png").exists()
     assert len(list((tmp_path / "demo").glob("*/run.json"))) == 3
+
+
+@pytest.mark.slow
+def test_the_quick_demo_learns_every_task(tmp_path):
+    assert cli("demo", "--quick", "--out", tmp_path).exit_code == 0
+    table = fgn.load(tmp_path / "demo" / "fedgradnorm-direct-seed0").summary()
+    names = ["modulation", "signal", "anomaly"]
+    assert (table.accuracy[names] > table.trivial[names] + 0.04).all()
+    assert table.mae["snr"] < 0.6 * table.trivial["snr"]
 
 
 def test_data_commands(tmp_path, config):

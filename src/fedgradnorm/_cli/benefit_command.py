@@ -44,9 +44,9 @@ def benefit(
 
     Examples:
 
-    - `fedgradnorm benefit configs/school.toml data.validation_share=0.2 keep_best=true`
+    - `fedgradnorm benefit school data.validation_share=0.2 keep_best=true`
 
-    - `fedgradnorm benefit configs/landmine.toml --by loss --seeds 3 --jobs 2`
+    - `fedgradnorm benefit landmine --by loss --seeds 3 --jobs 2`
     """
     from fedgradnorm._checks import one_of
     from fedgradnorm._report.benefit_file import write_benefit

@@ -40,7 +40,7 @@ Baseline = Annotated[
 
 def compare(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)
+        Path | None, typer.Argument(metavar="CONFIG", help="As for `run`.", show_default=False)
     ] = None,
     overrides: Overrides = None,
     *,
@@ -66,9 +66,9 @@ def compare(
 
     Examples:
 
-    - `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
+    - `fedgradnorm compare radcom --methods fedrep,fedgradnorm --seeds 3`
 
-    - `fedgradnorm compare configs/radcom.toml -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
+    - `fedgradnorm compare radcom -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
 
     - `fedgradnorm compare --from runs/table2 --baseline fedgradnorm`
     """
