@@ -237,7 +237,7 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
     crowd = crowd_grid(groups, group_benefits(groups, {}))
     many = [] if crowd is None else [crowd]
     comparison = comparison_of(pooled_runs(runs), baseline, missing)
-    for grid in (*many, *shown_grids(comparison)):
+    for grid in (*many, *shown_grids(comparison))[:1]:  # the others are in the files
         say(to_terminal(grid))
     tell(comparison.notes)
     write_grids([*many, *all_grids(comparison)], out / TABLES)
