@@ -75,7 +75,7 @@ class Board:
         events = [item.event for item in list(self.running.values()) if item.event is not None]
         done = self.over + sum(event.round / event.rounds for event in events)
         text = f"{self.over} of {self.count} runs done" if self.count else f"{self.over} runs done"
-        if not self.count or done < 0.02:
+        if not self.count or done < 0.02 or self.over >= self.count:
             return text
         seconds = (time.monotonic() - self.began) * (self.count - done) / done
         minutes, rest = divmod(round(seconds), 60)
@@ -88,7 +88,7 @@ class Board:
         for item in news:
             if item.done:
                 how = f"failed: {item.failed}" if item.failed else "done"
-                self._say(f"{item.trial.title}: {how} ({self.left()})")
+                self._say(f"{item.trial.title}: {how}; {self.left()}")
 
     def lines(self, news: Sequence[News]) -> None:
         """The same, and now and then a line about the runs under way."""

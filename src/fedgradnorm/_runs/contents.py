@@ -65,8 +65,7 @@ def _rows(path: Path, found: Contents) -> list[Row]:
     if known is not None and known != checksum_of(data) and not damage:
         damage = f"{path} is damaged: its rows are not those that {MANIFEST} knows"
     if damage:
-        kept = f"; usable up to round {whole[-1]['round']}" if whole else ""
-        found.faults.append(f"{damage}{kept}; put a copy of the file back")
+        found.faults.append(damage)
     elif path.name == METRICS:
         found.columns = columns_of(data)
     return whole

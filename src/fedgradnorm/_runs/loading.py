@@ -67,7 +67,7 @@ def load(
     shared = _shared(folder, run, plans["network"], network, clients)
     found = read_contents(folder)
     if found.faults:
-        raise RunFolderError(found.faults[0])
+        raise RunFolderError(f"{found.faults[0]}; put a copy of the file back")
     history, pairs, spread = (
         history_of(found.rows[METRICS], found.columns),
         conflict_table(),

@@ -186,6 +186,9 @@ def read_run(folder: Path) -> StoredRun:
     """The run in ``folder``, as far as it can be read."""
     found = read_contents(folder)
     problems = [_inside(folder, fault) for fault in found.faults]
+    if rows := found.rows[METRICS]:
+        shown = f"; shown up to round {rows[-1]['round']}"
+        problems = [text + shown * text.startswith(METRICS) for text in problems]
     if not found.rows[METRICS] and not any(METRICS in problem for problem in problems):
         problems.append("no round was recorded")
     config = _config(folder, problems)

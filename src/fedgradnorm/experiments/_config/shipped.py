@@ -43,10 +43,8 @@ def config_file(place: str | Path) -> tuple[Path, tuple[str, ...]]:
     A file of your own comes first, also one without an ending.
     """
     name, words = BENEFIT.get(str(place), (str(place), ()))
-    path = FOLDER / f"{name}.toml"
-    if Path(name).name != name or "\0" in name or os.path.lexists(place) or not path.is_file():
-        return Path(place), ()
-    return path, words
+    path = shipped().get(name)
+    return (Path(place), ()) if path is None or os.path.lexists(place) else (path, words)
 
 
 def with_real_signals(table: dict[str, Any], name: str | Path) -> dict[str, Any]:
