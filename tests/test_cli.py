@@ -176,7 +176,7 @@ def test_benefit(config, tmp_path):
     assert result.exit_code == 0, result.output
     assert "Joining helps " in result.stdout
     assert "fedgradnorm against alone, mean over 2 seeds" in result.stdout
-    assert "local seed 1 (4/4): round 8/8" in result.stderr
+    assert "local seed 1: done; 4 of 4 runs done" in result.stderr
     assert "keep = 'last'" not in result.stderr
     folder = tmp_path / "runs" / "small-benefit"
     names = sorted(path.name for path in folder.iterdir())

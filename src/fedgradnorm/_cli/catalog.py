@@ -109,7 +109,8 @@ def _explain(method: Method) -> None:
         say("It sets:")
         table = _rows()
         for key, value in method.settings.items():
-            table.add_row(f"{key_of(key)} = {value!r}", Text(FIELDS[key].metadata["text"]))
+            means_this = FIELDS[key].metadata["text"].replace("``", "")
+            table.add_row(f"{key_of(key)} = {value!r}", Text(means_this))
         for key, value in method.fixed.items():
             table.add_row(f"weighting.{key} = {value!r}", Text(means.get(key, "")))
         say(table)
@@ -119,7 +120,7 @@ def _explain(method: Method) -> None:
     for key, option in options.items():
         needed = option.default is option.empty
         default = "required" if needed else f"{option.default!r}"
-        table.add_row(f"{key} ({default})", Text(means[key]))
+        table.add_row(f"{key} ({default})", Text(means.get(key, "")))
     if options:
         say(table)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError, listed
 from fedgradnorm._privacy.terms import privacy_table
@@ -23,106 +20,12 @@ from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import StreamedTargets
-from fedgradnorm.tasks._kind import KINDS, OWN
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
 
 MANY = 500
 """Clients up to which run.json is written for readers, too."""
-
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Row = list[Whole] | dict[str, list[Whole]]
-"""The form of a row of one tensor, or of the steps of a sequence."""
-
-_KINDS = {
-    "int": "a whole number >= 0", "greater": "a whole number >= 0", "less": "a whole number",
-    "float": "a number", "finite": "a number", "string": "a text", "bool": "true or false",
-    "dict": "a table", "model": "a table", "list": "a list",
-}  # fmt: skip
-"""What pydantic expected, by the beginning of what it calls a fault."""
-
-
-def _known(kind: str) -> str:
-    if not KINDS.is_builtin(kind) and not kind.startswith(OWN):
-        raise ValueError(f"one of {', '.join(filter(KINDS.is_builtin, KINDS))}")
-    return kind
-
-
-class _Part(BaseModel):
-    """A table of run.json: what readers rely on is checked, and what else is in it is kept."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class ClientPart(_Part):
-    """What run.json says of a client."""
-
-    kind: Annotated[str, AfterValidator(_known)]
-    outputs: Whole = 0
-    of: str = ""
-    shape: list[Whole] = []
-    task: str = ""
-    loss_scale: Number = 1.0
-    class_weights: dict[str, Any] = {}
-    privacy: dict[str, Any] = {}
-    metric: str = ""
-    trivial: dict[str, Any] = {}
-    size: Whole = 0
-    labels: list[str | int | float] | None = None
-    encoding: list[dict[str, Any]] = []
-    given_columns: list[str] = []
-    splits: dict[str, Whole] = {}
-    inputs: Row | dict[str, Row] = []
-
-
-class SettingsPart(_Part):
-    """The settings; which there are, the settings themselves say."""
-
-    seed: Whole
-
-
-class WeightingPart(_Part):
-    """The weighting's class, with its options."""
-
-    name: str
-
-
-class BlueprintsPart(_Part):
-    """The modules as plain data."""
-
-    network: dict[str, Any] | None = None
-    heads: dict[str, Any] = {}
-    stems: dict[str, Any] = {}
-
-
-class Manifest(_Part):
-    """run.json."""
-
-    finished: bool
-    settings: SettingsPart
-    weighting: WeightingPart
-    clients: dict[str, ClientPart]
-    blueprints: BlueprintsPart = BlueprintsPart()
-    checkpoint: bool = False
-    stopped_early: bool = False
-    stopped: str = ""
-    diverged: list[str] = []
-    kept: dict[str, Any] = {}
-    personal: dict[str, Any] = {}
-    personalized: dict[str, Any] = {}
-    start: dict[str, Any] = {}
-    participants: list[str] = []
-    sent: list[str] = []
-    rounds: Whole = 0
-    weights: dict[str, Number] = {}
-    norm_layer: list[str] = []
-    command: list[str] = []
-    started: str = ""
-    seconds: Annotated[Number, Field(ge=0)] = 0.0
-    versions: dict[str, Any] = {}
-    tables: dict[str, str] = {}
 
 
 def now() -> str:
@@ -151,22 +54,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunFolderError(f"{path} has a format that this version cannot read")
-    try:
-        Manifest.model_validate(manifest)
-    except ValidationError as error:
-        raise RunFolderError(f"{path} is damaged: {_fault(error)}") from None
+    from fedgradnorm._runs.manifest_schema import fault  # pydantic, which training does not need
+
+    if wrong := fault(manifest):
+        raise RunFolderError(f"{path} is damaged: {wrong}")
     return manifest
-
-
-def _fault(error: ValidationError) -> str:
-    """The first thing that is wrong: the key, what it must be, and what it is."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"][: 3 if first["loc"][0] == "clients" else 2]))
-    if first["type"] == "missing":
-        return f"it has no {key}"
-    kind = first["type"].partition("_")[0]
-    wish = re.sub(r"^(Input should be|Value error,) ", "", first["msg"])
-    return f"{key} must be {_KINDS.get(kind, wish)}, not {shown(first['input'])}"
 
 
 def identity(manifest: Mapping[str, Any]) -> str:
