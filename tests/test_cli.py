@@ -1,6 +1,7 @@
 """The command line: what it prints, what it leaves behind, and its exit codes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import fedgradnorm as fgn
@@ -44,6 +46,8 @@ LONG = "a" * 5000
     [
         ("init", LONG),
         ("compare", "--from", LONG),
+        ("export", LONG, "a", "a.pt2"),
+        ("run", LONG),
         ("federation", "init", LONG, "--clients", "a,b"),
         ("report", LONG),
     ],
@@ -52,7 +56,7 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     line = one_line(*words)
     assert "File name too long" in line
-    assert len(line) < 400
+    assert len(line) < 500
     line = one_line("federation", "init", "fed", "--clients", LONG)
     assert "at most 100 characters" in line
     assert not any(tmp_path.iterdir())
@@ -172,7 +176,7 @@ def test_benefit(config, tmp_path):
     assert result.exit_code == 0, result.output
     assert "Joining helps " in result.stdout
     assert "fedgradnorm against alone, mean over 2 seeds" in result.stdout
-    assert "local seed 1 (4/4): round 8/8" in result.stderr
+    assert "local seed 1: done; 4 of 4 runs done" in result.stderr
     assert "keep = 'last'" not in result.stderr
     folder = tmp_path / "runs" / "small-benefit"
     names = sorted(path.name for path in folder.iterdir())
@@ -221,16 +225,18 @@ def test_benefit_in_two_processes_warns_once_where_both_overfit(config, tmp_path
 
 def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):
     @contextmanager
-    def stopping(trial, number, count):
-        def show(event):
-            if (number, event.round) == (2, 3):
+    def stopping():
+        def watch(news):
+            if any(
+                "local" in one.trial.title and one.event and one.event.round == 3 for one in news
+            ):
                 raise KeyboardInterrupt
 
-        yield show
+        yield watch
 
     whole = cli("benefit", config, *BENEFIT, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("fedgradnorm._cli.benefit_command.in_turn", lambda: stopping)
+        patch.setattr("fedgradnorm._cli.benefit_command.watching", stopping)
         stopped = cli("benefit", config, *BENEFIT, "--out", tmp_path / "part")
     assert stopped.exit_code == 130
     assert "go on with: the same command" in stopped.stderr
@@ -295,11 +301,49 @@ def test_what_fails_on_one_data_set_does_not_stop_the_other(tmp_path):
     assert (tmp_path / "tables" / "side-by-side.md").exists()
 
 
-def test_methods():
-    listed = cli("methods").stdout
-    assert all(name in listed for name in ("fedgradnorm-direct", "fedrep", "central"))
-    assert "loss, norm" in listed
-    assert "weighting.gamma, default 0.9" in cli("methods", "fedgradnorm").stdout
+def test_every_method_has_one_line_of_the_list(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("methods").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 52  # one screen
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert sorted(names) == sorted(fgn.methods())
+
+
+def test_a_method_is_explained_by_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, method in fgn.methods().items():
+        text = cli("methods", name).stdout
+        assert max(map(cell_len, text.splitlines())) <= 80
+        assert "\\" not in text  # LaTeX
+        words = " ".join(text.split())
+        assert method.source.split(",")[0] in words
+        for key, option in method.options().items():
+            assert f"{key} ({'required' if option.default is option.empty else ''}" in words
+    text = cli("methods", "fedgradnorm").stdout
+    assert "gamma (0.9)" in text
+    assert "p_i G_i - G\u0304 r_i^\u03b3" in text
+
+
+def test_configs_of_the_package_are_listed_printed_and_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = cli("configs").stdout
+    for name in ("demo", "table2", "radcom", "stations"):
+        assert f"\n{name} " in f"\n{listed}"
+    text = cli("configs", "radcom").stdout
+    Path("mine.toml").write_text(text)
+    assert load_config("mine.toml").data == load_config("radcom").data
+    assert "did you mean 'table2'" in one_line("configs", "table3")
+    assert "did you mean 'radcom'" in one_line("run", "configs/radcom.toml")
+    small = ("data.samples=90", "rounds=2", "network.widths=[4]", "network.name=mlp")
+    done = cli("run", "radcom", *small, "data.cache=false")
+    assert done.exit_code == 0, done.output
+
+
+def test_help_is_in_groups():
+    text = cli("--help").stdout
+    titles = re.findall(r"─ (\w+) ─", text)
+    assert titles == ["Options", "Start", "Train", "Look", "Federate", "Data"]
 
 
 def test_demo_in_small(tmp_path):
@@ -309,6 +353,15 @@ def test_demo_in_small(tmp_path):
         assert word in result.stdout
     assert (tmp_path / "demo" / "demo.png").exists()
     assert len(list((tmp_path / "demo").glob("*/run.json"))) == 3
+
+
+@pytest.mark.slow
+def test_the_quick_demo_learns_every_task(tmp_path):
+    assert cli("demo", "--quick", "--out", tmp_path).exit_code == 0
+    table = fgn.load(tmp_path / "demo" / "fedgradnorm-direct-seed0").summary()
+    names = ["modulation", "signal", "anomaly"]
+    assert (table.accuracy[names] > table.trivial[names] + 0.04).all()
+    assert table.mae["snr"] < 0.6 * table.trivial["snr"]
 
 
 def test_data_commands(tmp_path, config):

@@ -185,7 +185,7 @@ def test_a_kind_and_a_metric_are_used_in_files(module: str, tmp_path: Path) -> N
 def test_the_command_line_knows_them(config: Path) -> None:
     load_config(config)
     for words, says in (
-        (["methods", "rooted"], "weights are roots of losses (a test)"),
+        (["methods", "rooted"], "weights are roots of losses"),
         (["methods", "rooted"], "p_i = F_i^q"),
         (["data", "show", "crowd", "people=3"], "person-2"),
     ):

@@ -21,7 +21,7 @@ from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
 from fedgradnorm.experiments._config.config_file import Config
-from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable, OwnTable
+from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 
@@ -83,7 +83,6 @@ def _parts() -> Iterator[str]:
     yield "## `[compare]` and `[sweep]`\n"
     yield "They are for `fedgradnorm compare`; `run` does not read them.\n"
     yield from _of_model(CompareTable, "compare.")
-    yield from _of_model(OwnTable, "compare.own.METHOD.")
     yield from _of_model(Config, "", only=("sweep",))
     yield "## Written by the program\n"
     yield from _of_model(Config, "", only=OURS)

@@ -1,7 +1,6 @@
 """The packaged experiments: each parses, is what it says, and trains on a small stand-in."""
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,14 @@ from fedgradnorm._report.tables import all_grids
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._entries import read_entries
-from fedgradnorm.experiments._reproduce import (
+from fedgradnorm.experiments._config.shipped import (
     BENEFIT,
-    NAMES,
+    EXPERIMENTS,
     SIDE_BY_SIDE,
     experiments,
-    load_experiment,
+    shipped,
 )
+from fedgradnorm.experiments._entries import read_entries
 from fedgradnorm.experiments._sweep import points
 from fedgradnorm.experiments._trials import plan
 
@@ -43,26 +42,23 @@ def _no_data_folder(monkeypatch):
     monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *SIDE_BY_SIDE])
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *SIDE_BY_SIDE])
 def test_every_config_is_packaged_once_and_says_how_to_run_it(name):
-    inside = files("fedgradnorm.experiments._reproduce") / f"{name}.toml"
     beside = CONFIGS / f"{name}.toml"
-    assert beside.is_symlink()
-    assert beside.read_text() == inside.read_text()
-    opening = inside.read_text().partition("\nname =")[0]
+    assert beside.resolve() == shipped()[name]
+    opening = beside.read_text().partition("\nname =")[0]
     assert f"fedgradnorm reproduce {name} " in opening
     published = (CONFIGS.parent / "docs" / "results" / name).exists()
     assert (f"docs/results/{name}" if published else "docs/results") in opening
-    assert load_config(beside).table() == load_experiment(name).table()
+    assert load_config(beside).table() == load_config(name).table()
 
 
 @pytest.mark.parametrize("name", BENEFIT)
 def test_the_benefit_is_packaged_and_fair_to_those_alone(name):
     file, words = BENEFIT[name]
     beside = CONFIGS / f"{file}.toml"
-    assert beside.is_symlink()
     assert "fedgradnorm reproduce benefit " in beside.read_text().partition("\nname =")[0]
-    config = load_experiment(name)
+    config = load_config(name)
     assert config.table() == load_config(beside, words).table()
     assert (config.compare.baseline, config.compare.methods[0]) == ("local", "local")
     entries = read_entries(config.compare.methods, 1, swept=False)
@@ -73,9 +69,9 @@ def test_the_benefit_is_packaged_and_fair_to_those_alone(name):
         assert settings.personalize is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_settings_are_the_measured_runs(name):
-    config = load_experiment(name)
+    config = load_config(name)
     settings = config.settings
     assert (config.name, config.compare.seeds, config.compare.baseline) == (name, 5, "fedrep")
     assert (settings.batch_size, settings.lr, settings.server_optimizer) == (64, 2e-4, "adam")
@@ -94,15 +90,15 @@ def test_the_settings_are_the_measured_runs(name):
     assert settings.epochs == (60 if name in ("scale", "gamma", "steps") else 100)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_number_of_runs(name, tmp_path):
-    config = load_experiment(name)
+    config = load_config(name)
     entries = read_entries(config.compare.methods, 1, swept=bool(config.sweep))
     alone = [entry for entry in entries if not entry.needs_a_run]
     assert len(plan(config, alone, 1, tmp_path)) == RUNS[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     words = [*SMALL, *(SIGNALS if name == "fig3" else [FACES])]
     words += {
@@ -112,7 +108,7 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
         "participation": ["sweep.server.participation=[1.0,0.4]"],
         "steps": ["sweep.local.head_steps=[1,2]", "sweep.local.shared_steps=[1]"],
     }.get(name, [])
-    config = load_experiment(name, words)
+    config = load_config(name, words)
     folders = compare(config, seeds=1, folder=tmp_path)
     assert all(read_manifest(folder)["finished"] for folder in folders)
     report = read_report([tmp_path], config.compare.baseline)
@@ -123,8 +119,17 @@ def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     assert write_grids(all_grids(report), tmp_path / "tables")
 
 
+def test_a_file_of_ones_own_comes_before_a_config_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config("demo").name == "demo"
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        load_config("configs/demo.toml")
+    (tmp_path / "demo").write_text(shipped()["demo"].read_text() + '\n[output]\nfolder = "mine"')
+    assert load_config("demo").output.folder == "mine"
+
+
 def test_names():
-    assert experiments("all") == NAMES
+    assert experiments("all") == EXPERIMENTS
     assert experiments("fig2") == ("fig2",)
     assert experiments("methods") == SIDE_BY_SIDE
     assert experiments("methods-mtfl") == ("methods-mtfl",)
@@ -134,7 +139,7 @@ def test_names():
 
 @pytest.mark.parametrize("name", SIDE_BY_SIDE)
 def test_methods_that_can_run_there_are_compared(name):
-    config = load_experiment(name)
+    config = load_config(name)
     assert set(config.compare.methods) <= set(METHODS)
     assert not {"fedavg", "static"} & set(config.compare.methods)
     # heads must be alike, weights be chosen
@@ -142,20 +147,20 @@ def test_methods_that_can_run_there_are_compared(name):
     classic, prox = (config.compare.own[m] for m in ("fedrep-classic", "fedprox"))
     assert classic == prox  # what tells them apart is the proximal term alone
     assert set(config.compare.own) == {"fedrep-classic", "fedprox"}
-    one, other = (load_experiment(n).compare.methods for n in SIDE_BY_SIDE)
+    one, other = (load_config(n).compare.methods for n in SIDE_BY_SIDE)
     assert one == other
 
 
 def test_the_scale_goes_over_six_decades():
-    values = [point["data.loss_scale.landmark"] for point in points(load_experiment("scale").sweep)]
+    values = [point["data.loss_scale.landmark"] for point in points(load_config("scale").sweep)]
     assert values == [10.0**k for k in range(-3, 4)]
 
 
 def test_real_signals_take_the_place_of_generated_ones(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
-    assert "path" not in load_experiment("fig3").data.model_extra
+    assert "path" not in load_config("fig3").data.model_extra
     (tmp_path / "RadComDynamic.hdf5").write_bytes(b"")
-    path = load_experiment("fig3").data.model_extra["path"]
+    path = load_config("fig3").data.model_extra["path"]
     assert Path(path) == tmp_path / "RadComDynamic.hdf5"
-    mine = load_experiment("fig3", ["data.path=mine.hdf5"]).data.model_extra["path"]
+    mine = load_config("fig3", ["data.path=mine.hdf5"]).data.model_extra["path"]
     assert re.search(r"mine\.hdf5$", mine)

@@ -27,7 +27,7 @@ from fedgradnorm._report.terminal import fitted
 from fedgradnorm._runs.after.whole_frame import WholeFrame
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.experiments._config.config_file import load_config
-from fedgradnorm.experiments._jobs import News
+from fedgradnorm.experiments._jobs import News, told
 from report.run_folders import write_run
 
 WIDTH = 80
@@ -101,15 +101,6 @@ def test_a_summary_shows_all_of_itself() -> None:
     assert all(f"column_{n}" in text for n in range(30))
 
 
-def test_methods_say_what_each_option_means() -> None:
-    shown = CliRunner().invoke(app, ["methods", "fedgradnorm"]).output
-    options = METHODS["fedgradnorm"].options()
-    assert options
-    for key in options:
-        assert re.search(rf"option weighting\.{key}, (default|required)[^:]*: \w+", shown), key
-    assert "see the documentation" not in shown
-
-
 def test_near_misses_of_files_and_of_keys_without_their_table(tmp_path: Path) -> None:
     (tmp_path / "radcom.toml").write_text((CONFIGS / "radcom.toml").read_text())
     with pytest.raises(ConfigError, match=r"no such file; did you mean '.*radcom\.toml'\?"):
@@ -143,14 +134,17 @@ def test_runs_one_after_another_say_how_much_is_left_of_all(
     console = Console(file=text, force_terminal=terminal, width=100, color_system=None)
     monkeypatch.setattr(watching, "err", console)
     monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
-    display = watching.in_turn()
-    trial = type("Trial", (), {"title": "one"})()
-    with display(trial, 2, 4) as show:
-        now[0] = 60.0
-        show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
-        now[0] = 80.0
-        show(Progress(4, 4, 2.0, {"a": 1.0}, {"a": 1.0}))
-    assert "2 of 4 runs done (50 %), about 1 min 20 s left" in text.getvalue()
+    one, other = (type("Trial", (), {"title": title})() for title in ("one", "other"))
+    with watching.watching() as watch:
+        for trial in (one, other):
+            with told(trial, 4, watch) as show:
+                now[0] += 40.0
+                show(Progress(2, 4, 1.0, {"a": 1.0}, {"a": 1.0}))
+    for line in (
+        "one: done; 1 of 4",
+        "other: done; 2 of 4 runs done (50 %), about 1 min 20 s left",
+    ):
+        assert line in text.getvalue()
 
 
 def test_a_watched_page_follows_its_runs_and_rests_when_they_are_over(

@@ -12,6 +12,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
+from fedgradnorm._stored.reader import read_run
 
 ROUNDS = 6
 
@@ -119,6 +120,40 @@ def test_models_of_another_run_are_refused(tmp_path: Path, source: str) -> None:
     shutil.copy(tmp_path / "two" / source, tmp_path / "one" / source)
     with pytest.raises(fgn.RunFolderError, match="belongs to another run"):
         fgn.load(tmp_path / "one")
+
+
+def test_a_table_of_another_run_is_refused_and_named_in_reports(tmp_path: Path) -> None:
+    """A finished run's tables are bound to it by their checksums in run.json."""
+    train(tmp_path / "one")
+    train(tmp_path / "two", seed=1)
+    shutil.copy(tmp_path / "two" / "metrics.csv", tmp_path / "one")
+    with pytest.raises(fgn.RunFolderError, match=r"metrics.csv is damaged.*run.json"):
+        fgn.load(tmp_path / "one")
+    (problem,) = read_run(tmp_path / "one").problems
+    assert problem.startswith("metrics.csv is damaged")
+    saved = fgn.load(tmp_path / "two").save(tmp_path / "saved")
+    assert fgn.load(saved).history.equals(fgn.load(tmp_path / "two").history)
+
+
+def test_a_copy_of_a_file_of_rows_is_nobody_s_business(tmp_path: Path) -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    clients = [fgn.Client(f"c{k}", fgn.regression(1), (x, x[:, :1])) for k in range(220)]
+    folder, copy = tmp_path / "run", "000001 (copy).safetensors"
+
+    def run(then: Callable[[], None]) -> None:
+        fgn.train(
+            torch.nn.Linear(3, 2), clients, rounds=6, server=fgn.Server(participation=0.02),
+            folder=folder, callbacks=[fgn.Checkpoints(every=1), StopAt(4, then)],
+        )  # fmt: skip
+
+    def leave_a_copy() -> None:
+        (folder / "rows" / copy).write_text("mine")
+
+    with pytest.raises(fgn.Interrupted):
+        run(leave_a_copy)
+    torch.manual_seed(0)
+    assert fgn.resume(folder, torch.nn.Linear(3, 2), clients).finished
+    assert (folder / "rows" / copy).read_text() == "mine"
 
 
 def test_exchanged_heads_are_refused(tmp_path: Path) -> None:

@@ -1,30 +1,29 @@
-"""The command line's front door."""
+"""The commands, in the groups of ``fedgradnorm --help``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from fedgradnorm._cli import benefit_command as benefit
+from fedgradnorm._cli import catalog, demo
 from fedgradnorm._cli import compare_commands as comparison
 from fedgradnorm._cli import data_commands as data
-from fedgradnorm._cli import demo
 from fedgradnorm._cli import export_command as exporting
 from fedgradnorm._cli import federation_commands as federation
 from fedgradnorm._cli import init_command as starting
 from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import training_commands as training
+from fedgradnorm._cli.benefit_command import benefit
 from fedgradnorm._cli.output import Commands, say
 from fedgradnorm._version import __version__
 
 HELP = """
-Train one shared network and a personal head per client, each client with a task of its own.
+Train one shared network and a personal head per client, each client with its own task.
 
-The server weighs the clients' losses by a **method**: equal weights (`fedrep`), FedGradNorm's
-dynamic ones (`fedgradnorm`), or our faster rule (`fedgradnorm-direct`).
+Start with `fedgradnorm demo`, or `fedgradnorm init pumps` for a config of your own.
 
-Start with `fedgradnorm demo`. Then `fedgradnorm init pumps` writes a config to begin with.
 Exit codes: 0 done, 1 training failed, 2 bad input, 3 training diverged, 130 stopped with Ctrl-C.
 """
 
@@ -54,23 +53,17 @@ def _options(
     pass
 
 
-for command in (
-    demo.demo,
-    starting.init,
-    training.run,
-    training.resume,
-    exporting.export,
-    comparison.compare,
-    comparison.reproduce,
-    benefit.benefit,
-    reports.report,
-    reports.methods,
-    federation.serve,
-    federation.join,
-):
-    app.command()(command)
-app.add_typer(data.app, name="data")
-app.add_typer(federation.app, name="federation")
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Start": (demo.demo, starting.init, catalog.configs),
+    "Train": (training.run, training.resume, comparison.compare, comparison.reproduce, benefit),
+    "Look": (reports.report, catalog.methods, exporting.export),
+    "Federate": (federation.serve, federation.join),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(federation.app, name="federation", rich_help_panel="Federate")
+app.add_typer(data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from fedgradnorm._cli.training_commands import (
     Overrides,
     changed,
 )
-from fedgradnorm._cli.watching import in_turn, watching
+from fedgradnorm._cli.watching import watching
 from fedgradnorm._runs.layout import BENEFIT, REPORT
 
 
@@ -44,9 +44,9 @@ def benefit(
 
     Examples:
 
-    - `fedgradnorm benefit configs/school.toml data.validation_share=0.2 keep_best=true`
+    - `fedgradnorm benefit school data.validation_share=0.2 keep_best=true`
 
-    - `fedgradnorm benefit configs/landmine.toml --by loss --seeds 3 --jobs 2`
+    - `fedgradnorm benefit landmine --by loss --seeds 3 --jobs 2`
     """
     from fedgradnorm._checks import one_of
     from fedgradnorm._report.benefit import client_grid, write_benefit
@@ -62,7 +62,7 @@ def benefit(
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
         found = run_both(
             wanted, seeds, folder=folder, by="loss" if by == "loss" else "score", jobs=jobs,
-            display=in_turn(), watch=watch, data_progress=bar,
+            watch=watch, data_progress=bar,
         )  # fmt: skip
     many = f"mean over {seeds} seeds" if seeds > 1 else f"seed {wanted.seed}"
     say(to_terminal(client_grid(found, f"{wanted.method} against alone, {many}")))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedgradnorm._cli.output import data_bar, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
-from fedgradnorm._cli.watching import in_turn, watching
+from fedgradnorm._cli.watching import watching
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._runs.layout import FIGURES, REPORT, TABLES
 
@@ -41,7 +41,7 @@ Baseline = Annotated[
 
 def compare(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)
+        Path | None, typer.Argument(metavar="CONFIG", help="As for `run`.", show_default=False)
     ] = None,
     overrides: Overrides = None,
     *,
@@ -67,9 +67,9 @@ def compare(
 
     Examples:
 
-    - `fedgradnorm compare configs/radcom.toml --methods fedrep,fedgradnorm --seeds 3`
+    - `fedgradnorm compare radcom --methods fedrep,fedgradnorm --seeds 3`
 
-    - `fedgradnorm compare configs/radcom.toml -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
+    - `fedgradnorm compare radcom -m "fedgradnorm, fedgradnorm weighting.lr=0.008"`
 
     - `fedgradnorm compare --from runs/table2 --baseline fedgradnorm`
     """
@@ -109,9 +109,9 @@ def reproduce(
 ) -> None:
     """Run an experiment of the paper, or one of ours, and show its table and figure.
 
-    The configs are those in configs/. Everything goes to runs/NAME, or to --out (and NAME inside
-    it, for several). Called again, finished runs are kept and stopped ones resumed. The face
-    experiments read MTFL from the folder named by FEDGRADNORM_DATA.
+    Everything goes to runs/NAME, or to --out (and NAME inside it, for several). Called again,
+    finished runs are kept and stopped ones resumed. `fedgradnorm configs NAME` prints a config. The
+    face experiments read MTFL from the folder named by FEDGRADNORM_DATA.
 
     Examples:
 
@@ -119,17 +119,13 @@ def reproduce(
 
     - `fedgradnorm reproduce scale --seeds 5 --jobs 6 --device cuda --out runs/scale`
     """
-    from fedgradnorm.experiments._reproduce import (
-        BENEFIT,
-        SIDE_BY_SIDE,
-        experiments,
-        load_experiment,
-    )
+    from fedgradnorm.experiments._config.config_file import load_config
+    from fedgradnorm.experiments._config.shipped import BENEFIT, SIDE_BY_SIDE, experiments
 
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
     words = changed(overrides, device)
-    wanted = {name: load_experiment(name, words, allow=allow or ()) for name in names}
+    wanted = {name: load_config(name, words, allow=allow or ()) for name in names}
     trouble: TrainingError | None = None
     for name, config in wanted.items():
         if len(wanted) > 1:
@@ -189,7 +185,7 @@ def train_all(
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:
         run_all(
             config, methods, seeds, folder=folder, jobs=jobs,
-            display=in_turn(), watch=watch, data_progress=bar,
+            watch=watch, data_progress=bar,
         )  # fmt: skip
 
 
@@ -237,7 +233,7 @@ def show_comparison(places: list[Path], baseline: str, out: Path) -> None:
         raise RunFolderError("nothing to compare: no run there holds an evaluation")
     page = write_page(places, out / REPORT, report=report)
     many = [] if page.crowd is None else [page.crowd]
-    for grid in (*many, *shown_grids(report)):
+    for grid in (*many, *shown_grids(report))[:1]:  # the others are in the files
         say(to_terminal(grid))
     tell(report.notes)
     write_grids([*many, *all_grids(report)], out / TABLES)

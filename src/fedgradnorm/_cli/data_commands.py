@@ -118,7 +118,7 @@ def show(
 
     - `fedgradnorm data show faces samples=2000`
 
-    - `fedgradnorm data show configs/radcom.toml`
+    - `fedgradnorm data show table2`
     """
     from fedgradnorm._report.tables import clients_table
     from fedgradnorm.data._sources import load_clients
@@ -135,11 +135,12 @@ def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any]
     from fedgradnorm.data._source import SOURCES
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._config.overrides import overridden
+    from fedgradnorm.experiments._config.shipped import shipped
 
     if what in SOURCES:
         return what, overridden({}, words), seed
     if "/" not in what and "." not in what and not Path(what).exists():
-        choose(what, SOURCES, "data source (and no config file)")
+        choose(what, [*SOURCES, *shipped()], "data source (and no config)")
     config = load_config(what, words)
     return config.data.source, dict(config.data.model_extra or {}), config.seed
 

@@ -60,7 +60,7 @@ def try_(
 ) -> None:
     """Run a config as a federation on this machine: every client a process, TLS and all.
 
-    Example: `fedgradnorm federation try configs/demo.toml rounds=20`
+    Example: `fedgradnorm federation try demo rounds=20`
     """
     from fedgradnorm._flower.agreement import agree
     from fedgradnorm._flower.wire import check_installed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,10 +17,15 @@ from fedgradnorm._cli.output import say
 from fedgradnorm._errors import ConfigError
 
 CONFIG = "pumps.toml"
-Row = tuple[tuple[float, ...], str | int]
-SENSORS = ("flow", "pressure", "noise", "heat")
+STATE, HOURS = "state", "hours_left"
+PLANTS = {
+    **dict.fromkeys(("north", "east", "hill"), STATE),
+    **dict.fromkeys(("south", "west", "lake"), HOURS),
+}
+"""What each plant has written down of its pumps."""
+BANDS, NOISE = 12, 0.05
 ROWS = 400
-"""Rows of each of the two files."""
+"""Rows of each file."""
 
 
 def init(
@@ -27,10 +33,10 @@ def init(
         Path, typer.Argument(metavar="[FOLDER]", help="A new or empty folder.", show_default=False)
     ] = Path(),
 ) -> None:
-    """Write a config with comments and two small CSV files to start from.
+    """Write a config with comments and six small CSV files to start from.
 
-    Asks nothing, and says what to run next. Without FOLDER it takes the working folder. A folder
-    that is not empty is refused. The rows are made up; replace them with your own files.
+    Without FOLDER it uses the working folder. A folder that is not empty is refused. The data is
+    generated; replace it with your own files.
 
     Example:
 
@@ -39,16 +45,15 @@ def init(
     _check_empty(folder)
     starter = (files("fedgradnorm._cli") / "starter.toml").read_text(encoding="utf-8")
     chance = random.Random(0)
-    pumps = [_pump(chance) for _ in range(2 * ROWS)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "north.csv", "state", ((at, state) for at, state, _ in pumps[:ROWS]))
-        _write(folder / "south.csv", "hours_left", ((at, left) for at, _, left in pumps[ROWS:]))
+        for plant, target in PLANTS.items():
+            _write(folder / f"{plant}.csv", target, (_pump(chance) for _ in range(ROWS)))
         (folder / CONFIG).write_text(starter, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written ({error}); name another folder") from None
     config = shlex.quote(str(folder / CONFIG))
-    say(f"wrote {folder / CONFIG}, north.csv and south.csv ({ROWS} made-up rows each)")
+    say(f"wrote {folder / CONFIG} and {len(PLANTS)} CSV files ({ROWS} generated rows each)")
     say(f"train it:         fedgradnorm run {config}")
     say(f"compare methods:  fedgradnorm compare {config} --seeds 3")
     say(f"measure benefit:  fedgradnorm benefit {config}")
@@ -67,22 +72,25 @@ def _check_empty(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file; name a new folder")
 
 
-def _pump(chance: random.Random) -> tuple[tuple[float, ...], str, int]:
-    """What the sensors say of a pump, its state, and the hours that it has left."""
+def _pump(chance: random.Random) -> dict[str, str | int | list[float]]:
+    """A pump's vibration spectrum, its state, and the hours that it has left.
+
+    A peak moves up the spectrum as the bearing wears, and another one down as the pump clogs.
+    """
     wear, clog = chance.random(), chance.random()
-    sensors = (
-        900 - 300 * clog + chance.gauss(0, 20),
-        2 + 3 * clog + chance.gauss(0, 0.2),
-        40 + 30 * wear + chance.gauss(0, 2),
-        60 + 25 * wear * clog + chance.gauss(0, 1),
-    )
-    state = "worn" if wear > 0.7 else "clogged" if clog > 0.6 else "fine"
-    return sensors, state, round(5000 * (1 - wear) * (1 - clog / 2))
+    spectrum = []
+    for band in range(BANDS):
+        place = band / (BANDS - 1)
+        bearing = math.exp(-(((place - 0.2 - 0.6 * wear) / 0.12) ** 2))
+        clogging = 0.8 * math.exp(-(((place - 0.8 + 0.5 * clog) / 0.15) ** 2))
+        spectrum.append(1 + bearing + clogging + chance.gauss(0, NOISE))
+    state = "worn" if wear > 2 / 3 else "clogged" if clog > 0.6 else "fine"
+    return {"spectrum": spectrum, STATE: state, HOURS: round(5000 * (1 - wear) * (1 - clog / 2))}
 
 
-def _write(path: Path, target: str, rows: Iterable[Row]) -> None:
+def _write(path: Path, target: str, pumps: Iterable[Mapping[str, Any]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*SENSORS, target])
-        for sensors, value in rows:
-            writer.writerow([*(f"{number:.2f}" for number in sensors), value])
+        writer.writerow([*(f"band_{band + 1}" for band in range(BANDS)), target])
+        for pump in pumps:
+            writer.writerow([*(f"{value:.2f}" for value in pump["spectrum"]), pump[target]])

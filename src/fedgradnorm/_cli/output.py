@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,11 +77,12 @@ def say(text: Any = "") -> None:
     """Print to stdout; paths and names are taken as they are, and a file is wider than 80.
 
     A table that is wider than the terminal becomes several, one below the other: cut, it would lose
-    its last columns or digits.
+    its last columns or digits. ``COLUMNS`` in the environment counts as a terminal's width.
     """
+    columns = os.environ.get("COLUMNS", "")
     if not out.is_terminal:
-        out.width = FILE_WIDTH
-    elif isinstance(text, Table):
+        out.width = int(columns) if columns.isdecimal() else FILE_WIDTH
+    if isinstance(text, Table) and (out.is_terminal or columns):
         from fedgradnorm._report.terminal import fitted
 
         for part in fitted(text, out.width):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     pass
 
 ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A TOML file, such as configs/radcom.toml.")
+    Path, typer.Argument(metavar="CONFIG", help="A TOML file, or a name that `configs` lists.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -65,13 +65,13 @@ def run(
 
     Examples:
 
-    - `fedgradnorm run configs/radcom.toml`
+    - `fedgradnorm run radcom`
 
-    - `fedgradnorm run configs/radcom.toml method=fedrep seed=2 epochs=3`
+    - `fedgradnorm run radcom method=fedrep seed=2 epochs=3`
 
-    - `fedgradnorm run configs/radcom.toml weighting.gamma=0.5 output.folder=/tmp/runs`
+    - `fedgradnorm run radcom weighting.gamma=0.5 output.folder=/tmp/runs`
 
-    - `fedgradnorm run configs/radcom.toml seed=1 --from runs/radcom-fedgradnorm-seed0`
+    - `fedgradnorm run radcom seed=1 --from runs/radcom-fedgradnorm-seed0`
     """
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import execute, new_folder

@@ -1,4 +1,4 @@
-"""Several runs, at once or one after another, as they happen, on stderr."""
+"""Several runs as they are trained, on stderr: a line for each that has finished."""
 
 from __future__ import annotations
 
@@ -16,50 +16,24 @@ from rich.text import Text
 from fedgradnorm._cli.output import err
 
 if TYPE_CHECKING:
-    from fedgradnorm._training.callbacks import Progress
-    from fedgradnorm._training.trackers import Show
-    from fedgradnorm.experiments._compare import Display
     from fedgradnorm.experiments._jobs import News, Watch
-    from fedgradnorm.experiments._trials import Trial
 
 PLAIN_SECONDS = 30.0
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """What a comparison in several processes tells its news to.
+    """What a comparison tells its news to.
 
-    In a terminal: the runs under way, each with a bar. Elsewhere: a line when a run ends, and one
-    every half minute that says how far the others are.
+    A line stays of every run that has finished. Below it, a terminal shows the runs under way, each
+    with a bar; elsewhere a line says every half minute how far they are.
     """
     board = Board()
     if not err.is_terminal:
         yield board.lines
         return
     with Live(get_renderable=board.render, console=err, refresh_per_second=4, transient=True):
-        yield board.show
-
-
-def in_turn() -> Display:
-    """The live displays of runs that come one after another; each says what is left of all."""
-    board = Board()
-
-    @contextmanager
-    def one(trial: Trial, number: int, count: int) -> Iterator[Show]:
-        from fedgradnorm._training.display import live_display
-        from fedgradnorm.experiments._jobs import News
-
-        def beside(event: Progress) -> str:
-            over = bool(event.ended) or event.round >= event.rounds
-            board.over = number if over else number - 1
-            board.running = {} if over else {trial.title: News(trial, event)}
-            return board.left()
-
-        board.count = count
-        with live_display(None, f"{trial.title} ({number}/{count})", err, beside) as show:
-            yield show
-
-    return one
+        yield board.ended
 
 
 class Board:
@@ -100,20 +74,24 @@ class Board:
         events = [item.event for item in list(self.running.values()) if item.event is not None]
         done = self.over + sum(event.round / event.rounds for event in events)
         text = f"{self.over} of {self.count} runs done" if self.count else f"{self.over} runs done"
-        if not self.count or done < 0.02:
+        if not self.count or done < 0.02 or self.over >= self.count:
             return text
         seconds = (time.monotonic() - self.began) * (self.count - done) / done
         minutes, rest = divmod(round(seconds), 60)
         about = f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
         return f"{text} ({100 * done / self.count:.0f} %), about {about} left"
 
-    def lines(self, news: Sequence[News]) -> None:
-        """Print plain lines."""
+    def ended(self, news: Sequence[News]) -> None:
+        """Take what is new, and print a line for each run that has ended."""
         self.show(news)
         for item in news:
             if item.done:
                 how = f"failed: {item.failed}" if item.failed else "done"
-                self._say(f"{item.trial.title}: {how} ({self.left()})")
+                self._say(f"{item.trial.title}: {how}; {self.left()}")
+
+    def lines(self, news: Sequence[News]) -> None:
+        """The same, and now and then a line about the runs under way."""
+        self.ended(news)
         if self.running and time.monotonic() - self.said >= PLAIN_SECONDS:
             parts = [
                 f"{title} {100 * item.event.round // item.event.rounds}%"

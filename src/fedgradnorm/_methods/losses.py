@@ -6,7 +6,7 @@ from fedgradnorm._methods.method import Method
 Method(
     "inverse-first-loss",
     w.InverseFirstLoss,
-    summary="weight 1 / first loss, for ever",
+    summary="constant weight 1 / first loss",
     source="baseline",
     equation=r"p_i = 1 / F_{i0}",
 ).register()
@@ -30,7 +30,7 @@ Method(
 Method(
     "dwa",
     w.DWA,
-    summary="who improved least counts most",
+    summary="the task that improved least counts most",
     source="Liu, Johns, Davison 2019, equation 7",
     equation=(
         r"p_i = \exp(w_i / T), \quad w_i = \frac{\bar{F}_i(t - 1)}{\bar{F}_i(t - 2)}, \; t \; "

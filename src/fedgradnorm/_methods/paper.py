@@ -22,7 +22,7 @@ Method(
     "fedgradnorm-direct",
     GradNorm,
     {"rule": "direct"},
-    summary="weights go straight to where fedgradnorm's go slowly",
+    summary="jumps to the weights FedGradNorm would converge to",
     source="this package",
     equation=(r"\log p_i \leftarrow s \log p_i + (1 - s) \log q_i, \quad q_i = r_i^{\gamma} / G_i"),
 ).register()
@@ -30,14 +30,14 @@ Method(
     "equal-norms",
     GradNorm,
     {"rule": "direct", "gamma": 0.0},
-    summary="the direct rule without its pace term: equal gradient norms",
+    summary="direct without its pace term: equal gradient norms",
     source="this package; the gradient balance of DB-MTL, Lin, Jiang et al. 2023",
     equation=r"\log p_i \leftarrow s \log p_i - (1 - s) \log G_i",
 ).register()
 Method(
     "fedgradnorm-steady",
     Steady,
-    summary="the same from means over all rounds: for small clients",
+    summary="as direct, from means over all rounds: for few examples",
     source="this package",
     equation=(
         r"p_i = R_i^{\gamma} / A_i, \quad A_i^2 = \frac{1}{T_i} \sum_t G_i(t)^2, \quad "

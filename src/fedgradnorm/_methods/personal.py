@@ -38,7 +38,7 @@ Method(
         "aggregate": "by_size",
         "heads": "all",
     },
-    summary="everything averaged by size, heads too",
+    summary="models averaged by client size, heads included",
     source="McMahan et al. 2017",
     equation=(r"(\omega, h) \leftarrow \sum_i \frac{n_i}{n} (\omega_i, h_i), \quad n = \sum_i n_i"),
 ).register()

@@ -34,6 +34,6 @@ def static_from_run(folder: str) -> Static:
     tables, section 5.3.
 
     Args:
-        folder: of a finished run, whose mean weights are used.
+        folder: folder of a finished run, whose mean weights are used.
     """
     return Static(averaged_weights(folder))

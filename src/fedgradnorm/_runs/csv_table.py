@@ -152,13 +152,19 @@ def read_rows(path: Path, always: Sequence[str] = _ALWAYS) -> list[Row]:
     return _whole_rows(path, read_file(path), always)
 
 
-def salvage_rows(path: Path) -> tuple[list[Row], str]:
-    """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
-    return _salvaged(path, read_file(path))
+def columns_of(data: bytes) -> tuple[str, ...]:
+    """The columns that the first line of a table names."""
+    names = data.partition(b"\n")[0].decode().strip().split(",")
+    return tuple(filter(None, names))
+
+
+def checksum_of(data: bytes) -> str:
+    """What :attr:`Table.checksum` is of a table with this content."""
+    return _digest(data).hexdigest()
 
 
 def _whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
-    rows, damage = _salvaged(path, data)
+    rows, damage = salvaged(path, data)
     if damage:
         raise RunFolderError(damage)
     for number, row in enumerate(rows, start=1):
@@ -167,7 +173,8 @@ def _whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
+def salvaged(path: Path, data: bytes) -> tuple[list[Row], str]:
+    """The rows before the first damaged line, and what is wrong there: "" if nothing is."""
     damage = ""
     try:
         whole = data[: data.rfind(b"\n") + 1].decode()

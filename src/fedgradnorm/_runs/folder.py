@@ -198,6 +198,8 @@ class RunFolder:
             checkpoint.write_models(run, self.path, self._segments.run)
             self.manifest = run.manifest
             self.manifest["finished"] = True
+            tables = self.trainer.tables.items()
+            self.manifest["tables"] = {name: table.checksum for name, table in tables}
             self._keep_time()
             (self.path / PREVIOUS).unlink(missing_ok=True)
             self._segments.finish()

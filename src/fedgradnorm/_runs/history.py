@@ -62,9 +62,13 @@ def read_history(path: Path) -> History:
     rows = read_rows(path)
     if any("split" not in row for row in rows):
         raise RunFolderError(f"{path} is damaged: a row has no split")
+    return history_of(rows, tuple(filter(None, _header(path))))
+
+
+def history_of(rows: list[Row], columns: tuple[str, ...]) -> History:
+    """A History with these rows."""
     history = History([])
-    history.columns = tuple(filter(None, _header(path))) or history.columns
-    history.rows = rows
+    history.columns, history.rows = columns or history.columns, rows
     return history
 
 

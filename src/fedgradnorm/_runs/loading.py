@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
-from fedgradnorm._runs.csv_table import read_rows
-from fedgradnorm._runs.history import conflict_table, read_history
+from fedgradnorm._runs.contents import read_contents
+from fedgradnorm._runs.history import conflict_table, history_of
 from fedgradnorm._runs.layout import (
     CLIENTS,
     CONFLICT,
@@ -25,7 +25,7 @@ from fedgradnorm._runs.layout import (
     client_file,
 )
 from fedgradnorm._runs.manifest import identity, read_manifest
-from fedgradnorm._runs.many.spread import read_spread, spread_table
+from fedgradnorm._runs.many.spread import spread_table
 from fedgradnorm._runs.many.stacked_clients import StackedClients, scalings_of, tables_of
 from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run, TrainedClient
@@ -49,7 +49,7 @@ def load(
     register them.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder)  # without one it is no run folder
     if not present(folder / CLIENTS):
         raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
     plans = _plans(folder, manifest)
@@ -65,13 +65,16 @@ def load(
             for name, info in manifest["clients"].items()
         }
     shared = _shared(folder, run, plans["network"], network, clients)
-    history = read_history(folder / METRICS)
-    pairs = conflict_table()
-    if present(folder / CONFLICT):
-        pairs.append(read_rows(folder / CONFLICT))
-    spread = spread_table()
-    if present(folder / SPREAD):
-        spread.append(read_spread(folder / SPREAD))
+    found = read_contents(folder)
+    if found.faults:
+        raise RunFolderError(f"{found.faults[0]}; put a copy of the file back")
+    history, pairs, spread = (
+        history_of(found.rows[METRICS], found.columns),
+        conflict_table(),
+        spread_table(),
+    )
+    pairs.append(found.rows[CONFLICT])
+    spread.append(found.rows[SPREAD])
     return Run(clients, manifest, history, shared, manifest["finished"], pairs, spread, folder)
 
 

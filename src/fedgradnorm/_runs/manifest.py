@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedgradnorm._checks import shown
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import RunFolderError, listed
 from fedgradnorm._privacy.terms import privacy_table
@@ -23,16 +20,12 @@ from fedgradnorm._runs.layout import MANIFEST
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import StreamedTargets
-from fedgradnorm.tasks._kind import KINDS, OWN
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
 
 MANY = 500
 """Clients up to which run.json is written for readers, too."""
-
-Rule = tuple[str, Callable[[Any], bool]]
-"""What a value must be, in words and as a question."""
 
 
 def now() -> str:
@@ -42,31 +35,10 @@ def now() -> str:
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write run.json; of many clients without spaces, which takes a tenth of the time."""
-    if len(manifest["clients"]) <= MANY:
-        text = json.dumps(manifest, indent=2, ensure_ascii=False)
-        checkpoint.write_atomically(folder / MANIFEST, f"{text}\n".encode())
-    else:
-        checkpoint.write_atomically(folder / MANIFEST, _parts(manifest))
-
-
-def _parts(manifest: Mapping[str, Any]) -> Iterator[bytes]:
-    """run.json in parts, some clients each: as one text it is as large as all of them."""
-    for number, (key, value) in enumerate(manifest.items()):
-        yield f"{',' if number else '{'}{_plain(key)}:".encode()
-        if not isinstance(value, dict) or len(value) <= MANY:
-            yield _plain(value).encode()
-            continue
-        items = iter(value.items())
-        before = "{"
-        while some := dict(itertools.islice(items, MANY)):
-            yield (before + _plain(some)[1:-1]).encode()
-            before = ","
-        yield b"}"
-    yield b"}\n"
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    few = len(manifest["clients"]) <= MANY
+    style: dict[str, Any] = {"indent": 2} if few else {"separators": (",", ":")}
+    text = json.dumps(manifest, ensure_ascii=False, **style)
+    checkpoint.write_atomically(folder / MANIFEST, f"{text}\n".encode())
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -82,12 +54,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunFolderError(f"{path} has a format that this version cannot read")
-    _check(path, manifest, _RUN, _NEEDED)
-    _check(path, manifest["settings"], {"seed": _WHOLE}, {"seed"}, "settings.")
-    _check(path, manifest["weighting"], {"name": _TEXT}, {"name"}, "weighting.")
-    _check(path, manifest.get("blueprints", {}), _PLANS, set(), "blueprints.")
-    for name, client in manifest["clients"].items():
-        _check(path, client, _CLIENT, {"kind"}, f"clients.{name}.")
+    from fedgradnorm._runs.manifest_schema import fault  # pydantic, which training does not need
+
+    if wrong := fault(manifest):
+        raise RunFolderError(f"{path} is damaged: {wrong}")
     return manifest
 
 
@@ -229,119 +199,3 @@ def _each(rounds: Mapping[str, Any]) -> str:
     if len(rounds) > _NAMED and whole:
         return f"{min(whole)} to {max(whole)}"
     return ", ".join(f"{name} {number}" for name, number in rounds.items())
-
-
-def _check(
-    path: Path, table: Any, rules: Mapping[str, Rule], needed: set[str], inside: str = ""
-) -> None:
-    """Refuse a table that lacks a key, or has a value of another kind under one."""
-    if not isinstance(table, dict):
-        raise RunFolderError(
-            f"{path} is damaged: {inside[:-1]} must be a table, not {shown(table)}"
-        )
-    for key in sorted(needed - set(table)):
-        raise RunFolderError(f"{path} is damaged: it has no {inside}{key}")
-    for key, (words, holds) in rules.items():
-        if key in table and not holds(table[key]):
-            raise RunFolderError(
-                f"{path} is damaged: {inside}{key} must be {words}, not {shown(table[key])}"
-            )
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _number(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _names(value: Any) -> bool:
-    """Names of classes, which nobody keeps from being numbers."""
-    return isinstance(value, list) and all(isinstance(v, (str, int, float)) for v in value)
-
-
-def _form(value: Any) -> bool:
-    """The form of a row of one tensor, or of sequences."""
-    if isinstance(value, dict):
-        return set(value) == {"step"} and isinstance(value["step"], list) and _form(value["step"])
-    return isinstance(value, list) and all(map(_whole, value))
-
-
-_TEXT: Rule = ("a text", lambda value: isinstance(value, str))
-_TEXTS: Rule = ("a list of texts", _texts)
-_FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
-_TABLE: Rule = ("a table", lambda value: isinstance(value, dict))
-_WHOLE: Rule = ("a whole number >= 0", _whole)
-_COUNTS: Rule = (
-    "a table of whole numbers",
-    lambda value: isinstance(value, dict) and all(map(_whole, value.values())),
-)
-
-_RUN: dict[str, Rule] = {
-    "finished": _FLAG,
-    "checkpoint": _FLAG,
-    "stopped_early": _FLAG,
-    "stopped": _TEXT,
-    "diverged": _TEXTS,
-    "kept": _TABLE,
-    "personal": _TABLE,
-    "personalized": _TABLE,
-    "start": _TABLE,
-    "settings": _TABLE,
-    "weighting": _TABLE,
-    "clients": _TABLE,
-    "participants": _TEXTS,
-    "sent": _TEXTS,
-    "rounds": _WHOLE,
-    "weights": (
-        "a table of numbers",
-        lambda value: isinstance(value, dict) and all(map(_number, value.values())),
-    ),
-    "norm_layer": _TEXTS,
-    "blueprints": _TABLE,
-    "command": _TEXTS,
-    "started": _TEXT,
-    "seconds": ("a number >= 0", lambda value: _number(value) and value >= 0),
-    "versions": _TABLE,
-}
-_NEEDED = {"finished", "settings", "weighting", "clients"}
-_PLANS: dict[str, Rule] = {
-    "network": ("a table or null", lambda value: value is None or isinstance(value, dict)),
-    "heads": _TABLE,
-    "stems": _TABLE,
-}
-_CLIENT: dict[str, Rule] = {
-    "kind": (
-        f"one of {', '.join(filter(KINDS.is_builtin, KINDS))}",
-        lambda value: isinstance(value, str) and (KINDS.is_builtin(value) or value.startswith(OWN)),
-    ),
-    "outputs": _WHOLE,
-    "of": _TEXT,
-    "shape": (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(map(_whole, value)),
-    ),
-    "task": _TEXT,
-    "loss_scale": ("a number", _number),
-    "class_weights": _TABLE,
-    "privacy": _TABLE,
-    "metric": _TEXT,
-    "trivial": _TABLE,
-    "size": _WHOLE,
-    "labels": ("a list of names or null", lambda value: value is None or _names(value)),
-    "encoding": (
-        "a list of tables",
-        lambda value: isinstance(value, list) and all(isinstance(v, dict) for v in value),
-    ),
-    "given_columns": _TEXTS,
-    "splits": _COUNTS,
-    "inputs": (
-        "a list of whole numbers, or a table of such",
-        lambda value: _form(value) or (isinstance(value, dict) and all(map(_form, value.values()))),
-    ),
-}

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedgradnorm._checks import shortened
 from fedgradnorm._errors import RunFolderError
 
 
@@ -22,7 +23,8 @@ def present(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:  # a null byte in a path is a ValueError
-        raise RunFolderError(f"{path} cannot be read: {_reason(error)}") from error
+        where = shortened(str(path), 300)
+        raise RunFolderError(f"{where} cannot be read: {_reason(error)}") from error
     return True
 
 

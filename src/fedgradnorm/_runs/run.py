@@ -19,7 +19,7 @@ from fedgradnorm._engines import Exported
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.csv_table import Table
+from fedgradnorm._runs.csv_table import Table, checksum_of
 from fedgradnorm._runs.history import History, conflict_table
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.manifest import identity, write_manifest
@@ -347,10 +347,11 @@ class Run:
         with writing(folder, CHOOSE):
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.write_models(self, folder, identity(self.manifest))
-            for name, table in tables.items():
-                if table.rows or name == METRICS:
-                    checkpoint.write_atomically(folder / name, table.text().encode())
-            write_manifest(folder, {**self.manifest, "finished": self.finished})
+            texts = {n: t.text().encode() for n, t in tables.items() if t.rows or n == METRICS}
+            for name, text in texts.items():
+                checkpoint.write_atomically(folder / name, text)
+            sums = {name: checksum_of(text) for name, text in texts.items()}
+            write_manifest(folder, {**self.manifest, "finished": self.finished, "tables": sums})
         return folder
 
 

@@ -1,4 +1,4 @@
-"""The one reader of run folders: whatever is readable, and what is wrong with the rest.
+"""Runs as reports read them: whatever is readable, and what is wrong with the rest.
 
 Every table, figure, page and test is made from what this module returns. Nothing here refuses a
 damaged run: a page that shows nineteen runs and names the twentieth's fault is worth more than an
@@ -8,19 +8,18 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._round.reports import KEYS
-from fedgradnorm._runs.csv_table import Row, salvage_rows
-from fedgradnorm._runs.history import PAIRS
+from fedgradnorm._runs.contents import read_contents
+from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
-from fedgradnorm._runs.manifest import kept_words, read_manifest
-from fedgradnorm._runs.many.spread import COLUMNS, SHARES, groups_of
+from fedgradnorm._runs.manifest import kept_words
+from fedgradnorm._runs.many.spread import SHARES, groups_of
 from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm._stored.summary import Judged, judged
 from fedgradnorm.experiments._config.toml_text import read_toml
@@ -185,36 +184,27 @@ def _started(folder: Path) -> tuple[str, str]:
 
 def read_run(folder: Path) -> StoredRun:
     """The run in ``folder``, as far as it can be read."""
-    problems: list[str] = []
-    manifest = _manifest(folder, problems)
+    found = read_contents(folder)
+    problems = [_inside(folder, fault) for fault in found.faults]
+    if rows := found.rows[METRICS]:
+        shown = f"; shown up to round {rows[-1]['round']}"
+        problems = [text + shown * text.startswith(METRICS) for text in problems]
+    if not found.rows[METRICS] and not any(METRICS in problem for problem in problems):
+        problems.append("no round was recorded")
     config = _config(folder, problems)
-    rows = _rows(folder / METRICS, problems)
-    pairs = _pairs(folder / CONFLICT, problems)
-    spread = _spread(folder / SPREAD, problems)
-    settings = manifest.get("settings")
+    settings = found.manifest.get("settings")
     seed = config.get("seed", settings.get("seed") if isinstance(settings, dict) else None)
     return StoredRun(
         name=folder.resolve().name,
-        method=str(config.get("method") or _weighting(manifest) or folder.resolve().name),
+        method=str(config.get("method") or _weighting(found.manifest) or folder.resolve().name),
         seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
-        rows=rows,
-        manifest=manifest,
+        rows=found.rows[METRICS],
+        manifest=found.manifest,
         config=config,
         problems=tuple(problems),
-        pairs=pairs,
-        spread=spread,
+        pairs=found.rows[CONFLICT],
+        spread=found.rows[SPREAD],
     )
-
-
-def _manifest(folder: Path, problems: list[str]) -> dict[str, Any]:
-    if not (folder / MANIFEST).exists():
-        problems.append(f"{MANIFEST} is missing: settings and provenance are unknown")
-        return {}
-    try:
-        return read_manifest(folder)
-    except RunFolderError as error:
-        problems.append(_inside(folder, error))
-        return {}
 
 
 def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
@@ -226,44 +216,6 @@ def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
     except ConfigError as error:
         problems.append(f"{CONFIG} is damaged: {error}")
         return {}
-
-
-def _rows(path: Path, problems: list[str]) -> list[Row]:
-    if not path.exists():
-        problems.append(f"{METRICS} is missing: there are no curves")
-        return []
-    told = len(problems)
-    rows = _salvaged(path, _needed, problems)
-    if not rows and len(problems) == told:
-        problems.append("no round was recorded")
-    return rows
-
-
-def _pairs(path: Path, problems: list[str]) -> list[Row]:
-    return _salvaged(path, lambda _: PAIRS, problems) if path.exists() else []
-
-
-def _spread(path: Path, problems: list[str]) -> list[Row]:
-    return _salvaged(path, lambda _: COLUMNS, problems) if path.exists() else []
-
-
-def _salvaged(path: Path, needed: Callable[[Row], Sequence[str]], problems: list[str]) -> list[Row]:
-    """The rows that can be used, and a word on the others."""
-    try:
-        rows, damage = salvage_rows(path)
-    except RunFolderError as error:
-        rows, damage = [], str(error)
-    whole = [row for row in rows if all(row.get(key) is not None for key in needed(row))]
-    if len(whole) < len(rows) and not damage:
-        damage = f"{path.name} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
-    if damage:
-        kept = f"; shown up to round {whole[-1]['round']}" if whole else ""
-        problems.append(_inside(path.parent, damage) + kept)
-    return whole
-
-
-def _needed(row: Row) -> Sequence[str]:
-    return KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
 
 
 def _inside(folder: Path, message: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from fedgradnorm._runs.loading import load
 from fedgradnorm._training.benefit import warn_of_overfitting
 from fedgradnorm._training.inputs import usable_device
 from fedgradnorm.data._sources import DataProgress
-from fedgradnorm.experiments._compare import Display
 from fedgradnorm.experiments._config.config_file import Config, build, check
 from fedgradnorm.experiments._entries import Entry
 from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel
+from fedgradnorm.experiments._jobs import Watch, run_in_parallel, told
 from fedgradnorm.experiments._trials import Trial, is_finished, run_name
 
 Pair = tuple[Trial, Trial]
@@ -35,7 +33,6 @@ def benefit(
     folder: str | Path | None = None,
     by: By = "score",
     jobs: int = 1,
-    display: Display | None = None,
     watch: Watch | None = None,
     data_progress: DataProgress | None = None,
 ) -> Benefit:
@@ -63,7 +60,8 @@ def benefit(
             data = load_data(pair[0].config, data_progress)
         for trial in pair:
             if trial in waiting:
-                _run(trial, trials, display, data)
+                with told(trial, len(waiting), watch) as show:
+                    execute(trial.config, trial.folder, resume=True, progress=show, data=data)
         found.append(_benefit(pair, data, by))
     return found[0] if len(found) == 1 else over_seeds(found)
 
@@ -107,13 +105,6 @@ def _alone(config: Config, seed: int) -> Config:
 def _values(settings: Any) -> Mapping[str, Any]:
     """Settings as a config writes them: TOML has no null."""
     return {k: "none" if value is None else value for k, value in asdict(settings).items()}
-
-
-def _run(trial: Trial, trials: list[Trial], display: Display | None, data: LoadedData) -> None:
-    number = trials.index(trial) + 1
-    shown = display(trial, number, len(trials)) if display else nullcontext(False)
-    with shown as show:
-        execute(trial.config, trial.folder, resume=True, progress=show, data=data)
 
 
 def _benefit(pair: Pair, data: LoadedData, by: By) -> Benefit:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._training.inputs import usable_device
-from fedgradnorm._training.trackers import Show
 from fedgradnorm.data._sources import DataProgress
 from fedgradnorm.experiments._config.config_file import Config, check
 from fedgradnorm.experiments._entries import FROZEN_FROM, read_entries
 from fedgradnorm.experiments._execute import LoadedData, execute, load_data, output_folder
-from fedgradnorm.experiments._jobs import Watch, run_in_parallel
+from fedgradnorm.experiments._jobs import Watch, run_in_parallel, told
 from fedgradnorm.experiments._trials import Trial, plan
-
-Display = Callable[[Trial, int, int], AbstractContextManager[Show]]
-"""(trial, number, of how many) -> a context that gives what ``train`` takes as progress."""
 
 
 def compare(
@@ -27,7 +22,6 @@ def compare(
     *,
     folder: str | Path | None = None,
     jobs: int = 1,
-    display: Display | None = None,
     watch: Watch | None = None,
     data_progress: DataProgress | None = None,
 ) -> list[Path]:
@@ -38,8 +32,8 @@ def compare(
     in ``<output>/<name>-compare`` unless ``folder`` says otherwise. Called again, it keeps what is
     finished, resumes what is not, and starts the rest. All methods of a seed get the same data, the
     same start of the shared network and heads, and the same batches. With ``jobs`` > 1 so many
-    processes share the runs, and ``watch`` is told how they go instead of ``display``. Training
-    that fails is an error once all others are done.
+    processes share the runs. ``watch`` is told how they go. Training that fails is an error once
+    all others are done.
     """
     methods = config.compare.methods if methods is None else methods
     seeds = config.compare.seeds if seeds is None else seeds
@@ -63,7 +57,7 @@ def compare(
             load_data(waiting[0].config, data_progress)  # fills the cache, or fails, just once
             failures += run_in_parallel(waiting, jobs, watch)
         else:
-            failures += _run_in_turn(waiting, display, data_progress)
+            failures += _run_in_turn(waiting, watch, data_progress)
         found += trials
     if failures:
         raise TrainingError(
@@ -78,7 +72,7 @@ def compare_folder(config: Config) -> Path:
 
 
 def _run_in_turn(
-    trials: Sequence[Trial], display: Display | None, data_progress: DataProgress | None
+    trials: Sequence[Trial], watch: Watch | None, data_progress: DataProgress | None
 ) -> list[str]:
     """Run them one by one, loading data once where it is the same; what failed, in words."""
     for trial in trials:  # the first run decides which instructions all of them can have
@@ -86,14 +80,13 @@ def _run_in_turn(
     failures: list[str] = []
     data: LoadedData | None = None
     loaded: object = None
-    for number, trial in enumerate(trials, start=1):
+    for trial in trials:
         wanted = (trial.config.seed, trial.config.data, trial.config.privacy)
         if data is None or loaded != wanted:
             data, loaded = load_data(trial.config, data_progress), wanted
-        shown = display(trial, number, len(trials)) if display else nullcontext(False)
-        with shown as show:
-            try:
+        try:
+            with told(trial, len(trials), watch) as show:
                 execute(trial.config, trial.folder, resume=True, progress=show, data=data)
-            except TrainingError as error:
-                failures.append(f"{trial.title}: {error}")
+        except TrainingError as error:
+            failures.append(f"{trial.title}: {error}")
     return failures

@@ -48,6 +48,22 @@ Watch = Callable[[Sequence[News]], None]
 """Called now and then with what is new."""
 
 
+@contextmanager
+def told(trial: Trial, count: int, watch: Watch | None) -> Iterator[Callable[[Progress], None]]:
+    """Tell ``watch`` of a run in this process: its rounds, and its end."""
+    tell = watch or (lambda _: None)
+
+    def show(event: Progress) -> None:
+        tell([News(trial, event, count=count)])
+
+    try:
+        yield show
+    except TrainingError as error:
+        tell([News(trial, None, True, str(error), count)])
+        raise
+    tell([News(trial, None, True, "", count)])
+
+
 def run_in_parallel(trials: Sequence[Trial], jobs: int, watch: Watch | None = None) -> list[str]:
     """Run the trials, ``jobs`` at a time, each in a process of its own; what failed, in words."""
     with _no_modules_from_here():

@@ -104,7 +104,7 @@ class TrimmedMean(Direction):
     statistical rates" (2018), arXiv 1803.01498, definition 2.
 
     Args:
-        trim: values left out on each side, 0 or more.
+        trim: number of values left out at each end, 0 or more.
     """
 
     def __init__(self, trim: int = 1) -> None:

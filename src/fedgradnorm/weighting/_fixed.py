@@ -40,7 +40,7 @@ class Static(Weighting):
     """Given weights, a positive number per client name, scaled to sum to the number of clients.
 
     Args:
-        weights: a number above 0 for each client, by name (by task with weight_per="task").
+        weights: table of a weight above 0 per client, by name (by task with weight_per="task").
 
     >>> weighting = Static({"landmark": 0.1, "gender": 1.0})
     """

@@ -111,8 +111,8 @@ class MGDA(TorchJD):
     arXiv 2310.09866.
 
     Args:
-        tolerance: Frank-Wolfe ends when a step is shorter, above 0.
-        max_iters: its steps at most, 1 or more.
+        tolerance: smallest step of the Frank-Wolfe solver before it stops, above 0.
+        max_iters: most steps of the Frank-Wolfe solver, 1 or more.
     """
 
     def __init__(self, tolerance: float = 1e-3, max_iters: int = 100) -> None:
@@ -143,7 +143,7 @@ class GradVac(TorchJD):
     optimization in massively multilingual models" (2021), arXiv 2010.05874.
 
     Args:
-        beta: how fast the running cosines move, from 0 to 1.
+        beta: rate at which the running mean of the cosines moves, 0 to 1.
     """
 
     positive = True
@@ -173,7 +173,7 @@ class CAGrad(TorchJD):
     arXiv 2110.14048, algorithm 1.
 
     Args:
-        c: how far from the mean update, in its own length, 0 or more.
+        c: radius around the mean update, as a multiple of its length, 0 or more.
     """
 
     positive = True
@@ -204,7 +204,7 @@ class AlignedMTL(TorchJD):
     arXiv 2305.19000, algorithm 1.
 
     Args:
-        scale_mode: which eigenvalue s is: min, median or rmse.
+        scale_mode: eigenvalue that all components are scaled to: min, median or rmse.
     """
 
     def __init__(self, scale_mode: ScaleMode = "min") -> None:
@@ -221,7 +221,7 @@ class FairGrad(TorchJD):
     equation 4.
 
     Args:
-        alpha: how fair, 0 or more: the larger, the more the least improvement counts.
+        alpha: degree of fairness, 0 or more; larger values favor the least improvement.
     """
 
     positive = True
@@ -240,8 +240,8 @@ class Krum(TorchJD):
     descent" (2017), arXiv 1703.02757.
 
     Args:
-        byzantine: clients that may be faulty, 0 or more.
-        selected: how many updates are kept, 1 or more.
+        byzantine: number of clients that may be faulty, 0 or more.
+        selected: number of updates that are averaged, 1 or more.
     """
 
     def __init__(self, byzantine: int = 1, selected: int = 1) -> None:

@@ -59,11 +59,11 @@ class GradNorm(Weighting):
 
     Args:
         gamma: strength of the pull toward one common pace, 0 or more.
-        rule: how the weights are updated: one of the four above.
-        lr: learning rate of the weights, the paper's alpha; for absolute and squared.
-        optimizer: of the weights, adam or sgd; for absolute and squared.
-        floor: smallest weight before rescaling, from 0 to 1, or None for no floor; not for direct.
-        smoothing: s, from 0 to 1: how much of the old weights remains; for relative and direct.
+        rule: how the weights are updated: absolute (the paper's), relative, squared or direct.
+        lr: learning rate of the weights, the paper's alpha; used by the rules absolute and squared.
+        optimizer: optimizer of the weights, adam or sgd; used by the rules absolute and squared.
+        floor: smallest weight before rescaling, 0 to 1, or None; unused by the rule direct.
+        smoothing: share of the old weight that remains, 0 to 1; used by relative and direct.
         guard: freeze a weight below this share, from 0 to 1, of the client's largest gradient norm.
         warmup: number of a client's rounds before its weight is first updated.
 

@@ -87,7 +87,7 @@ class QFFL(ByLog):
     arXiv 1905.10497, equation 2, with equal shares of the clients.
 
     Args:
-        q: how much more large losses count, 0 or more.
+        q: exponent of the loss, 0 or more; larger values favor clients with large losses.
     """
 
     needs = Needs.LOSS
@@ -142,7 +142,7 @@ class AFL(Weighting):
     stochastic AFL.
 
     Args:
-        loss_lr: step of the mixture up the losses, 0 or more.
+        loss_lr: learning rate of the mixture of clients, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -200,8 +200,8 @@ class DWA(ByLog):
     arXiv 1803.10704, equation 7, T = 2 as there.
 
     Args:
-        temperature: T, above 0: the larger, the more alike the weights.
-        every: rounds of a client in one average, 1 or more.
+        temperature: temperature of the softmax, above 0; larger values make weights more alike.
+        every: number of a client's rounds whose losses are averaged, 1 or more.
     """
 
     needs = Needs.LOSS
@@ -244,7 +244,7 @@ class Uncertainty(ByLog):
     geometry and semantics" (2018), arXiv 1705.07115, with the log-variance learned, as they advise.
 
     Args:
-        scale_lr: Adam's step on s, 0 or more.
+        scale_lr: Adam's learning rate for the log scales s, 0 or more.
     """
 
     needs = Needs.LOSS
@@ -277,7 +277,7 @@ class IMTLL(Uncertainty):
     Source: Liu, Li, Kuang et al., "Towards impartial multi-task learning" (2021), equation 6.
 
     Args:
-        scale_lr: Adam's step on s, 0 or more.
+        scale_lr: Adam's learning rate for the log scales s, 0 or more.
     """
 
     sign = 1
@@ -297,8 +297,8 @@ class FAMO(Weighting):
     arXiv 2306.03792, algorithm 1 and equations 10 to 12.
 
     Args:
-        logit_lr: Adam's step on w, 0 or more.
-        decay: pull of w toward 0, 0 or more.
+        logit_lr: Adam's learning rate for the logits of the weights, 0 or more.
+        decay: weight decay of the logits, 0 or more.
     """
 
     needs = Needs.LOSS

@@ -29,7 +29,7 @@ class FedMGDA(GramWeighting):
     (2022), arXiv 2006.11489, algorithm 1.
 
     Args:
-        box: how far lambda_i may be from 1/N, from 0 to 1.
+        box: largest distance of a client's weight from 1/N, 0 to 1.
     """
 
     positive = False
@@ -61,8 +61,8 @@ class FedCMOO(GramWeighting):
     optimization" (2025), arXiv 2410.16398.
 
     Args:
-        mixture_lr: length of a step of lambda, above 0.
-        steps: how many in a round, 1 or more.
+        mixture_lr: learning rate of the mixture, above 0.
+        steps: steps of the mixture per round, 1 or more.
     """
 
     positive = False

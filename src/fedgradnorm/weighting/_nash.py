@@ -30,7 +30,7 @@ class NashMTL(GramWeighting):
     section 3.2.
 
     Args:
-        iterations: Newton steps per round at most, 1 or more.
+        iterations: most Newton steps per round, 1 or more.
     """
 
     def __init__(self, iterations: int = 100) -> None:

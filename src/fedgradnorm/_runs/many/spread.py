@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgradnorm._runs.csv_table import Row, Table, read_rows
+from fedgradnorm._runs.csv_table import Row, Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,11 +29,6 @@ COLUMNS = (*WHERE, "clients", "mean", *SHARES)
 def spread_table() -> Table:
     """One row per round, split, task and quantity: how the clients' values lie."""
     return Table(COLUMNS)
-
-
-def read_spread(path: Path) -> list[Row]:
-    """The rows of a table of quantiles."""
-    return read_rows(path, COLUMNS)
 
 
 def spread_rows(

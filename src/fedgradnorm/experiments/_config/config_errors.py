@@ -90,5 +90,5 @@ def blaming(where: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text = f"{where}: {error}" if where else str(error)
+        text = f"{shortened(where, 300)}: {error}" if where else str(error)
         raise ConfigError(shortened(text)) from None

@@ -56,6 +56,7 @@ from fedgradnorm.experiments._config.overrides import overridden, put
 from fedgradnorm.experiments._config.own_programs import check_imports, import_modules
 from fedgradnorm.experiments._config.plain import check_plain
 from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
+from fedgradnorm.experiments._config.shipped import config_file, with_real_signals
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
 from fedgradnorm.weighting import Weighting
 
@@ -234,18 +235,21 @@ def load_config(
 ) -> Config:
     """Read a TOML file, apply ``key=value`` overrides, and check everything that needs no data.
 
-    ``allow`` names the modules whose programs ``network.name`` may call; none by default. Modules
-    in ``imports`` are imported, unless the file is ``foreign``, as in a run folder, which others
-    may have written: then they must be imported already, or be allowed.
+    ``path`` may also be the name of a config in the package, such as ``"table2"``. ``allow`` names
+    the modules whose programs ``network.name`` may call; none by default. Modules in ``imports``
+    are imported, unless the file is ``foreign``, as in a run folder, which others may have written:
+    then they must be imported already, or be allowed.
     """
-    path = Path(path)
+    name = str(path)
+    path, words = config_file(path)
     foreign = foreign or any(present(path.parent / name) for name in (MANIFEST, CHECKPOINT))
-    origin = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    origin = f"{name} with {' '.join(overrides)}" if overrides else name
     with blaming(origin):
         raw = read_toml(path)
         stem = re.sub(r"[^\w.-]+", "-", path.stem).lstrip(".-")[:LONGEST_NAME]
         raw.setdefault("name", stem or "run")
-        changed = overridden(raw, overrides)
+        overrides = [*words, *overrides]
+        changed = with_real_signals(overridden(raw, overrides), name)
         if foreign:
             check_imports(changed.get("imports", []), allow)
         import_modules(changed.get("imports", []))

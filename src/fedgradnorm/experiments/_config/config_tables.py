@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
-from fedgradnorm._round.settings import GROUPS, SWITCHES, TOP
+from fedgradnorm._errors import ConfigError
+from fedgradnorm._round.settings import GROUPS, TOP
 from fedgradnorm._training.trackers import Tracking
 
 
@@ -35,41 +36,8 @@ class OutputTable(Strict):
     tracking: Tracking = Field(default="none", description="who else is told how the run goes")
 
 
-class _Own(Strict):
-    """``[compare.own.METHOD]``: where one method departs from the settings of all the others."""
-
-    weighting: dict[str, Any] = Field(default={}, description="options of its weighting alone")
-
-    def changes(self) -> dict[str, Any]:
-        """Values by dotted key of the config."""
-        found: dict[str, Any] = {}
-        for name, value in self.model_dump(exclude_unset=True).items():
-            if isinstance(value, dict):
-                found |= {f"{name}.{key}": one for key, one in value.items()}
-            else:
-                found[name] = value
-        return found
-
-
-if TYPE_CHECKING:
-    OwnTable = _Own
-else:
-    OwnTable = create_model(
-        "OwnTable",
-        __base__=_Own,
-        **{
-            name: (Any, Field(default=None, description=f"{name} of this method's runs alone"))
-            for name in TOP
-            if name != "seed"
-        },
-        **{
-            name: (
-                bool | dict[str, Any] if name in SWITCHES else dict[str, Any],
-                Field(default={}, description=f"[{name}] of this method's runs alone"),
-            )
-            for name in GROUPS
-        },
-    )
+OWN = ("weighting", *(name for name in TOP if name != "seed"), *GROUPS)
+"""What ``[compare.own.METHOD]`` may hold: where one method departs from the settings of all."""
 
 
 class CompareTable(Strict):
@@ -83,10 +51,20 @@ class CompareTable(Strict):
     baseline: str = Field(
         default="fedrep", description="the method that the others are tested against"
     )
-    own: dict[str, OwnTable] = Field(
-        default={}, description="what one method has for itself, by its name"
+    own: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="settings of one method's runs alone, by its name: "
+        "``[compare.own.fedprox.local]``, ``compare.own.static.lr``, any key of a run but its data",
     )
 
     def changes(self, method: str) -> dict[str, Any]:
         """What is this method's own, by dotted key of the config."""
-        return self.own[method].changes() if method in self.own else {}
+        found: dict[str, Any] = {}
+        for name, value in self.own.get(method, {}).items():
+            if name not in OWN:
+                raise ConfigError(
+                    f"unknown key 'compare.own.{method}.{name}' (one of: {', '.join(OWN)})"
+                )
+            several = value.items() if isinstance(value, dict) else ()
+            found |= {f"{name}.{key}": one for key, one in several} or {name: value}
+        return found

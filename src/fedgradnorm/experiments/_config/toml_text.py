@@ -14,6 +14,7 @@ from typing import Any
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.experiments._config.plain import check_plain
+from fedgradnorm.experiments._config.shipped import shipped
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 100
@@ -35,12 +36,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def near_file(path: Path) -> str:
-    """A question after a file of nearly this name: beside it, or in ``configs``."""
+    """A question after a file of nearly this name, or the name of a config in the package."""
     places = (path.parent, Path("configs"))
-    found = {p.name: p for place in places if place.is_dir() for p in sorted(place.glob("*.toml"))}
+    found = {p.name: str(p) for at in places if at.is_dir() for p in sorted(at.glob("*.toml"))}
+    found = {**{f"{name}.toml": name for name in shipped()}, **found}
     wanted = path.name if path.suffix else f"{path.name}.toml"
     near = difflib.get_close_matches(wanted, found, n=1, cutoff=0.6)
-    return f"; did you mean {str(found[near[0]])!r}?" if near else ""
+    return f"; did you mean {found[near[0]]!r}?" if near else ""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
