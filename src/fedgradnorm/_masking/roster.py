@@ -10,8 +10,10 @@ import base64
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,42 @@ from fedgradnorm._errors import ConfigError, FedGradNormError
 
 FEWEST = 3  # clients of a sum: of two, each knows the other by the sum
 Table = Mapping[str, Any]
+Said = tuple[str, Table]
 
 
 class Unsafe(FedGradNormError):
     """A client will not do it: it could show more than a sum, or to somebody else."""
 
 
+class Phase(StrEnum):
+    """Which sum of a round: of the signals that weights are made of, or of the updates."""
+
+    SIGNALS = "signals"
+    UPDATE = "update"
+
+
 @dataclass(frozen=True)
 class Attempt:
-    """One try to add something up: numbered by the server, never the same twice in a run."""
+    """One attempt at one sum: agreement, run, round and phase, and a random name.
 
+    Every signature covers all five, so no message can be used for anything else.
+    """
+
+    agreement: str
     run: str
-    number: int
+    round: int
+    phase: Phase
+    name: str
+
+    @classmethod
+    def new(cls, agreement: str, run: str, round_number: int, phase: Phase) -> Attempt:
+        """A new name: no clock and no counter that could be put back."""
+        return cls(agreement, run, round_number, phase, secrets.token_hex(16))
+
+    @property
+    def facts(self) -> list[Any]:
+        """As it is signed."""
+        return [self.agreement, self.run, self.round, str(self.phase), self.name]
 
 
 @dataclass(frozen=True)
@@ -175,18 +201,23 @@ class Roster:
         """For comparison between clients, out of band."""
         return fingerprint(self.digest.encode())
 
-    def said(self, attempt: Attempt, step: str, message: Table) -> tuple[str, Table]:
-        """Who says it, and what; Unsafe unless the signature is that of a client here."""
-        name, body = message.get("from"), message.get("body")
+    def said(self, attempt: Attempt, step: str, message: Any, sender: str | None = None) -> Said:
+        """Who signed it, and what it says; Unsafe unless it is signed by a client here.
+
+        With ``sender`` it must be that client's own message.
+        """
+        name, body = _fields(message)
         if not isinstance(name, str) or not isinstance(body, Mapping):
             raise Unsafe(f"{step}: a message without sender or content")
         if name not in self.keys:
             raise Unsafe(f"{step}: {name[:40]!r} is not on the roster")
+        if sender not in (None, name):
+            raise Unsafe(f"{step}: {sender!r} sent a message of {name!r}")
         try:
             signature = from_text(message.get("signature"))
             key = Ed25519PublicKey.from_public_bytes(self.keys[name])
             key.verify(signature, _signed(attempt, step, name, body))
-        except (InvalidSignature, ValueError, TypeError) as error:
+        except (InvalidSignature, ValueError, TypeError, RecursionError) as error:
             raise Unsafe(f"{step}: the signature is not that of {name!r}") from error
         return name, body
 
@@ -204,9 +235,18 @@ class Signer:
         return {"from": self.name, "body": dict(body), "signature": to_text(signature)}
 
 
-def threshold(count: int) -> int:
-    """How many of ``count`` clients it takes: more than two thirds."""
-    return 2 * count // 3 + 1
+def least_shown(cohort: int, colluders: int) -> int:
+    """How many clients of a round's cohort must show keys, so that colluders stay a minority."""
+    return max(FEWEST, -(-3 * cohort // 4), colluders + 2)
+
+
+def threshold(shown: int, colluders: int) -> int:
+    """How many of the clients that showed keys it takes to unmask a sum: t, with 2 t > m + c.
+
+    An honest client shows shares for one list of survivors, a colluder for two. Two lists would
+    need 2 t of the m + c shares there are at most.
+    """
+    return max(FEWEST, (shown + colluders) // 2 + 1)
 
 
 def digest(value: Any) -> str:
@@ -232,7 +272,13 @@ def from_text(text: Any) -> bytes:
 
 
 def _signed(attempt: Attempt, step: str, name: str, body: Table) -> bytes:
-    return _text(["fedgradnorm masking 1", attempt.run, attempt.number, step, name, body])
+    return _text(["fedgradnorm masking 2", attempt.facts, step, name, body])
+
+
+def _fields(message: Any) -> tuple[Any, Any]:
+    if not isinstance(message, Mapping):
+        return None, None
+    return message.get("from"), message.get("body")
 
 
 def _text(value: Any) -> bytes:
