@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 import fedgradnorm as fgn
 from fedgradnorm._masking.roster import (
     Attempt,
+    Phase,
     assemble_roster,
     fingerprint,
     from_text,
@@ -25,8 +26,9 @@ def test_a_key_signs_under_its_public_half_and_is_never_overwritten(tmp_path):
     keys = {name: make_key(tmp_path / name) for name in "abc"}
     roster = assemble_roster({name: key.text for name, key in keys.items()})
     signer = read_signer("a", tmp_path / "a" / "signing.key")
-    message = signer.sign(Attempt("run", 1), "keys", {"x": 1})
-    assert roster.said(Attempt("run", 1), "keys", message) == ("a", {"x": 1})
+    attempt = Attempt.new("agreed", "run", 0, Phase.UPDATE)
+    message = signer.sign(attempt, "keys", {"x": 1})
+    assert roster.said(attempt, "keys", message) == ("a", {"x": 1})
     assert read_key(tmp_path / "a" / "signing.key") == keys["a"]
     assert keys["a"].fingerprint == fingerprint(from_text(keys["a"].text))
     with pytest.raises(fgn.ConfigError, match=r"never overwritten\. Its public key: " + "."):

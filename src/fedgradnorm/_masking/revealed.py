@@ -24,9 +24,9 @@ class Revealed:
         self.path, self.facts = path, dict[tuple[str, str], str]()
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
-                kind, *words, end = line.split(" ") if line else [""] * 2
-                if end == "." and len(words) == 2:
-                    self.facts[kind, words[0]] = words[1]
+                words = line.split(" ")
+                if len(words) == 4 and words[3] == ".":
+                    self.facts[words[0], words[1]] = words[2]
 
     def bind(self, agreement: str, run: str) -> None:
         """One agreement has one run: the first one to which this client gives an input."""

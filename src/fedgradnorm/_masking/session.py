@@ -97,8 +97,8 @@ class Session:
         self.signer, self.roster, self.agreement, self.run = signer, roster, agreement, run
         self.cohort, self.colluders = cohort, colluders
         self.revealed = Revealed() if revealed is None else revealed
-        new = {"round": 0, "network": None, "attempts": {}}
-        self.state: dict[str, Any] = copy.deepcopy(dict(state)) if state else new
+        new: dict[str, Any] = {"round": 0, "network": None, "attempts": {}}
+        self.state = copy.deepcopy(dict(state)) if state else new
 
     def keys(self, name: str, round_number: int, phase: Phase) -> dict[str, Any]:
         """Step 1: public keys for a new attempt at one sum."""

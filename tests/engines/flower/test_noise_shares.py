@@ -50,8 +50,8 @@ class Noisy(Secret):
         self.seen: list[tuple[list[str], np.ndarray]] = []
         plain = self.server.summing.sum
 
-        def summed(run: str, wanted: Any) -> Any:
-            at, words = plain(run, wanted)
+        def summed(wanted: Any) -> Any:
+            at, words = plain(wanted)
             self.seen.append((list(at.inputs), words))
             return at, words
 
@@ -74,7 +74,7 @@ def shares(clients: int, **terms: Any) -> NoiseShares:
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
 def test_the_noise_of_the_sum_is_as_promised_whoever_is_lost(lost: int) -> None:
     """Through real masks: 10 clients, of whom 7 must be left; with all of them it is 10 / 7."""
-    count, least = 10, threshold(10)
+    count, least = 10, threshold(10, 3)
     made, crowd = shares(count), Crowd(count)
     zeros = torch.zeros(WIDE)
     for number, name in enumerate(crowd.names):
@@ -138,7 +138,7 @@ def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
         noises.append(unpack_vector(words, secret.server.shares.bits) - noiseless(secret, names))
     assert len(secret.seen) == 4
     noise = np.concatenate(noises)
-    least = threshold(5)  # 4 of 5: with all of them there is a little more noise than promised
+    least = threshold(5, 1)  # 4 of 5: with all of them there is a little more noise than promised
     expected = secret.server.shares.deviation * math.sqrt((5 - len(lost)) / least)
     assert noise.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * len(noise)))
     assert np.abs(noise).min() > 0

@@ -101,8 +101,8 @@ class Silo(Participant):
             gives["reveal"] = session.reveal(one["attempt"], *given)
         if "agree" in asks:
             one = asks["agree"]
-            given = (one["survivors"], one.get("proofs", ()))
-            gives["agree"] = session.agree(one["attempt"], *given)
+            proofs = one.get("proofs", ())
+            gives["agree"] = session.agree(one["attempt"], one["survivors"], proofs)
         if "input" in asks:
             gives["input"], masked = self._input(order, asks["input"], session)
         if "keys" in asks:

@@ -68,8 +68,8 @@ class Summing:
             name: {"input": {**wanted.give(name), **_about(at), "letters": at.letters_to(name)}}
             for name in at.givers
         }
-        for name in after.cohort if after and wanted.then else ():
-            if name in wanted.then[1]:
+        if after is not None and wanted.then is not None:
+            for name in wanted.then[1]:
                 asks.setdefault(name, {})["keys"] = _named(after)
         for name, answer in self._exchange(asks).items():
             given = answer.gives
