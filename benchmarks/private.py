@@ -93,6 +93,7 @@ def federation(
     make: Callable[[], nn.Module], count: int, method: str, private: bool, folder: Path
 ) -> Coordinator:
     settings = Settings(rounds=ROUNDS, batch_size=64, seed=0, device="cpu")
+    first = make()  # clients check that the server's is the one they would make
     known, weighting = clients(count), find_method(method).build()
     names = [client.name for client in known]
     weighting.bind(names)
@@ -102,7 +103,7 @@ def federation(
     agreed = Agreement(settings, ROUNDS, scalars, "agreed", terms)
 
     def participant(client: fgn.Client) -> Participant:
-        given = (make(), client, agreed, folder / client.name)
+        given = (first, client, agreed, folder / client.name)
         if not private:
             return Participant(*given)
         own: Any = find_method(method).build()
@@ -110,7 +111,7 @@ def federation(
 
     exchange = Timed({client.name: participant(client) for client in known})
     kind = PrivateCoordinator if private else Coordinator
-    server = _server(make(), weighting, settings)
+    server = _server(first, weighting, settings)
     return kind(server, names, agreed, exchange, Patience(minimum=count))
 
 

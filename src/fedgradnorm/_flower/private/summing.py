@@ -78,10 +78,10 @@ class Summing:
             if "input" in given:
                 words = (wanted.subject, answer.masked, wanted.front)
                 self._take(name, at.add_input, given["input"], *words)
-        self._check_letters(at)
         left = at.survivors()
         if len(left) < wanted.least:
             raise TooFew(f"{len(left)} inputs came, {wanted.least} are needed")
+        self._check_letters(at)
         self._reveal(at, left, after if after and after.enough_keys else None)
         try:
             return at, at.sum()
