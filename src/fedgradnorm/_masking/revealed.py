@@ -41,6 +41,14 @@ class Revealed:
                 "show single clients; agree on a new run.toml, with another seed"
             )
 
+    def check_kept(self, agreement: str, run: str) -> None:
+        """Unsafe if this lacks a run that is known to have begun: it was lost or put back."""
+        if self.facts.get((RUN, agreement)) != run:
+            raise Unsafe(
+                "its record of the sums it has let be seen was lost or put back, so it cannot go "
+                "on; leave this client out, and agree on a new roster and seed"
+            )
+
     def check(self, network: str, phase: Phase, ahead: bool, *summed: str) -> None:
         """Unsafe if a sum with this network was seen that is none of ``summed``, where it is known.
 

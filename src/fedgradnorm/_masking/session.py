@@ -99,6 +99,8 @@ class Session:
         self.revealed = Revealed() if revealed is None else revealed
         new: dict[str, Any] = {"round": 0, "network": None, "attempts": {}}
         self.state = copy.deepcopy(dict(state)) if state else new
+        if self.state["network"] is not None:
+            self.revealed.check_kept(agreement, run)
 
     def keys(self, name: str, round_number: int, phase: Phase) -> dict[str, Any]:
         """Step 1: public keys for a new attempt at one sum."""
