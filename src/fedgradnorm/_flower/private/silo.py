@@ -36,6 +36,7 @@ from fedgradnorm._masking.ring import Unfit, Words, pack_numbers, pack_vector
 from fedgradnorm._masking.roster import Phase, Signer, Unsafe, digest
 from fedgradnorm._masking.session import Session
 from fedgradnorm._masking.subject import Subject
+from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.history import History, read_history
 from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, REVEALED, TRAINED
@@ -251,7 +252,7 @@ class Silo(Participant):
             state = slots.at(order.state_round, self._initial)
             slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         update = torch.zeros_like(self.like) if update is None else update
-        reported = {} if failed else dict(self.reported)
+        reported = dict.fromkeys(("size", *SENT), 0.0) if failed else dict(self.reported)
         trained = {**about, "update": update, "reported": reported, "failed": failed}
         checkpoint.save({**trained, "shared": order.shared.cpu()}, path)
         path.chmod(0o600)
