@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedgradnorm._masking.gathering import Gathering
-from fedgradnorm._masking.member import Member
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import Attempt, Roster, Signer
+from fedgradnorm._masking.roster import Attempt, Phase, Roster, Signer, to_text
+from fedgradnorm._masking.session import Session
+from fedgradnorm._masking.subject import Subject
 
 STEPS = ("keys", "letters", "input", "reveal")
 NOBODY: dict[str, Collection[str]] = {}
@@ -26,56 +27,94 @@ def people(count: int) -> tuple[Roster, dict[str, Signer]]:
     return roster, {name: Signer(name, key) for name, key in keys.items()}
 
 
+def public_keys(names: str) -> dict[str, str]:
+    """A real public key for each letter."""
+    roster, _ = people(len(names))
+    return {n: to_text(key) for n, key in zip(names, roster.keys.values(), strict=True)}
+
+
+SUBJECT = Subject("network")
+UPDATE = Phase.UPDATE
+
+
 class Crowd:
     """``count`` clients, each with numbers and a vector of words, and one server."""
 
-    def __init__(self, count: int, size: int = 5, seed: int = 0) -> None:
+    def __init__(
+        self, count: int, size: int = 5, seed: int = 0, colluders: int | None = None
+    ) -> None:
         self.roster, self.signers = people(count)
-        self.members = {n: Member(s, self.roster, "run") for n, s in self.signers.items()}
+        self.names = list(self.signers)
+        self.colluders = count // 3 if colluders is None else colluders
+        self.members = {n: self.session(n) for n in self.names}
         rng = np.random.default_rng(seed)
         self.values: dict[str, Words] = {
             name: rng.integers(0, 2**64, size=size + 2, dtype=np.uint64) for name in self.members
         }
-        self.names = list(self.members)
 
-    def input(self, name: str, at: Gathering, about: str = "what", label: Any = (0, "a")) -> Any:
+    def session(self, name: str, **given: Any) -> Session:
+        about = {"cohort": lambda _: self.names, "colluders": self.colluders, **given}
+        return Session(self.signers[name], self.roster, "agreed", "run", **about)
+
+    def attempt(self, name: str = "1", number: int = 0, phase: Phase = UPDATE) -> Attempt:
+        return Attempt("agreed", "run", number, phase, name)
+
+    def gathering(self, name: str = "1", number: int = 0, phase: Phase = UPDATE) -> Gathering:
+        attempt = self.attempt(name, number, phase)
+        return Gathering(attempt, self.roster, self.names, self.colluders)
+
+    def input(self, name: str, at: Gathering, subject: Subject = SUBJECT) -> Any:
         words = self.values[name]
         letters = at.letters_to(name)
-        given = (at.attempt.number, letters, label, about, words[:2], words[2:])
+        given = (at.attempt.name, letters, subject, words[:2], words[2:])
         return self.members[name].mask(*given)
 
-    def prepared(self, number: int = 1, lost: dict[str, Collection[str]] = NOBODY) -> Gathering:
+    def shown(self, name: str = "1", number: int = 0) -> list[Any]:
+        """Everybody's keys, signed."""
+        return [self.members[n].keys(name, number, UPDATE) for n in self.names]
+
+    def prepared(
+        self, name: str = "1", lost: dict[str, Collection[str]] = NOBODY, number: int = 0
+    ) -> Gathering:
         """Keys and letters are exchanged; who is lost at a step says nothing from then on."""
-        at, gone = Gathering(Attempt("run", number), self.roster), set(lost.get("keys", ()))
-        for name in self.names:
-            if name not in gone:
-                at.add_keys(self.members[name].keys(number))
+        at, gone = self.gathering(name, number), set(lost.get("keys", ()))
+        for one in self.names:
+            if one not in gone:
+                at.add_keys(one, self.members[one].keys(name, number, UPDATE))
         shown = at.shown_keys()
         gone |= set(lost.get("letters", ()))
-        for name in sorted(set(at.keys) - gone):
-            at.add_letters(name, self.members[name].letters(number, shown))
+        for one in sorted(set(at.keys) - gone):
+            at.add_letters(one, self.members[one].letters(name, shown))
         at.close_letters()
         return at
 
-    def masked(self, number: int = 1, lost: dict[str, Collection[str]] = NOBODY) -> Gathering:
-        at = self.prepared(number, lost)
-        for name in at.givers:
-            if name not in lost.get("input", ()):
-                message, rest = self.input(name, at)
-                at.add_input(message, "what", rest)
+    def masked(
+        self,
+        name: str = "1",
+        lost: dict[str, Collection[str]] = NOBODY,
+        number: int = 0,
+        subject: Subject = SUBJECT,
+    ) -> Gathering:
+        at = self.prepared(name, lost, number)
+        for one in at.givers:
+            if one not in lost.get("input", ()):
+                message, rest = self.input(one, at, subject)
+                at.add_input(one, message, subject, rest, 2)
         return at
 
-    def summed(self, number: int = 1, lost: dict[str, Collection[str]] = NOBODY) -> Words:
-        """The sum that the server comes to."""
-        at = self.masked(number, lost)
-        left, here = at.survivors(), [n for n in at.inputs if n not in lost.get("reveal", ())]
+    def revealed(self, at: Gathering, lost: Collection[str] = ()) -> Words:
+        left, here = at.survivors(), [n for n in at.inputs if n not in lost]
         if not at.complete:
             for name in here:
-                at.add_agreement(self.members[name].agree(number, left))
+                at.add_agreement(name, self.members[name].agree(at.attempt.name, left))
         names: Sequence[Any] = () if at.complete else at.agreed()
         for name in here:
-            at.add_reveal(self.members[name].reveal(number, left, names))
+            at.add_reveal(name, self.members[name].reveal(at.attempt.name, left, names))
         return at.sum()
+
+    def summed(self, name: str = "1", lost: dict[str, Collection[str]] = NOBODY) -> Words:
+        """The sum that the server comes to."""
+        return self.revealed(self.masked(name, lost), lost.get("reveal", ()))
 
     def plain(self, names: Collection[str]) -> Words:
         total = np.zeros_like(self.values[self.names[0]])

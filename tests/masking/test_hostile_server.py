@@ -1,4 +1,4 @@
-"""A server that wants more than the sum: each way is refused by the clients, and said."""
+"""A server, alone or with colluding clients, that wants more than one sum: clients refuse."""
 
 from __future__ import annotations
 
@@ -9,108 +9,149 @@ import numpy as np
 import pytest
 
 from fedgradnorm._masking.gathering import Gathering
-from fedgradnorm._masking.member import Member
-from fedgradnorm._masking.roster import Attempt, Roster, Unsafe, to_text
-from masking.crowd import Crowd, people
+from fedgradnorm._masking.liars import proof, proved_liar
+from fedgradnorm._masking.revealed import Revealed
+from fedgradnorm._masking.roster import Phase, Roster, Unsafe, least_shown, threshold, to_text
+from fedgradnorm._masking.session import NEXT, Session, Step
+from fedgradnorm._masking.subject import Subject
+from masking.crowd import SUBJECT, UPDATE, Crowd, people
+
+OTHER = Subject("another-network")
 
 
-def test_a_client_that_was_invented_is_not_on_the_roster():
+def test_no_two_lists_of_survivors_for_any_number_of_clients():
+    """SA-1, S2: over all sizes, colluders and numbers of clients that showed keys.
+
+    Each honest client shows shares for one list, each colluder for two: with h_1 + h_2 <= m - c
+    honest ones, both lists need t <= h + c. That must be impossible, and a sum must hide.
+    """
+    n, c = np.meshgrid(np.arange(3, 401), np.arange(0, 399), indexing="ij")
+    n, c = n[c <= n - 2], c[c <= n - 2]
+    least = np.maximum(np.maximum(3, -(-3 * n // 4)), c + 2)
+    sizes = [(3, 0), (4, 1), (5, 1), (10, 3), (30, 10), (400, 133), (400, 398)]
+    at = {(int(a), int(b)): k for k, (a, b) in enumerate(zip(n, c, strict=True))}
+    assert all(least_shown(a, b) == least[at[a, b]] for a, b in sizes)
+    checked = 0
+    for extra in range(401):
+        m = least + extra
+        some = m <= n
+        m, d = m[some], c[some]
+        t = np.maximum(3, (m + d) // 2 + 1)
+        assert (2 * t > m + d).all()  # no two lists
+        assert (t <= m).all()  # nobody lost: there is a sum
+        assert (t - d >= 2).all()  # the sum is over two honest clients or more
+        assert (4 * m >= 3 * n[some]).all()
+        checked += len(m)
+    assert checked > 4_000_000
+    for m, d in ((3, 1), (5, 1), (23, 10), (400, 133), (400, 0)):
+        assert threshold(m, d) == max(3, (m + d) // 2 + 1)
+
+
+def test_every_step_follows_only_where_the_table_says_so():
+    """S1: in each step every other message is refused, before anything is given."""
     crowd = Crowd(4)
-    _, strangers = people(5)
-    shown = [crowd.members[n].keys(1) for n in crowd.names]
-    theirs = Member(strangers["c04"], Roster({**crowd.roster.keys, "c04": bytes(32)}), "run")
-    with pytest.raises(Unsafe, match="'c04' is not on the roster"):
-        crowd.members["c00"].letters(1, [*shown, theirs.keys(1)])
+    at, member = crowd.gathering(), crowd.members["c00"]
+
+    def tried() -> dict[Step, str]:
+        """Which steps are not out of turn now; nothing is changed by trying."""
+        found = {}
+        for step, call in {
+            Step.LETTERS: lambda m: m.letters("1", []),
+            Step.INPUT: lambda m: m.mask("1", {}, SUBJECT, np.zeros(0), np.zeros(0)),
+            Step.AGREED: lambda m: m.agree("1", []),
+            Step.REVEALED: lambda m: m.reveal("1", []),
+        }.items():
+            kept = json.loads(json.dumps(member.state))
+            again = crowd.session("c00", state=kept, revealed=member.revealed)
+            with pytest.raises(Unsafe) as error:
+                call(again)
+            found[step] = str(error.value)
+        return {k: v for k, v in found.items() if "cannot follow" not in v and "known" not in v}
+
+    assert not tried()
+    shown = crowd.shown()
+    for one, message in zip(crowd.names, shown, strict=True):
+        at.add_keys(one, message)
+    assert set(tried()) == NEXT[Step.KEYS]
+    for one in crowd.names:
+        at.add_letters(one, crowd.members[one].letters("1", at.shown_keys()))
+    at.close_letters()
+    assert set(tried()) == NEXT[Step.LETTERS]
+    for one in crowd.names:
+        message, rest = crowd.input(one, at)
+        at.add_input(one, message, SUBJECT, rest, 2)
+    assert set(tried()) == NEXT[Step.INPUT]
+    member.agree("1", crowd.names)
+    assert set(tried()) == NEXT[Step.AGREED]
+    member.reveal("1", crowd.names)
+    assert not tried()
+    assert "secret" not in json.dumps(member.state)
 
 
-def test_a_key_that_was_swapped_is_not_signed_by_its_owner():
+def test_a_killed_client_goes_on_from_what_it_wrote_down():
     crowd = Crowd(3)
-    shown = [crowd.members[n].keys(1) for n in crowd.names]
+    at = crowd.masked()
+    kept = json.loads(json.dumps(crowd.members["c00"].state))
+    with pytest.raises(Unsafe, match="record of the sums it has let be seen was lost"):
+        crowd.session("c00", state=kept)
+    revealed = crowd.members["c00"].revealed
+    crowd.members["c00"] = crowd.session("c00", state=kept, revealed=revealed)
+    with pytest.raises(Unsafe, match="input cannot follow input"):
+        crowd.input("c00", at)
+    assert np.array_equal(crowd.revealed(at), crowd.plain(crowd.names))
+
+
+def test_keys_that_were_invented_swapped_repeated_or_left_out():
+    crowd = Crowd(4)
+    shown, member = crowd.shown(), crowd.members["c00"]
+    _, strangers = people(5)
+    roster = Roster({**crowd.roster.keys, "c04": bytes(32)})
+    given = {"cohort": lambda _: [*crowd.names, "c04"], "colluders": 1}
+    theirs = Session(strangers["c04"], roster, "agreed", "run", **given).keys("1", 0, UPDATE)
     swapped = copy.deepcopy(shown)
     swapped[1]["body"]["masks"] = shown[2]["body"]["masks"]
-    with pytest.raises(Unsafe, match="the signature is not that of 'c01'"):
-        crowd.members["c00"].letters(1, swapped)
-    old = copy.deepcopy(shown[1])
-    crowd.members["c01"].keys(2)
-    fresh = crowd.members["c00"].keys(2)
-    with pytest.raises(Unsafe, match="the signature is not that of 'c01'"):
-        crowd.members["c00"].letters(2, [fresh, old, crowd.members["c02"].keys(2)])
+    weak = crowd.signers["c01"].sign(
+        crowd.attempt(), "keys", {**shown[1]["body"], "masks": to_text(bytes(32))}
+    )
+    for keys, words in [
+        ([*shown, theirs], "'c04' is not on the roster"),
+        (swapped, "the signature is not that of 'c01'"),
+        ([*shown, shown[1]], "two keys of 'c01'"),
+        (shown[1:], "its own keys are not among them"),
+        ([shown[0], weak, *shown[2:]], "a public key that cannot be used"),
+        (shown[:2], "3 must, so that 1 colluders are too few"),
+        ({"c00": shown[0]}, "not a list"),
+    ]:
+        with pytest.raises(Unsafe, match=words):
+            member.letters("1", keys)
+    with pytest.raises(Unsafe, match="attempt '1' is not new"):
+        member.keys("1", 0, UPDATE)
 
 
-def test_its_own_key_must_be_there_as_it_was():
-    crowd = Crowd(4)
-    shown = [crowd.members[n].keys(1) for n in crowd.names]
-    with pytest.raises(Unsafe, match="its own keys are not among them"):
-        crowd.members["c00"].letters(1, shown[1:])
-
-
-def test_a_roster_of_two_and_a_sum_of_two_are_refused():
-    roster, signers = people(2)
-    with pytest.raises(Unsafe, match="a roster of 2"):
-        Member(signers["c00"], roster, "run")
+def test_what_was_signed_for_another_round_phase_or_attempt_does_not_count():
     crowd = Crowd(3)
-    shown = [crowd.members[n].keys(1) for n in crowd.names]
-    with pytest.raises(Unsafe, match="2 clients: a sum of so few"):
-        crowd.members["c00"].letters(1, shown[:2])
+    message = crowd.members["c00"].keys("1", 0, UPDATE)
+    for other in (
+        crowd.attempt("2"), crowd.attempt("1", 1), crowd.attempt("1", 0, Phase.SIGNALS)
+    ):  # fmt: skip
+        with pytest.raises(Unsafe, match="the signature is not that of 'c00'"):
+            crowd.roster.said(other, "keys", message)
 
 
-def test_too_few_to_hide_among_are_refused():
-    crowd = Crowd(7)
-    at = crowd.prepared()
-    letters = dict(list(at.letters_to("c00").items())[:3])
-    words = crowd.values["c00"]
-    with pytest.raises(Unsafe, match="4 of 7 clients are too few"):
-        crowd.members["c00"].mask(1, letters, (0, "a"), "what", words[:2], words[2:])
-
-
-def test_a_letter_for_another_or_of_another_attempt_cannot_be_opened():
-    crowd = Crowd(3)
-    at = crowd.prepared()
-    letters = {**at.letters_to("c00"), "c01": at.letters["c01"]["c02"]}
-    words = crowd.values["c00"]
-    with pytest.raises(Unsafe, match="the shares of 'c01' cannot be opened"):
-        crowd.members["c00"].mask(1, letters, (0, "a"), "what", words[:2], words[2:])
-
-
-def test_two_lists_of_survivors_are_refused():
-    crowd = Crowd(5)
-    at = crowd.masked(lost={"input": ["c04"]})
-    one, other = ["c00", "c01", "c02", "c03"], ["c00", "c01", "c02", "c03", "c04"]
-    member = crowd.members["c00"]
-    member.agree(1, one)
-    with pytest.raises(Unsafe, match="another list of survivors"):
-        member.agree(1, other)
-    with pytest.raises(Unsafe, match="another list of survivors"):
-        member.reveal(1, other)
-    names = [crowd.members[n].agree(1, one) for n in ("c01", "c02")]
-    with pytest.raises(Unsafe, match="2 clients agree to this list of survivors, 4 must"):
-        member.reveal(1, one, names)
-    forged = {**names[0], "from": "c03"}
-    with pytest.raises(Unsafe, match="the signature is not that of 'c03'"):
-        member.reveal(1, one, [*names, forged])
-    assert at.survivors() == one
-
-
-def test_a_list_with_somebody_missing_needs_agreement_before_shares_of_keys():
-    crowd = Crowd(5)
-    crowd.masked()
-    with pytest.raises(Unsafe, match="nobody was asked to agree"):
-        crowd.members["c00"].reveal(1, ["c00", "c01", "c02", "c03"])
-
-
-def test_both_shares_of_one_client_are_never_shown():
-    crowd = Crowd(5)
-    at = crowd.masked()
-    everybody, without = list(crowd.names), crowd.names[:4]
-    shown = crowd.members["c00"].reveal(1, everybody)
-    at.add_reveal(shown)
-    assert "c04" in shown["body"]["own"]
-    assert not shown["body"]["masks"]
-    for again in (everybody, without):
-        with pytest.raises(Unsafe, match="asked again, or out of turn, after 'over'"):
-            crowd.members["c00"].reveal(1, again)
-    with pytest.raises(Unsafe, match="after 'over'"):
-        crowd.members["c00"].agree(1, without)
+def test_clients_find_out_by_themselves_who_is_in_a_round():
+    """SA-2: of 20, six are drawn. The server names two accomplices and four others instead."""
+    crowd = Crowd(20, colluders=2)
+    drawn = crowd.names[:6]
+    for name in crowd.names:
+        crowd.members[name] = crowd.session(name, cohort=lambda _: drawn)
+    with pytest.raises(Unsafe, match="one that this client does not take part in"):
+        crowd.members["c10"].keys("1", 0, UPDATE)
+    keys = [crowd.members[n].keys("1", 0, UPDATE) for n in drawn]
+    accomplice = crowd.signers["c19"].sign(crowd.attempt(), "keys", keys[1]["body"])
+    with pytest.raises(Unsafe, match="of a client that is not in the round"):
+        crowd.members["c00"].letters("1", [*keys[:5], accomplice])
+    with pytest.raises(Unsafe, match=r"4 clients of the 6 in round 0 showed keys: 5 must"):
+        crowd.members["c00"].letters("1", keys[:4])
 
 
 @pytest.mark.parametrize(
@@ -120,6 +161,8 @@ def test_both_shares_of_one_client_are_never_shown():
         (["c00", "c01", "c02"], "3 survivors: 4 are needed"),
         (["c00", "c01", "c02", "c09"], "clients that sent nothing"),
         (["c00", "c01", "c02", "c02"], "one twice"),
+        ("c00", "no list of names"),
+        (["c00", ["c01"]], "no list of names"),
     ],
 )
 def test_a_list_of_survivors_that_cannot_be(names, words):
@@ -127,80 +170,289 @@ def test_a_list_of_survivors_that_cannot_be(names, words):
     crowd.masked()
     for step in (crowd.members["c00"].agree, crowd.members["c00"].reveal):
         with pytest.raises(Unsafe, match=words):
-            step(1, names)
+            step("1", names)
 
 
-def test_an_attempt_that_is_replayed_is_refused_at_every_step():
-    crowd = Crowd(3)
-    at = crowd.masked()
-    member, shown = crowd.members["c00"], at.shown_keys()
-    with pytest.raises(Unsafe, match="attempt 1 is not new"):
-        member.keys(1)
-    with pytest.raises(Unsafe, match="out of turn"):
-        member.letters(1, shown)
-    with pytest.raises(Unsafe, match="out of turn"):
-        crowd.input("c00", at, "something else")
-    member.reveal(1, crowd.names)
-    with pytest.raises(Unsafe, match="out of turn"):
-        crowd.input("c00", at)
-    with pytest.raises(Unsafe, match="attempt 7 is not known"):
-        member.reveal(7, crowd.names)
-
-
-def test_a_round_is_summed_over_one_set_of_clients_only():
-    """The difference of two sums would be the one client that is in the first alone."""
+def test_a_client_shows_both_shares_of_nobody():
+    """SA-1: not for two lists, not without the others' names under one, not after it is over."""
     crowd = Crowd(5)
-    crowd.summed(1)
-    crowd.masked(2, lost={"input": ["c04"]})
-    with pytest.raises(Unsafe, match="the difference of the sums would show single clients"):
-        crowd.members["c00"].agree(2, crowd.names[:4])
-    assert np.array_equal(crowd.summed(3), crowd.plain(crowd.names))
+    crowd.masked(lost={"input": ["c04"]})
+    one, other = crowd.names[:4], list(crowd.names)
+    member = crowd.members["c00"]
+    with pytest.raises(Unsafe, match="nobody was asked to agree"):
+        member.reveal("1", one)
+    mine = member.agree("1", one)
+    for step in (member.agree, member.reveal):
+        with pytest.raises(Unsafe, match=r"another list of survivors|cannot follow"):
+            step("1", other)
+    names = [crowd.members[n].agree("1", one) for n in ("c01", "c02")]
+    forged = {**names[0], "from": "c03"}
+    with pytest.raises(Unsafe, match="2 clients agree to this list of survivors, 4 must"):
+        member.reveal("1", one, names)
+    with pytest.raises(Unsafe, match="the signature is not that of 'c03'"):
+        member.reveal("1", one, [*names, forged])
+    names.append(crowd.members["c03"].agree("1", one))
+    shown = member.reveal("1", one, [mine, *names])
+    assert set(shown["body"]["own"]) == set(one)
+    with pytest.raises(Unsafe, match="cannot follow revealed"):
+        member.reveal("1", other)
 
 
-def test_a_killed_client_remembers_what_it_said():
-    crowd = Crowd(3)
-    signer, roster = crowd.signers["c00"], crowd.roster
-    at = crowd.masked()
-    kept = json.loads(json.dumps(crowd.members["c00"].state))
-    crowd.members["c00"] = Member(signer, roster, "run", kept)
-    with pytest.raises(Unsafe, match="out of turn"):
-        crowd.input("c00", at, "something else")
+def test_only_the_newest_input_can_be_unmasked():
+    """SA-3: two attempts are opened before either is summed."""
+    crowd = Crowd(5)
+    first = crowd.masked("1")
+    second = crowd.masked("2")
+    with pytest.raises(Unsafe, match="attempt '1' is not known here, or was given up"):
+        crowd.revealed(first)
+    assert np.array_equal(crowd.revealed(second), crowd.plain(crowd.names))
+
+
+def test_one_sum_for_each_network_over_one_set(tmp_path):
+    """SA-4, SA-5, S1: another round, phase name, attempt or run is no way to a second sum."""
+    crowd = Crowd(5)
+    revealed = {n: Revealed(tmp_path / n) for n in crowd.names}
     for name in crowd.names:
-        at.add_reveal(crowd.members[name].reveal(1, crowd.names))
-    assert np.array_equal(at.sum(), crowd.plain(crowd.names))
-    assert "secret" not in crowd.members["c00"].state["attempts"]["1"]
+        crowd.members[name] = crowd.session(name, revealed=revealed[name])
+    crowd.summed("1")
+    assert np.array_equal(crowd.summed("2"), crowd.plain(crowd.names))  # the same sum again
+    at = crowd.masked("3", lost={"input": ["c04"]})
+    with pytest.raises(Unsafe, match="difference of the two would show single clients"):
+        crowd.revealed(at)
+    with pytest.raises(Unsafe, match="round 1 has the network of round 0"):
+        crowd.masked("4", number=1)
+    with pytest.raises(Unsafe, match="round 0 was begun with another network"):
+        crowd.masked("5", subject=OTHER)
+    with pytest.raises(Unsafe, match="over other clients or of something else"):
+        crowd.revealed(crowd.masked("6", subject=Subject("network", ahead=True)))
+    crowd.revealed(crowd.masked("7", number=1, subject=OTHER))
+    with pytest.raises(Unsafe, match="round 0 is over"):
+        crowd.members["c00"].keys("8", 0, UPDATE)
+    again = Revealed(tmp_path / "c00")
+    assert again.facts == revealed["c00"].facts
+    fresh = crowd.session("c00", revealed=again)  # its folder of this run is lost
+    fresh.run = "another run"
+    with pytest.raises(Unsafe, match="it took part in another run of this agreement"):
+        fresh.keys("9", 2, UPDATE)
+    with pytest.raises(ValueError, match="phase"):
+        Phase("any text is a phase")
 
 
-def test_a_client_that_lies_about_a_share_is_noticed_by_the_server():
-    crowd = Crowd(3)
+def test_a_line_that_a_power_cut_left_half_written_is_not_read(tmp_path):
+    revealed = Revealed(tmp_path / "file")
+    revealed.add("n" * 64, UPDATE, True, "s" * 64)
+    text = (tmp_path / "file").read_text()
+    for cut in range(len(text)):
+        (tmp_path / "file").write_text(text[:cut])
+        assert set(Revealed(tmp_path / "file").facts) <= set(revealed.facts)
+        again = Revealed(tmp_path / "file")
+        again.add("n" * 64, UPDATE, True, "s" * 64)
+        assert Revealed(tmp_path / "file").facts == revealed.facts
+
+
+def lying(crowd: Crowd, liar: str) -> None:
+    """This client deals shares of an own mask that is not the one it pinned down."""
+    from fedgradnorm._masking import shamir
+    from fedgradnorm._masking.attempt_keys import share_digests
+
+    member = crowd.members[liar]
+    plain = member.letters
+
+    def letters(name, keys):
+        message = plain(name, keys)
+        one, _ = member._at(name, Step.INPUT)
+        public, secret = one["public"], Session.__init__.__globals__["_secret"](one)
+        names, least = sorted(public), threshold(len(public), crowd.colluders)
+        wrong = shamir.split(bytes(32), least, len(names))
+        masks = shamir.split(secret.masks, least, len(names))
+        sealed, pinned = {}, {}
+        for reader, a, b in zip(names, masks, wrong, strict=True):
+            shares = {"masks": to_text(a), "own": to_text(b)}
+            pinned[reader] = share_digests(shares)
+            if reader != liar:
+                about = Session.__init__.__globals__["_ends"]
+                ends = about(crowd.attempt(name), liar, reader, public)
+                sealed[reader] = secret.seal(public[reader], ends, shares)
+            else:
+                one["shares"][liar] = shares
+        body = {**message["body"], "sealed": sealed, "shares": pinned}
+        return member.signer.sign(crowd.attempt(name), "letters", body)
+
+    member.letters = letters
+
+
+def test_whoever_deals_shares_that_join_to_nothing_is_named_and_left_out():
+    """S8, SA-9: shares were shown already; with the proof they are shown again without the liar."""
+    crowd = Crowd(5)
+    lying(crowd, "c03")
+    at = crowd.masked()
+    with pytest.raises(Exception, match="c03 lied"):
+        crowd.revealed(at)
+    shown = proof(at, "c03")
+    assert proved_liar(shown, crowd.attempt("2"), crowd.roster, crowd.colluders) == "c03"
+    crowd.names.remove("c03")
+    honest, again = crowd.names, crowd.gathering("2")
+    for step in ("keys", "letters"):
+        for name in honest:
+            member = crowd.members[name]
+            member.cohort = lambda _: [*honest, "c03"]
+            if step == "keys":
+                again.add_keys(name, member.keys("2", 0, UPDATE))
+            else:
+                again.add_letters(name, member.letters("2", again.shown_keys()))
+    again.cohort = sorted([*honest, "c03"])
+    again.close_letters()
+    for name in honest:
+        message, rest = crowd.input(name, again)
+        again.add_input(name, message, SUBJECT, rest, 2)
+    with pytest.raises(Unsafe, match="difference of the two"):
+        crowd.members["c00"].reveal("2", honest)
+    for name in honest:
+        again.add_reveal(name, crowd.members[name].reveal("2", honest, (), [shown]))
+    assert np.array_equal(again.sum(), crowd.plain(honest))
+
+
+def test_an_honest_client_is_not_proved_to_be_a_liar():
+    """By a server and colluders: with shares of their own making, or of another attempt."""
+    crowd = Crowd(5)
+    at = crowd.masked()
+    crowd.revealed(at)
+    true = proof(at, "c02")
+    for change in (
+        lambda p: p["reveals"].reverse(),
+        lambda p: p["reveals"].pop(),
+        lambda p: p["reveals"].clear(),
+        lambda p: p["letters"]["body"].update(own="0" * 64),
+        lambda p: p.update(attempt="2"),
+        lambda p: p.update(liar="c01"),
+        lambda p: p.update(reveals=7),
+    ):
+        given = copy.deepcopy(true)
+        change(given)
+        with pytest.raises(Unsafe):
+            proved_liar(given, crowd.attempt("9"), crowd.roster, crowd.colluders)
+
+
+def test_a_share_that_was_changed_names_who_shows_it():
+    """S8: the others' shares are enough."""
+    crowd = Crowd(5)
     at = crowd.masked()
     for name in crowd.names:
-        member = crowd.members[name]
         if name == "c01":
-            shares = member.state["attempts"]["1"]["shares"]["c02"]
-            shares["own"] = to_text(bytes(66))
-        at.add_reveal(member.reveal(1, crowd.names))
-    with pytest.raises(Unsafe, match="the shares of 'c02' do not fit together"):
-        at.sum()
+            crowd.members[name].state["attempts"]["1"]["shares"]["c02"]["own"] = to_text(bytes(66))
+        message = crowd.members[name].reveal("1", crowd.names)
+        if name == "c01":
+            with pytest.raises(Unsafe, match="'c01' shows another share of 'c02'"):
+                at.add_reveal(name, message)
+        else:
+            at.add_reveal(name, message)
+    assert np.array_equal(at.sum(), crowd.plain(crowd.names))
 
 
-def test_a_client_can_see_that_the_sum_it_is_told_is_the_sum():
-    """From signed messages alone: numbers that the server made up do not come out of them."""
+def test_letters_that_cannot_be_read_cost_a_share_and_name_their_writer():
+    crowd = Crowd(7)  # two may lie
+    at = crowd.prepared()
+    for reader in crowd.names[1:4]:
+        at.letters["c00"]["sealed"][reader] = at.letters["c00"]["sealed"]["c06"]
+    for name in crowd.names:
+        message, rest = crowd.input(name, at)
+        at.add_input(name, message, SUBJECT, rest, 2)
+    assert at.complaints() == {"c00": "3 clients cannot read it"}
+    assert at.unreadable() == ["c00"]  # 4 of 7 have a share of it, 5 are needed
+    at.letters["c00"]["sealed"]["c01"] = "?"
+
+
+MALFORMED = [
+    None, [], "text", 7, {}, {"from": "c00"}, {"from": ["c00"], "body": {}},
+    {"from": "c00", "body": [], "signature": ""}, {"from": "c00", "body": {}, "signature": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_a_malformed_message_is_refused_at_every_step(message):
+    """SA-9: with a reason, so that its sender can be named; nothing else is raised."""
+    crowd = Crowd(4)
+    at = crowd.prepared()
+    for add in (
+        at.add_keys,
+        at.add_letters,
+        lambda n, m: at.add_input(n, m, SUBJECT, None, 2),
+        at.add_agreement,
+        at.add_reveal,
+    ):
+        with pytest.raises(Unsafe):
+            add("c00", message)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"sealed": []}, "are not to those who showed keys"),
+        ({"sealed": {}}, "are not to those who showed keys"),
+        ({"shares": {}}, "are not to those who showed keys"),
+        ({"sealed": dict.fromkeys(["c01", "c02", "c03"], 7)}, "cannot be read"),
+        ({"shares": {f"c0{k}": [] for k in range(4)}}, "cannot be read"),
+        ({"own": ""}, "for other keys"),
+    ],
+)
+def test_letters_of_the_wrong_form_are_refused(body, words):
+    crowd = Crowd(4)
+    at = crowd.gathering()
+    for name, message in zip(crowd.names, crowd.shown(), strict=True):
+        at.add_keys(name, message)
+    good = crowd.members["c00"].letters("1", at.shown_keys())["body"]
+    message = crowd.signers["c00"].sign(crowd.attempt(), "letters", {**good, **body})
+    with pytest.raises(Unsafe, match=words):
+        at.add_letters("c00", message)
+    with pytest.raises(Unsafe, match="'c01' sent a message of 'c00'"):
+        at.add_letters("c01", message)
+
+
+def test_an_input_of_the_wrong_length_gets_nobody_else_refused():
+    """SA-9: the first input used to decide how long the others must be."""
+    crowd = Crowd(4)
+    at = crowd.prepared()
+    words = crowd.values["c00"]
+    crowd.values["c00"] = words[:1]
+    short, rest = crowd.input("c00", at)
+    with pytest.raises(Unsafe, match="sent 8 bytes of numbers instead of 16"):
+        at.add_input("c00", short, SUBJECT, rest, 2)
+    for name in crowd.names[1:]:
+        message, rest = crowd.input(name, at)
+        at.add_input(name, message, SUBJECT, rest, 2)
+    assert len(at.survivors()) == 3
+
+
+def test_sums_that_are_told_with_one_key_more_are_not_those_that_were_signed():
+    """SA-6, S3: every input is signed over all keys, the cohort, who was asked, and the subject."""
     crowd = Crowd(4)
     at = crowd.masked()
-    for name in crowd.names:
-        at.add_reveal(crowd.members[name].reveal(1, crowd.names))
-    again = Gathering(Attempt("run", 1), crowd.roster)
-    for message in at.keys.values():
-        again.add_keys(message)
-    again.givers = list(at.givers)
-    for message in at.inputs.values():
-        again.add_input(message, "what", None)
-    for message in at.reveals.values():
-        again.add_reveal(message)
-    assert np.array_equal(again.sum(), at.sum()[:2])
-    other = copy.deepcopy(dict(next(iter(at.inputs.values()))))
-    other["body"] = {**other["body"], "numbers": to_text(bytes(16))}
-    again.inputs.pop(other["from"])
-    with pytest.raises(Unsafe, match="the signature is not that of"):
-        again.add_input(other, "what", None)
+    crowd.revealed(at)
+
+    def told(change=lambda _: None) -> Gathering:
+        again = crowd.gathering()
+        for name, message in at.keys.items():
+            again.add_keys(name, message)
+        again.givers = list(at.givers)
+        change(again)
+        for message in at.inputs.values():
+            again.add_numbers(message, SUBJECT, 2)
+        for name, message in at.reveals.items():
+            again.add_reveal(name, message)
+        return again
+
+    assert np.array_equal(told().sum(), at.sum()[:2])
+    more = crowd.signers["c03"].sign(
+        crowd.attempt(), "keys", {**at.keys["c03"]["body"], "own": "ab" * 32}
+    )
+    for change, words in [
+        (lambda a: a.add_keys("c03", more), "keys differ"),
+        (lambda a: a.givers.pop(), "givers differ"),
+        (lambda a: a.cohort.append("c04"), "cohort differ"),
+    ]:
+        with pytest.raises(Unsafe, match=words):
+            told(change)
+    again = crowd.gathering()
+    again.keys, again.public, again.givers = at.keys, at.public, at.givers
+    with pytest.raises(Unsafe, match="subject differ"):
+        again.add_numbers(at.inputs["c00"], OTHER, 2)

@@ -1,8 +1,9 @@
-"""A masked sum is the plain one to the bit, whoever is lost and when; below two thirds it ends."""
+"""A masked sum is exactly the plain one, whoever is lost and when; below the threshold it ends."""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from fedgradnorm._masking import shamir
 from fedgradnorm._masking.gathering import TooFew
 from fedgradnorm._masking.mask_stream import CHUNK, add_mask
 from fedgradnorm._masking.ring import (
+    FRACTION,
     LARGEST,
+    LIMBS,
     Unfit,
     fraction_bits,
     pack_numbers,
@@ -22,7 +25,8 @@ from fedgradnorm._masking.ring import (
     unpack_numbers,
     unpack_vector,
 )
-from fedgradnorm._masking.roster import threshold
+from fedgradnorm._masking.roster import least_shown, threshold
+from fedgradnorm._masking.subject import Subject
 from masking.crowd import STEPS, Crowd
 
 
@@ -34,7 +38,8 @@ def test_the_sum_is_the_plain_one_to_the_bit_whoever_is_lost(data, count):
     keys = count
     for step in STEPS:
         left = [n for n in crowd.names if n not in gone]
-        least = 3 if step == "keys" else max(3, threshold(keys))
+        c = crowd.colluders
+        least = least_shown(count, c) if step == "keys" else threshold(keys, c)
         most = min(len(left) - least, 2)
         drawn = data.draw(st.integers(0, max(0, most)))
         lost[step] = data.draw(st.permutations(left))[:drawn]
@@ -46,12 +51,12 @@ def test_the_sum_is_the_plain_one_to_the_bit_whoever_is_lost(data, count):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_below_two_thirds_an_attempt_ends_and_shows_nothing(step):
+def test_below_the_threshold_an_attempt_ends_and_shows_nothing(step):
     crowd = Crowd(7)
-    left = 2 if step == "keys" else threshold(7) - 1
+    left = least_shown(7, 2) - 1 if step == "keys" else threshold(7, 2) - 1
     with pytest.raises(TooFew):
         crowd.summed(lost={step: crowd.names[left:]})
-    assert np.array_equal(crowd.summed(number=2), crowd.plain(crowd.names))
+    assert np.array_equal(crowd.summed("2"), crowd.plain(crowd.names))
 
 
 def test_what_the_server_holds_is_uniform():
@@ -72,8 +77,9 @@ def test_one_mask_is_another_for_another_attempt_or_thing():
     crowd = Crowd(3)
     inputs = {}
     for number, about in ((1, "a"), (2, "a"), (3, "b")):
-        at = crowd.prepared(number)
-        inputs[number] = crowd.input("c00", at, about)[1]
+        crowd.members = {name: crowd.session(name) for name in crowd.names}
+        at = crowd.prepared(str(number))
+        inputs[number] = crowd.input("c00", at, Subject(about))[1]
     assert not (inputs[1] == inputs[2]).any()
     assert not (inputs[2] == inputs[3]).any()
 
@@ -83,7 +89,7 @@ def test_clients_that_are_told_different_things_add_up_to_chance():
     at = crowd.prepared()
     total = np.zeros(1000, dtype=np.uint64)
     for name in crowd.names:
-        _, rest = crowd.input(name, at, "one" if name < "c02" else "other")
+        _, rest = crowd.input(name, at, Subject("one" if name < "c02" else "other"))
         total = total + rest
     revealed = [crowd.members[n].state["attempts"]["1"]["secret"]["own"] for n in crowd.names]
     assert len(set(revealed)) == 4
@@ -97,7 +103,7 @@ def test_clients_that_are_told_different_things_add_up_to_chance():
     data=st.data(),
 )
 def test_fewer_shares_than_needed_fit_every_secret(secret, other, count, data):
-    least = threshold(count)
+    least = threshold(count, count // 3)
     shares = dict(enumerate(shamir.split(secret, least, count), start=1))
     chosen = data.draw(st.permutations(sorted(shares)))
     assert shamir.join({x: shares[x] for x in chosen[:least]}, 32) == secret
@@ -108,20 +114,23 @@ def test_fewer_shares_than_needed_fit_every_secret(secret, other, count, data):
     assert shamir.join(points, 32) == other
 
 
-@given(
-    st.lists(
-        st.lists(st.floats(-1e30, 1e30, allow_subnormal=False), min_size=2, max_size=2),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_numbers_of_any_size_are_added_exactly(rows):
-    total = np.zeros(18, dtype=np.uint64)
+@given(st.lists(st.tuples(*[st.floats(-1e15, 1e15)] * 2), min_size=1, max_size=30))
+def test_numbers_are_rounded_to_one_grid_and_then_added_exactly(rows):
+    total = np.zeros(2 * LIMBS, dtype=np.uint64)
     for row in rows:
         total = total + pack_numbers(row)
     found = unpack_numbers(total)
     for k in range(2):
-        assert found[k] == pytest.approx(math.fsum(row[k] for row in rows), rel=1e-15, abs=1e-46)
+        on_grid = [round(Fraction(row[k]) * 2**FRACTION) for row in rows]
+        assert found[k] == float(Fraction(sum(on_grid), 2**FRACTION))
+
+
+def test_a_sum_does_not_show_a_small_summand_beside_a_large_one():
+    """S9: of two numbers below the grid nothing is left; on it every summand has the last bit."""
+    large, small = 1000.0 + 1 / 3, 2.0 ** -(FRACTION + 5) * 1.75
+    words = pack_numbers([large]) + pack_numbers([small])
+    assert np.array_equal(words, pack_numbers([large]) + pack_numbers([0.0]))
+    assert round(Fraction(large) * 2**FRACTION) != Fraction(1000) * 2**FRACTION
 
 
 @given(st.integers(3, 30), st.floats(1e-3, 1e6), st.integers(0, 2**32))

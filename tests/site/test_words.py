@@ -14,7 +14,11 @@ LONGEST, LONGEST_IN_CODE = 40, 35
 
 TEXT = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
 PARTS = {part.splitlines()[0]: part for part in re.split(r"^## ", TEXT, flags=re.M)[1:]}
-SECTIONS = {name: part for name, part in PARTS.items() if not name.startswith(("Ten", "What these", "Appendix"))}
+SECTIONS = {
+    name: part
+    for name, part in PARTS.items()
+    if not name.startswith(("Ten", "What these", "Appendix"))
+}
 
 
 def words(part: str) -> int:

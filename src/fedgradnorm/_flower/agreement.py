@@ -88,6 +88,7 @@ def agree(config: Config, private: PrivateTerms | None = None) -> Agreement:
         scalars = ()
     if private is not None:
         check_private(config.method, weighting, settings)
+        private.check(settings, settings.rounds)
     return Agreement(settings, settings.rounds, scalars, _digest(config, private), private)
 
 

@@ -172,9 +172,13 @@ class Coordinator:
                 self.attendance.missed(name, self.round, refused=True)
             else:
                 good[name] = answer
-                self.attendance.good(name)
+                self._read(name)
         self.notices.collected(self.round + 1, silent, refused)
         return good
+
+    def _read(self, name: str) -> None:
+        """An answer was read and can be used."""
+        self.attendance.good(name)
 
     def _tried(self, name: str, content: RecordDict | Refused, order: Any) -> Any:
         """The answer, or why it is refused: in words, for an error would hold what it came from."""

@@ -7,7 +7,9 @@ mask_stream   masks: words that nobody can tell from chance
 shamir        a secret in shares, of which some are enough and fewer say nothing
 roster        who takes part, and messages signed by them
 attempt_keys  the keys of one attempt, and shares sealed for one reader
-member        a client: four answers, and what it refuses
+subject       what a sum is of: all that an input depends on
+revealed      which sums a client has let be seen
+session       a client: one state machine per attempt, and what it refuses
 gathering     the server: what it collects, and the sum
 
 Source: Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning"

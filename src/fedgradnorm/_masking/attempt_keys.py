@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedgradnorm._masking.roster import Attempt, Table, Unsafe, digest, from_text, to_text
+from fedgradnorm._masking.roster import Table, Unsafe, digest, from_text, to_text
 
 SEED = 32  # bytes of every secret here
+PARTS = ("masks", "letters", "own")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class AttemptKeys:
         return to_text(nonce + key.encrypt(nonce, json.dumps(dict(shares)).encode(), label))
 
     def unseal(self, writer: Table, about: Mapping[str, str], letter: Any) -> dict[str, str]:
-        """The shares; Unsafe if they are not from this writer, to this reader, in this attempt."""
+        """The shares; Unsafe if they are not from this writer to this reader in this attempt."""
         label = _label(about)
         try:
             data = from_text(letter)
@@ -73,7 +74,7 @@ def agreed(private: bytes, public: Any, purpose: str, label: bytes) -> bytes:
 
 def derived(secret: bytes, purpose: str, label: bytes) -> bytes:
     """A key of 32 bytes for one purpose."""
-    info = b"fedgradnorm masking 1 " + purpose.encode() + b" " + label
+    info = b"fedgradnorm masking 2 " + purpose.encode() + b" " + label
     return HKDF(algorithm=hashes.SHA256(), length=SEED, salt=None, info=info).derive(secret)
 
 
@@ -82,9 +83,22 @@ def fits(private: bytes, public: Any) -> bool:
     return bool(to_text(_public(private)) == public)
 
 
-def mask_label(attempt: Attempt, keys: str, givers: str, about: str) -> bytes:
-    """What masks are for: the attempt, its keys, who masks, and what is summed."""
-    return digest([attempt.run, attempt.number, keys, givers, about]).encode()
+def check_public(said: Table) -> dict[str, str]:
+    """The three public parts of a client's keys; Unsafe unless others can use them."""
+    try:
+        found = {part: said[part] for part in PARTS}
+        for part in ("masks", "letters"):
+            agreed(bytes(range(SEED)), found[part], "check", b"")  # a point of small order raises
+        if len(found["own"]) != 2 * SEED or not bytes.fromhex(found["own"]):
+            raise ValueError("no digest")
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unsafe("keys: a public key that cannot be used") from error
+    return found
+
+
+def share_digests(shares: Mapping[str, str]) -> dict[str, str]:
+    """What pins a client's shares down before they are shown: whoever changes one is named."""
+    return {kind: digest(shares[kind]) for kind in ("masks", "own")}
 
 
 def _label(about: Mapping[str, str]) -> bytes:

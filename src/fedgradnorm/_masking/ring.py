@@ -1,7 +1,8 @@
 """Numbers and vectors as words of 64 bits that can be added up: nothing is lost by the adding.
 
-A vector is in fixed point, one word a number. A single number may be of any size, so it has nine
-words of 32 bits each, and the sum of thousands of them still fits: its sum is exact.
+A vector is in fixed point, one word per coordinate. A single number is rounded to a grid of 2^-40
+and takes four words of 32 bits. All clients use the same grid, and it is coarser than what float64
+holds of small numbers: the sum does not show the last bits of a small summand beside a large one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from fedgradnorm._errors import FedGradNormError
 
 Words = npt.NDArray[np.uint64]
 
-LIMBS, LIMB = 9, 32  # words of a number, bits of a word that are used
-FRACTION = 160  # bits behind the point
-LARGEST = 2.0**100  # of a number; sums of thousands stay in range
+LIMBS, LIMB = 4, 32  # words of a number, bits of a word that are used
+FRACTION = 40  # bits behind the point
+LARGEST = 2.0**60  # of a number; sums of thousands stay in range
 SPARE = 62  # bits of a vector's sum: one is the sign, one is never reached
 
 
@@ -28,13 +29,13 @@ class Unfit(FedGradNormError):
 
 
 def pack_numbers(values: Sequence[float]) -> Words:
-    """Numbers as words, exact but for what lies under 2^-160."""
+    """Numbers as words, rounded to the grid."""
     whole = []
     for value in values:
         if not math.isfinite(value) or abs(value) > LARGEST:
             raise Unfit(f"{value!r} is no number to add up")
-        scaled = Fraction(value) * 2**FRACTION
-        whole.append(int(scaled) % (1 << LIMBS * LIMB))
+        scaled = round(Fraction(value) * 2**FRACTION)
+        whole.append(scaled % (1 << LIMBS * LIMB))
     limbs = [(one >> LIMB * k) & ((1 << LIMB) - 1) for one in whole for k in range(LIMBS)]
     return np.array(limbs, dtype=np.uint64)
 

@@ -74,6 +74,8 @@ BEST, RESULT = "best.safetensors", "result"
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Beside them, in a private federation: keys of attempts, the client's level, and its update."""
+REVEALED = "revealed"
+"""In the folder of a client's state: which sums it has let be seen in all runs."""
 
 TEMPORARY = ".*.tmp"
 """The pattern of files that are being written, or that a kill has left."""

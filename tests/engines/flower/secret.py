@@ -29,7 +29,8 @@ def five() -> Sequence[Client]:
 class Secret(Together):
     """As ``Together``, private. ``before`` may lose a client before an order reaches it."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, colluders: int = -1, **named: Any) -> None:
+        self.colluders = colluders
         super().__init__(*given, **{"clients": five, **named})
         self.before: Before = lambda *_: None
         plain = self.exchange.ask
@@ -47,7 +48,8 @@ class Secret(Together):
         self.signers = {
             name: type(one)(name, one.key) for name, one in zip(self.names, signers, strict=True)
         }
-        terms = PrivateTerms({n: to_text(k) for n, k in zip(self.names, keys, strict=True)})
+        texts = {n: to_text(k) for n, k in zip(self.names, keys, strict=True)}
+        terms = PrivateTerms(texts, colluders=self.colluders)
         agreed = super().agreed(scalars)
         return Agreement(agreed.settings, agreed.rounds, scalars, "agreed", terms)
 

@@ -29,7 +29,7 @@ from fedgradnorm._privacy.randomness import Chance
 from fedgradnorm._round.private.client_sums import account
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import make_config
-from masking.crowd import Crowd
+from masking.crowd import Crowd, public_keys
 
 TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5}
 WIDE = 20_000
@@ -50,8 +50,8 @@ class Noisy(Secret):
         self.seen: list[tuple[list[str], np.ndarray]] = []
         plain = self.server.summing.sum
 
-        def summed(run: str, wanted: Any) -> Any:
-            at, words = plain(run, wanted)
+        def summed(wanted: Any) -> Any:
+            at, words = plain(wanted)
             self.seen.append((list(at.inputs), words))
             return at, words
 
@@ -74,7 +74,7 @@ def shares(clients: int, **terms: Any) -> NoiseShares:
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
 def test_the_noise_of_the_sum_is_as_promised_whoever_is_lost(lost: int) -> None:
     """Through real masks: 10 clients, of whom 7 must be left; with all of them it is 10 / 7."""
-    count, least = 10, threshold(10)
+    count, least = 10, threshold(10, 3)
     made, crowd = shares(count), Crowd(count)
     zeros = torch.zeros(WIDE)
     for number, name in enumerate(crowd.names):
@@ -138,7 +138,7 @@ def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
         noises.append(unpack_vector(words, secret.server.shares.bits) - noiseless(secret, names))
     assert len(secret.seen) == 4
     noise = np.concatenate(noises)
-    least = threshold(5)  # 4 of 5: with all of them there is a little more noise than promised
+    least = threshold(5, 1)  # 4 of 5: with all of them there is a little more noise than promised
     expected = secret.server.shares.deviation * math.sqrt((5 - len(lost)) / least)
     assert noise.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * len(noise)))
     assert np.abs(noise).min() > 0
@@ -242,7 +242,7 @@ def test_what_the_federation_must_be() -> None:
         "rounds": 3,
         "server": {"privacy": dict(TERMS)},
     }
-    terms = PrivateTerms(dict.fromkeys("abc", "AAAA"))
+    terms = PrivateTerms(public_keys("abc"))
     agreed = agree(make_config(table), terms)
     assert agreed.sent == ("masked update with noise",)
     with pytest.raises(fgn.ConfigError, match=r"federation init --private"):

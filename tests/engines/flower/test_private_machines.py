@@ -37,7 +37,7 @@ def steps(machines: Machines, name: str) -> list[str]:
     """How far the client's newest attempts have come, by its own file."""
     found = list(machines.homes[name].glob("state/*/masking.json"))
     table = json.loads(found[0].read_text())["attempts"] if found else {}
-    return [table[number]["step"] for number in sorted(table, key=int)]
+    return [one["step"] for one in table.values()]
 
 
 def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
@@ -60,7 +60,7 @@ def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
             server.wait()
         with machines.serve("--resume") as server:
             kill_client(2, "letters")
-            kill_client(0, "over")  # its shares are shown
+            kill_client(0, "revealed")  # its shares are shown
             out = finished(server, 0)
     assert "3/3" in out
     found = toys.parameters(fgn.load(machines.run).network)

@@ -1,6 +1,7 @@
 """A federation whose server sees only sums: what its clients and its server do beside the others.
 
 private_terms   the roster and what is agreed beside the run; a client's signing key
+network_check   how far the server's optimizer can have moved the network
 told_sums       sums as clients are told them, with what shows that they are right
 own_level       a client's own level: the weighting with one row
 silo            a client's answers

@@ -13,11 +13,12 @@ from typing import Any
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.private.noise_shares import NoiseShares
 from fedgradnorm._flower.private.private_rounds import ALL, PrivateCoordinator
-from fedgradnorm._flower.private.summing import Asks, Wanted
-from fedgradnorm._flower.private.told_sums import about_update, network_digest
+from fedgradnorm._flower.private.summing import Asks, Key, Wanted
+from fedgradnorm._flower.private.told_sums import network_digest
 from fedgradnorm._flower.wire.sum_messages import SumAnswer
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import threshold
+from fedgradnorm._masking.roster import Phase
+from fedgradnorm._masking.subject import Subject
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import History
 from fedgradnorm._training.callbacks import Progress
@@ -58,19 +59,20 @@ class NoisyCoordinator(PrivateCoordinator):
         log.warning(words, self.round, self.agreement.rounds)
         return self._at_round()
 
-    def _drawn(self, round_number: int) -> list[str]:  # noqa: ARG002
-        return list(self.names)
-
-    def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
+    def _private_round(self, cohort: list[str], asked: list[str]) -> Progress:
         if self.spent:
             raise TrainingError("the privacy budget is spent")
-        least = max(self._least(drawn, asked), threshold(len(asked)))
-        network = network_digest(self.server.shared.data)
-        about = about_update(self.agreement.digest, self.run, self.round, network, [])
-        give = {"part": "update", "ahead": True}
-        wanted = Wanted(asked, about, lambda _: give, least, self._upcoming())
-        at, words = self.summing.sum(self.run, wanted)
+        least = max(self._least(cohort, asked), self.threshold(len(asked)))
+        subject = Subject(network_digest(self.server.shared.data), ahead=True)
+        key, give = (self.round, Phase.UPDATE), {"part": Phase.UPDATE, "ahead": True}
+        wanted = Wanted(key, asked, subject, lambda _: give, 0, least, self._upcoming())
+        at, words = self.summing.sum(wanted)
         return self._noisy_step(asked, list(at.inputs), words)
+
+    def _upcoming(self) -> tuple[Key, list[str]] | None:
+        number = self.round + 1
+        names = [n for n in self.names if self.attendance.takes_part(n, number)]
+        return ((number, Phase.UPDATE), names) if number < self.agreement.rounds else None
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
         self.taken += any("input" in one for one in asks.values())
@@ -80,14 +82,13 @@ class NoisyCoordinator(PrivateCoordinator):
         return self.shares.words(len(self.server.shared))
 
     def _told_to(self, name: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
+        return {"told": {}, "since": []}
 
     def _noisy_step(self, asked: list[str], good: list[str], words: Words) -> Progress:
         """One step along the noisy sum, divided by the number of clients expected in it."""
         shared = self.server.shared
         self.server.step(self.shares.direction(words, len(good)).to(shared))
-        for name in good:
-            self.states[name] += 1
+        self._done(good)
         self.round += 1
         row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
         row.update(split="batch", active=len(good), weight=1.0, epsilon=self.epsilon)

@@ -9,14 +9,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fedgradnorm._flower.private.noise_shares import NoiseShares, Releases
-from fedgradnorm._flower.private.silo import Silo, State, sent
-from fedgradnorm._flower.private.told_sums import about_update
+from fedgradnorm._flower.private.silo import Silo, State, no_words, sent
 from fedgradnorm._flower.wire.sum_messages import SumOrder
-from fedgradnorm._masking.member import Member
 from fedgradnorm._masking.roster import Unsafe
+from fedgradnorm._masking.session import Session
+from fedgradnorm._masking.subject import Subject
 from fedgradnorm._privacy.randomness import KEY_BYTES, Chance
 from fedgradnorm._round.private.client_sums import ClientSums
 from fedgradnorm._runs.history import History, read_history
@@ -41,11 +39,11 @@ class NoisySilo(Silo):
         """Whether its history says what was spent."""
         return True
 
-    def _input(self, order: SumOrder, ask: Mapping[str, Any], member: Member) -> Any:
+    def _input(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> Any:
         """Its part of the noisy sum, masked; new noise for every attempt, and each is paid for."""
         if ask["part"] != "update" or not ask["ahead"]:
             raise Unsafe("the server asks for a sum without noise, and the run promises noise")
-        least = member.fewest(ask["attempt"])
+        least = session.fewest(ask["attempt"])
         levels = self._levels(order.run)
         self.sums.load_state_dict(levels.at(order.state_round, self._first)["sums"])
         trained = self._train_once(order)
@@ -54,16 +52,14 @@ class NoisySilo(Silo):
         self.releases.charge()
         fresh = Chance(secrets.token_bytes(KEY_BYTES))
         vector = self.shares.part(trained["update"], multiplier, least, fresh)
-        named = (self.agreement.digest, order.run, order.round, trained["network"])
-        about, nothing = about_update(*named, []), np.zeros(0, dtype=np.uint64)
+        subject = Subject(trained["network"], ahead=True)
         after = {"rounds": order.state_round + 1, "sums": self.sums.state_dict()}
         levels.save(after, keep=order.state_round)
         told = {"weight": multiplier, "epsilon": self.releases.epsilon}
         self._note(order.run, {**reported, **told}, order.round)
-        label = (order.round, "update")
-        return sent(member.mask(ask["attempt"], ask["letters"], label, about, nothing, vector))
+        return sent(session.mask(ask["attempt"], ask["letters"], subject, no_words(0), vector))
 
-    def _settled(self, order: SumOrder, ask: Mapping[str, Any]) -> State:  # noqa: ARG002
+    def _settled(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> State:  # noqa: ARG002
         """Nothing is left open by a round."""
         return {}
 

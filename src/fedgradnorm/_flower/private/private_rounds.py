@@ -16,20 +16,20 @@ import torch
 from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.private.own_level import sizes_of
-from fedgradnorm._flower.private.private_terms import fewest_of
-from fedgradnorm._flower.private.summing import Asks, Summing, Wanted
+from fedgradnorm._flower.private.summing import Asks, Key, Summing, Wanted
 from fedgradnorm._flower.private.told_sums import (
-    about_signals,
-    about_update,
+    Sums,
+    chained,
     network_digest,
-    parted,
+    sums_of,
     told,
+    usable,
 )
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
-from fedgradnorm._masking.gathering import TooFew
-from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers, unpack_vector
-from fedgradnorm._masking.roster import Unsafe, threshold
-from fedgradnorm._round.participation import participants
+from fedgradnorm._masking.gathering import Gathering, TooFew
+from fedgradnorm._masking.ring import LIMBS, Words, unpack_vector
+from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest, least_shown, threshold
+from fedgradnorm._masking.subject import Subject
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.weighting._secure_sums import secure_sums
@@ -50,88 +50,117 @@ class PrivateCoordinator(Coordinator):
         super().__init__(*given, **named)
         assert self.agreement.private is not None
         self.sums, self.terms = secure_sums(self.server.weighting), self.agreement.private
-        self.fewest = fewest_of(self.agreement.settings, self.agreement.rounds, self.names)
         self.kinds = sizes_of(self.sums)
-        self.summing = Summing(self._ask, self.terms.roster, self._refuse)
+        self.summing = Summing(self._ask, self._gathering, self._refuse)
         self.told: dict[str, Any] = {}  # of the last round of each client, by round
         self.last: dict[str, int] = {}  # the last round of each client
         self.before: dict[str, Any] = {}  # the last round's first sums, for clients to move by
+        self.chain: list[str] = []  # the digest of each round's sums
         self.ahead: bool | None = None  # whether this round goes without first sums
         self.signals: dict[str, Any] = {}  # this round's first sums, once they are known
+        self.out: set[str] = set()  # whose answers were refused in this round
 
     def weights(self) -> dict[str, float]:
         """Nobody's: only the client knows its weight."""
         return {}
 
+    def cohort(self, round_number: int) -> list[str]:
+        """Who is to take part in a round, as each client finds out by itself."""
+        return self.terms.cohort(self.agreement.settings, round_number)
+
+    def threshold(self, clients: int) -> int:
+        """How many of so many clients must be left for a sum."""
+        return threshold(clients, self.terms.colluders)
+
     def advance(self) -> Progress:
         """One round, repeated with new masks while too few are left, then a TrainingError."""
-        reason = ""
-        drawn = self._drawn(self.round)
+        cohort, reason = self.cohort(self.round), ""
+        needed = least_shown(len(cohort), self.terms.colluders)
         for attempt in range(1, self.patience.attempts + 1):
-            asked = self._asked(drawn)
-            if len(asked) < self.fewest:
+            asked = [n for n in self._asked(cohort) if n in cohort and n not in self.out]
+            if len(asked) < needed:
+                left = sorted(set(cohort) - set(asked))
                 raise TrainingError(
-                    f"round {self.round + 1}: {len(asked)} clients; a private round needs "
-                    f"{self.fewest}, more than half of those that the run draws"
+                    f"round {self.round + 1}: {len(asked)} of {len(cohort)} clients can be asked, "
+                    f"{needed} are needed; without {', '.join(left)}"
                 )
             try:
-                return self._private_round(drawn, asked)
+                return self._private_round(cohort, asked)
             except (TooFew, Unsafe) as error:
                 reason = str(error)
             words = "round %d: %s (attempt %d of %d; the next has new masks)"
             log.warning(words, self.round + 1, reason, attempt, self.patience.attempts)
+        self.out = set()
         raise TrainingError(
             f"round {self.round + 1}: {reason}; look at the clients' logs, then go on with --resume"
         )
 
-    def _drawn(self, round_number: int) -> list[str]:
-        """Who is to take part in a round."""
-        settings = self.agreement.settings
-        return participants(settings.participation, settings.seed, self.names, round_number)
+    def _private_round(self, cohort: list[str], asked: list[str]) -> Progress:
+        """One attempt: the signals' sum, where it is needed, then that of the updates, and a step.
 
-    def _private_round(self, drawn: list[str], asked: list[str]) -> Progress:
+        Clients move by this round's first sums, or ahead of them by an earlier round's.
+        """
         started, exchanges = time.monotonic(), self.summing.exchanges
-        ahead, asked = self._ahead(asked)
-        least = max(self._least(drawn, asked), threshold(len(asked)))
-        network = network_digest(self.server.shared.data)
-        named = (self.agreement.digest, self.run, self.round, network)
-        if not ahead:
-            asked = self._first_sums(asked, least, about_signals(*named))
-        used = self.before["numbers"] if ahead else self.signals["numbers"]
-        wanted = Wanted(
-            asked,
-            about_update(*named, used),
-            lambda name: self._update_ask(name, ahead),
-            least,
-            self._upcoming(),
-        )
-        at, words = self.summing.sum(self.run, wanted)
-        counts = (len(at.inputs), self.summing.exchanges - exchanges)
-        seconds = time.monotonic() - started
-        log.info("round %d: %d inputs, %d exchanges, %.2f s", self.round + 1, *counts, seconds)
-        return self._private_step(asked, list(at.inputs), words, told(at))
-
-    def _ahead(self, asked: list[str]) -> tuple[bool, list[str]]:
-        """Whether a round needs no first sums, decided once for it; who can be asked then."""
         able = [n for n in asked if self.before and self.sums.reuses_sums(self.states[n])]
         if self.ahead is None:
             self.ahead = able == asked
-        return self.ahead, able if self.ahead else asked
+        ahead, asked = self.ahead, able if self.ahead else asked
+        least = max(self._least(cohort, asked), self.threshold(len(asked)))
+        network, chain = network_digest(self.server.shared.data), chained("", self.chain)
+        if not ahead:
+            subject = Subject(network, digest([chain]))
+            asked = self._first_sums(asked, least, subject)
+        used = self.before["digest"] if ahead else self.signals["digest"]
+        at, words = self.summing.sum(
+            Wanted(
+                (self.round, Phase.UPDATE),
+                asked,
+                Subject(network, digest([chain, used]), ahead),
+                lambda name: self._update_ask(name, ahead),
+                self._front(Phase.UPDATE),
+                least,
+                self._upcoming(),
+            )
+        )
+        counts = (len(at.inputs), self.summing.exchanges - exchanges)
+        seconds = time.monotonic() - started
+        log.info("round %d: %d inputs, %d exchanges, %.2f s", self.round + 1, *counts, seconds)
+        return self._private_step(asked, at, words)
 
-    def _first_sums(self, asked: list[str], least: int, about: str) -> list[str]:
+    def _first_sums(self, asked: list[str], least: int, subject: Subject) -> list[str]:
         """Sum the signals, once a round; who is in that sum and still asked."""
-        if self.signals.get("about") != about:
-            wanted = Wanted(asked, about, self._signals_ask, least, asked)
-            at, words = self.summing.sum(self.run, wanted)
-            numbers, names = unpack_numbers(words), list(at.inputs)
-            self.signals = {"about": about, "numbers": numbers, "names": names, "told": told(at)}
+        if self.signals.get("subject") != subject:
+            key, then = (self.round, Phase.SIGNALS), (self.round, Phase.UPDATE)
+            front = self._front(Phase.SIGNALS)
+            wanted = Wanted(key, asked, subject, self._signals_ask, front, least, (then, asked))
+            at, words = self.summing.sum(wanted)
+            sums = sums_of(at, words)
+            self.signals = {"subject": subject, "digest": sums.digest, "names": sums.names}
+            self.signals |= {"told": told(at), "first": self._usable(sums).get("first", [])}
         return [name for name in asked if name in self.signals["names"]]
 
+    def _usable(self, sums: Sums) -> dict[str, Any]:
+        """The sums by kind; empty where a client must have lied in them."""
+        parts = usable(sums.numbers, self.kinds[sums.phase], len(sums.names))
+        if not parts:
+            words = "round %d: no honest clients have these %s: somebody lies; weights stay"
+            log.warning(words, self.round + 1, sums.phase)
+        return parts
+
+    def _front(self, phase: Phase) -> int:
+        """Words of the numbers in a sum."""
+        return LIMBS * sum(self.kinds[phase].values())
+
+    def _gathering(self, key: Key) -> Gathering:
+        """A new attempt at a sum."""
+        attempt = Attempt.new(self.agreement.digest, self.run, *key)
+        return Gathering(attempt, self.terms.roster, self.cohort(key[0]), self.terms.colluders)
+
     def _signals_ask(self, name: str) -> dict[str, Any]:
-        return {"part": "signals", "ahead": False, "told": self._told_to(name)}
+        return {"part": Phase.SIGNALS, "ahead": False, **self._told_to(name)}
 
     def _update_ask(self, name: str, ahead: bool) -> dict[str, Any]:
-        ask: dict[str, Any] = {"part": "update", "ahead": ahead, "told": self._told_to(name)}
+        ask: dict[str, Any] = {"part": Phase.UPDATE, "ahead": ahead, **self._told_to(name)}
         if not ahead:
             return {**ask, "signals": self.signals["told"]}
         used = self.before["round"]
@@ -140,16 +169,20 @@ class PrivateCoordinator(Coordinator):
         return {**ask, "used": used, "told": {**ask["told"], str(used): self.told[str(used)]}}
 
     def _told_to(self, name: str) -> dict[str, Any]:
-        """What a client needs to know how its last round ended."""
-        last = str(self.last.get(name, ""))
-        return {last: self.told[last]} if last else {}
+        """How its last round ended, and a name for the sums of each round since."""
+        last = self.last.get(name, -1)
+        known = {str(last): self.told[str(last)]} if last >= 0 else {}
+        return {"told": known, "since": self.chain[last + 1 :]}
 
-    def _upcoming(self) -> list[str]:
-        """Who is likely to be asked in the next round."""
+    def _upcoming(self) -> tuple[Key, list[str]] | None:
+        """The sum that is likely to come next, and over whom."""
         number = self.round + 1
         if number >= self.agreement.rounds:
-            return []
-        return [name for name in self._drawn(number) if self.attendance.takes_part(name, number)]
+            return None
+        names = [n for n in self.cohort(number) if self.attendance.takes_part(n, number)]
+        after = {name: self.states[name] + (name in self.cohort(self.round)) for name in names}
+        ahead = all(self.sums.reuses_sums(rounds) for rounds in after.values())
+        return (number, Phase.UPDATE if ahead else Phase.SIGNALS), names
 
     def _ask(self, asks: Asks) -> Mapping[str, SumAnswer]:
         """One exchange."""
@@ -158,8 +191,8 @@ class PrivateCoordinator(Coordinator):
     def _sum_order(self, name: str, asks: Mapping[str, Any]) -> SumOrder:
         about = (self.run, self.agreement.digest, self.round, self.states[name])
         one, shared = asks.get("input"), self.server.shared.data
-        updates = one is not None and one["part"] == "update"
-        trains = one is not None and (one["part"] == "signals" or one["ahead"])
+        updates = one is not None and one["part"] == Phase.UPDATE
+        trains = one is not None and (one["part"] == Phase.SIGNALS or one["ahead"])
         sends = shared.clone() if trains or asks.get("finish") else None
         return SumOrder(*about, asks, sends, self._words() if updates else 0, len(self.names))
 
@@ -170,57 +203,70 @@ class PrivateCoordinator(Coordinator):
     def _checked(self, name: str, content: RecordDict, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)
 
+    def _read(self, name: str) -> None:
+        """An answer that can be read need not be a good one: that is known with the sum."""
+
     def _refuse(self, name: str, why: str) -> None:
-        """An answer in the right form that does not fit the others'."""
+        """Name, count and leave out whoever sent what does not fit."""
         self.refused[name] += 1
+        self.out.add(name)
         self.notices.collected(self.round + 1, {}, {name: why})
         self.attendance.missed(name, self.round, refused=True)
 
-    def _private_step(
-        self, asked: list[str], good: list[str], words: Words, shown: Mapping[str, Any]
-    ) -> Progress:
+    def _private_step(self, asked: list[str], at: Gathering, words: Words) -> Progress:
         """g = (sum of weighted updates) / (sum of coefficients), and one step along it."""
-        front = LIMBS * sum(self.kinds.values())
-        sums = parted(unpack_numbers(words[:front]), self.kinds)
-        shared, total = self.server.shared, sums["coefficient"][0]
+        front = self._front(Phase.UPDATE)
+        sums, shared = sums_of(at, words[:front]), self.server.shared
+        parts, first = self._usable(sums), self.signals.get("first", [])
+        active, total = len(sums.names), float(len(sums.names))
+        if parts:
+            active, total = int(parts["first"][0]), parts["coefficient"][0]
         direction = unpack_vector(words[front:], self.terms.bits) / total
         self.server.step(torch.from_numpy(direction).to(shared))
-        for name in good:
-            self.states[name] += 1
-            self.last[name] = self.round
+        self._done(list(sums.names))
+        self.told[str(self.round)] = told(at)
         needed = {self.round, *self.last.values()}
         self.told = {k: v for k, v in self.told.items() if int(k) in needed}
-        self.told[str(self.round)] = dict(shown)
-        first = self.signals.get("numbers", sums["first"])
-        told_first = self.signals.get("told")
-        self.before = {"round": self.round, "numbers": first, "signals": told_first}
+        apart = self.signals.get("told")
+        used = self.signals["digest"] if apart else sums.digest
+        self.before = {"round": self.round, "digest": used, "signals": apart}
+        self.chain.append(sums.digest)
+        first = first if apart else parts.get("first", [])
         self.signals, self.ahead = {}, None
         self.round += 1
         row: Row = {"round": self.round, "epoch": float(self.round), "client": ALL}
-        row.update(split="batch", active=len(good), weight=1.0)
+        row.update(split="batch", active=active, weight=1.0)
         row.update(bytes=sum(self.bytes[name] for name in asked))
-        if "grad_norm" in self.agreement.scalars:
+        if "grad_norm" in self.agreement.scalars and first:
             row["grad_norm"] = first[1] / first[0]
         self.history.append([row])
         known = {ALL: float(row["grad_norm"])} if "grad_norm" in row else {}
         counts = (self.round, self.agreement.rounds)
         return Progress(*counts, float(self.round), known, {ALL: 1.0}, shown="mean gradient norm")
 
+    def _done(self, names: list[str]) -> None:
+        """Who is in the round's sum; whoever did nothing wrong in it begins anew to be counted."""
+        for name in names:
+            self.states[name] += 1
+            self.last[name] = self.round
+            if name not in self.out:
+                self.attendance.good(name)
+        self.out = set()
+
     def finish(self) -> list[str]:
         """Give everybody who is not shut out the finished network; who has it."""
         names = [name for name in self.names if not self.attendance.shut_out(name)]
-        asks = {name: {"finish": True, "told": self._told_to(name)} for name in names}
+        asks = {name: {"finish": True, **self._told_to(name)} for name in names}
         return list(self._ask(asks))
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
         """Everything needed to go on from here."""
-        own = {"told": self.told, "last": self.last, "before": self.before}
-        number = self.summing.number
-        return {**super().state_dict(rows), "private": {**own, "number": number}}
+        own = {"told": self.told, "last": self.last, "before": self.before, "chain": self.chain}
+        return {**super().state_dict(rows), "private": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
         super().load_state_dict(state)
         own = state["private"]
         self.told, self.last, self.before = dict(own["told"]), dict(own["last"]), own["before"]
-        self.summing.number, self.signals, self.ahead = own["number"], {}, None
+        self.chain, self.signals, self.ahead, self.out = list(own["chain"]), {}, None, set()

@@ -1,29 +1,27 @@
 """``roster.toml``: who takes part in a private federation, and what is agreed beside the run.
 
-It is made at ``federation init`` and lies in every client's folder, so the server cannot invent
-clients, nor swap their keys.
+Every client has a copy and compares its fingerprint with the others', so the server can neither
+invent clients nor swap their keys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typing import Any
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._flower.wire.keys import write_private
+from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._masking.ring import fraction_bits
-from fedgradnorm._masking.roster import FEWEST, Roster, Signer, digest, from_text, to_text
+from fedgradnorm._masking.roster import Roster, assemble_roster, digest, fingerprint, least_shown
 from fedgradnorm._options import check_options, options_of
-from fedgradnorm._round.participation import participants
+from fedgradnorm._round.participation import participants, some_of
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
 
-LOOKED_AT = 100  # rounds, for the least number of clients that are drawn
+LOOKED_AT = 100  # rounds whose cohorts are looked at before a run
 LEAST_BITS = 24
 """Behind the point of masked vectors: rounding stays under that of float32."""
 
@@ -33,19 +31,18 @@ class PrivateTerms:
     """The clients' public keys by name, and the bounds that each client keeps by itself.
 
     A client's part of the step (its coefficient times its update) is cut to the length ``longest``;
-    a loss ratio over ``largest_ratio`` counts as that.
+    a loss ratio over ``largest_ratio`` counts as that. ``colluders`` is how many clients may tell
+    the server everything, and the others are still safe; -1 is a third of all, rounded down.
     """
 
     clients: Mapping[str, str]
     longest: float = 1e6
     largest_ratio: float = 3.0
+    colluders: int = -1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.clients, Mapping) or len(self.clients) < FEWEST:
-            raise ConfigError(
-                f"a private federation needs at least {FEWEST} clients: of two, each knows the "
-                "other by the sum"
-            )
+        if not isinstance(self.clients, Mapping):
+            raise ConfigError("clients must be a table of names and public keys")
         if not (self.longest > 0 and self.largest_ratio >= 1):
             raise ConfigError("longest must be > 0 and largest_ratio >= 1")
         if not math.isfinite(self.longest) or self.bits < LEAST_BITS:
@@ -53,15 +50,19 @@ class PrivateTerms:
                 f"longest = {self.longest:g} with {len(self.clients)} clients leaves fewer than "
                 f"{LEAST_BITS} bits behind the point of sums of 64 bits; lower longest"
             )
-        _ = self.roster
+        count = len(self.roster.keys)
+        if self.colluders == -1:
+            object.__setattr__(self, "colluders", count // 3)
+        if not isinstance(self.colluders, int) or not 0 <= self.colluders <= count - 2:
+            raise ConfigError(
+                f"colluders = {self.colluders!r}: give a number from 0 to {count - 2}, two less "
+                "than there are clients"
+            )
 
     @property
     def roster(self) -> Roster:
-        """The keys."""
-        try:
-            return Roster({name: from_text(key) for name, key in self.clients.items()})
-        except ValueError as error:
-            raise ConfigError("a key of the roster cannot be read") from error
+        """The keys, checked."""
+        return assemble_roster(self.clients)
 
     @property
     def bits(self) -> int:
@@ -71,27 +72,48 @@ class PrivateTerms:
     @property
     def digest(self) -> str:
         """A name for all of it."""
-        return digest([dict(self.clients), self.longest, self.largest_ratio])
+        return digest([dict(self.clients), *self._bounds.values()])
+
+    @property
+    def fingerprint(self) -> str:
+        """For comparison out of band: it changes with any key, name or bound."""
+        return fingerprint(self.digest.encode())
+
+    @property
+    def _bounds(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("longest", "largest_ratio", "colluders")}
+
+    def cohort(self, settings: Settings, round_number: int) -> list[str]:
+        """The clients of a round, as every client finds out by itself.
+
+        A share of the clients is drawn by the seed and all keys: whoever chooses the seed does not
+        know the keys. Clients that add noise are all asked in every round.
+        """
+        names, share = list(self.clients), settings.participation
+        if settings.privacy is not None:
+            return names
+        if isinstance(share, (int, float)):
+            keys = self.roster.digest
+            return some_of(names, float(share), settings.seed, "cohort", keys, round_number)
+        return participants(share, settings.seed, names, round_number)
+
+    def check(self, settings: Settings, rounds: int) -> None:
+        """A ConfigError unless every round has enough clients, and the network can be checked."""
+        if settings.privacy is None:
+            NetworkBound(settings)
+        for number in range(min(rounds, LOOKED_AT)):
+            count = len(self.cohort(settings, number))
+            least = least_shown(count, self.colluders)
+            if count < least:
+                raise ConfigError(
+                    f"round {number + 1} draws {count} of {len(self.clients)} clients, and with "
+                    f"colluders = {self.colluders} in roster.toml it takes {least}: raise "
+                    "participation, or lower colluders"
+                )
 
     def write(self, path: Path) -> None:
         """As TOML."""
-        bounds = {"longest": self.longest, "largest_ratio": self.largest_ratio}
-        path.write_text(to_toml({**bounds, "clients": dict(self.clients)}), encoding="utf-8")
-
-
-def fewest_of(settings: Settings, rounds: int, names: Sequence[str]) -> int:
-    """How many clients must show keys for a sum: more than half of those whom the run draws.
-
-    The server names the clients of a round. If it could name few, it could name one client and
-    some who tell it everything. Clients that add noise are all asked in every round.
-    """
-    if settings.privacy is not None:
-        return max(FEWEST, len(names) // 2 + 1)
-    drawn = (
-        len(participants(settings.participation, settings.seed, list(names), number))
-        for number in range(min(rounds, LOOKED_AT))
-    )
-    return max(FEWEST, min(drawn, default=0) // 2 + 1)
+        path.write_text(to_toml({**self._bounds, "clients": dict(self.clients)}), encoding="utf-8")
 
 
 def read_terms(path: Path) -> PrivateTerms:
@@ -102,22 +124,3 @@ def read_terms(path: Path) -> PrivateTerms:
         return PrivateTerms(**table)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def make_signing_key(path: Path) -> str:
-    """A new private key in a file of its owner's; its public half as it stands in the roster."""
-    key = Ed25519PrivateKey.generate()
-    kept = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    write_private(path, kept)
-    return to_text(key.public_key().public_bytes(form.Encoding.Raw, form.PublicFormat.Raw))
-
-
-def read_signer(name: str, path: Path) -> Signer:
-    """The client of that name, with its key."""
-    try:
-        key = form.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no private key can be read from it") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path}: not a key to sign with")
-    return Signer(name, key)

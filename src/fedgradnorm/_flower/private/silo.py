@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
@@ -19,17 +20,9 @@ from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.keeping import Keeping
 from fedgradnorm._flower.participant import Participant
-from fedgradnorm._flower.private.own_level import OwnLevel
-from fedgradnorm._flower.private.private_terms import fewest_of
-from fedgradnorm._flower.private.told_sums import (
-    Sums,
-    about_signals,
-    about_update,
-    is_of,
-    network_digest,
-    parted,
-    seen,
-)
+from fedgradnorm._flower.private.network_check import NetworkBound
+from fedgradnorm._flower.private.own_level import NoPart, OwnLevel
+from fedgradnorm._flower.private.told_sums import Sums, chained, network_digest, usable, verified
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Order, Refused
 from fedgradnorm._flower.wire.sum_messages import (
@@ -38,12 +31,15 @@ from fedgradnorm._flower.wire.sum_messages import (
     decode_sum_order,
     encode_sum_answer,
 )
-from fedgradnorm._masking.member import Member
+from fedgradnorm._masking.revealed import Revealed
 from fedgradnorm._masking.ring import Unfit, Words, pack_numbers, pack_vector
-from fedgradnorm._masking.roster import Signer, Unsafe
+from fedgradnorm._masking.roster import Phase, Signer, Unsafe, digest
+from fedgradnorm._masking.session import Session
+from fedgradnorm._masking.subject import Subject
+from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.history import History, read_history
-from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, TRAINED
+from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, REVEALED, TRAINED
 from fedgradnorm.weighting import Weighting
 
 if TYPE_CHECKING:
@@ -75,8 +71,10 @@ class Silo(Participant):
         assert agreement.private is not None
         self.name = self.rows[0].name
         self.terms, self.signer = agreement.private, signer
-        given = (agreement.settings, agreement.rounds, list(self.terms.clients))
-        self.fewest = fewest_of(*given)
+        self.revealed = Revealed(folder / REVEALED)
+        noisy = agreement.settings.privacy is not None  # then the noise protects in every network
+        self.bound = None if noisy else NetworkBound(agreement.settings)
+        self._first_network = self.like.clone()
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
@@ -85,7 +83,7 @@ class Silo(Participant):
         order = decode_sum_order(content, self.like)
         try:
             return encode_sum_answer(self.give(order))
-        except (Unsafe, Unfit, StateLost) as error:
+        except (Unsafe, StateLost) as error:
             raise Refused(str(error)) from error
 
     def give(self, order: SumOrder) -> SumAnswer:
@@ -97,135 +95,166 @@ class Silo(Participant):
             return self._end(order)
         if order.round >= self.agreement.rounds:
             raise Refused(f"round {order.round} is not one of the {self.agreement.rounds} agreed")
-        member, keep = self._member(order.run)
+        session, keep = self._session(order.run)
         if "reveal" in asks:
             one = asks["reveal"]
-            given = (one["survivors"], one.get("agreements", ()))
-            gives["reveal"] = member.reveal(one["attempt"], *given)
+            given = (one["survivors"], one.get("agreements", ()), one.get("proofs", ()))
+            gives["reveal"] = session.reveal(one["attempt"], *given)
         if "agree" in asks:
-            gives["agree"] = member.agree(asks["agree"]["attempt"], asks["agree"]["survivors"])
+            one = asks["agree"]
+            proofs = one.get("proofs", ())
+            gives["agree"] = session.agree(one["attempt"], one["survivors"], proofs)
         if "input" in asks:
-            gives["input"], masked = self._input(order, asks["input"], member)
+            gives["input"], masked = self._input(order, asks["input"], session)
         if "keys" in asks:
-            gives["keys"] = member.keys(asks["keys"])
+            one = asks["keys"]
+            gives["keys"] = session.keys(one["attempt"], int(one["round"]), Phase(one["phase"]))
         if "letters" in asks:
-            one = asks["letters"]
-            if len(one["keys"]) < self.fewest:
-                raise Unsafe(
-                    f"{len(one['keys'])} clients: this run needs {self.fewest} in every sum, more "
-                    "than half of those that it draws"
-                )
-            gives["letters"] = member.letters(one["attempt"], one["keys"])
+            gives["letters"] = session.letters(asks["letters"]["attempt"], asks["letters"]["keys"])
         keep()  # before anything of it is said
         return SumAnswer(order.run, order.round, order.state_round, gives, masked)
 
-    def _member(self, run: str) -> tuple[Member, Callable[[], None]]:
+    def _session(self, run: str) -> tuple[Session, Callable[[], None]]:
         """The client's part in secure sums as it was left, and what writes it down again."""
         folder = self.folder / run
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / MASKING
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            self._check_only_run(run)
-            kept = {}
-        member = Member(self.signer, self.terms.roster, run, kept)
-        member.state["agreed"] = self.agreement.digest
+        session = Session(
+            self.signer,
+            self.terms.roster,
+            self.agreement.digest,
+            run,
+            cohort=lambda number: self.terms.cohort(self.agreement.settings, number),
+            colluders=self.terms.colluders,
+            state=json.loads(path.read_text(encoding="utf-8")) if path.exists() else {},
+            revealed=self.revealed,
+        )
 
         def keep() -> None:
-            checkpoint.write_atomically(path, json.dumps(member.state).encode())
+            checkpoint.write_atomically(path, json.dumps(session.state).encode())
             path.chmod(0o600)
 
-        return member, keep
+        return session, keep
 
-    def _check_only_run(self, run: str) -> None:
-        """Refuse a second run of one agreement: its sums, less those of the first, show clients.
+    def _input(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> Any:
+        """Its part of a sum, masked: of the first sums, or of the update and the second ones.
 
-        The first rounds of both are the same but for who takes part.
+        Whatever fails here depends on the client's data. So it fails in secret: the client adds
+        nothing, and only its own log has the reason.
         """
-        for path in self.folder.glob(f"*/{MASKING}"):
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if before["seen"] and before.get("agreed") == self.agreement.digest:
-                words = "run %s: refused, because %s was summed before; move that folder away to "
-                log.warning(words + "allow another run of the same run.toml", run, path.parent)
-                raise Unsafe(
-                    "it took part in another run of this agreement, and the difference of sums "
-                    "would show single clients; its owner can allow another run (see its log)"
-                )
-
-    def _input(self, order: SumOrder, ask: Mapping[str, Any], member: Member) -> Any:
-        """Its part of a sum, masked: of the first sums, or of the update and the second ones."""
-        state = self._settled(order, ask)
-        ahead, part = bool(ask["ahead"]), ask["part"]
-        _tell_once(member, order.round, part, ahead)
-        trains = part == "signals" or ahead
-        trained = self._train_once(order) if trains else self._trained(order)
-        reported, network = trained["reported"], trained["network"]
-        named = (self.agreement.digest, order.run, order.round, network)
-        if part == "signals":
-            numbers, vector = self.level.first(state, reported), np.zeros(0, dtype=np.uint64)
-            about = about_signals(*named)
+        ahead, phase = bool(ask["ahead"]), Phase(ask["part"])
+        state = self._settled(order, ask, session)
+        since = [str(one) for one in ask["since"]]
+        if state["known"] + len(since) != order.round:
+            raise Unsafe("the server leaves out sums of earlier rounds")
+        chain = chained(state["chain"], since)
+        trained = self._train_once(order) if order.shared is not None else self._trained(order)
+        network = trained["network"]
+        if phase == Phase.SIGNALS:
+            subject, used = Subject(network, digest([chain])), list[float]()
         else:
-            used = self._used(order, ask, about_signals(*named))
-            coefficient, numbers = self.level.second(state, reported, used, ahead)
-            vector, about = self._vector(coefficient, trained["update"]), about_update(*named, used)
-            pending = {"round": order.round, "about": about, "reported": dict(reported)}
-            pending |= {"used": list(used), "ahead": ahead}
+            sums = self._used(order, ask, session, Subject(network, digest([chain])))
+            subject = Subject(network, digest([chain, sums.digest]), ahead)
+            parts = usable(sums.numbers, self.level.sizes[sums.phase], len(sums.names))
+            used = parts.get("first", [])
+        numbers, vector, failed = self._part(phase, state, trained, used, ahead)
+        if phase == Phase.UPDATE:
+            pending = {"round": order.round, "subject": subject.facts(), "used": used}
+            pending |= {"reported": trained["reported"], "ahead": ahead}
+            pending |= {"failed": failed, "chain": chain}
             after = {**state, "rounds": order.state_round + 1, "pending": pending}
             self._levels(order.run).save(after, keep=order.state_round)
-        label = (order.round, part)
-        given = (ask["attempt"], ask["letters"], label, about, pack_numbers(numbers), vector)
-        return sent(member.mask(*given))
+        packed = pack_numbers(numbers)
+        return sent(session.mask(ask["attempt"], ask["letters"], subject, packed, vector))
+
+    def _part(
+        self, phase: Phase, state: State, trained: State, used: Sequence[float], ahead: bool
+    ) -> tuple[list[float], Words, bool]:
+        """Numbers and vector of an input, and whether they are only zeros."""
+        words = len(self.like) if phase == Phase.UPDATE else 0
+        try:
+            if trained["failed"]:
+                raise NoPart("its loss or gradient could not be used")
+            if phase == Phase.SIGNALS:
+                numbers, vector = self.level.first(state, trained["reported"]), no_words(0)
+            else:
+                given = (state, trained["reported"], used, ahead)
+                coefficient, numbers, _ = self.level.second(*given)
+                vector = self._vector(coefficient, trained["update"])
+            return numbers, vector, False
+        except (NoPart, Unfit) as error:
+            log.warning("this client adds nothing to the sum: %s", error)
+            return self.level.nothing(phase), no_words(words), True
 
     def _levels(self, run: str) -> Slots:
         return Slots(self.folder / run / LEVELS)
 
-    def _settled(self, order: SumOrder, ask: Mapping[str, Any]) -> State:
+    def _settled(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> State:
         """The client's level as it was left by its last round, whose sums are known by now."""
         state = dict(self._levels(order.run).at(order.state_round, self.level.initial))
         pending = state["pending"]
         if pending is None:
             return state
-        sums = self._told(order.run, ask, pending["round"])
-        if sums.about != pending["about"] or self.name not in sums.names:
+        sums = verified(ask["told"][str(pending["round"])], session, self.level.sizes)
+        about = (sums.round, sums.phase, sums.subject.facts())
+        if about != (pending["round"], Phase.UPDATE, pending["subject"]):
             raise Unsafe("the server tells the sums of another round than this client's last")
-        after, row = self.level.settled(state, sums.numbers)
-        self._note(order.run, {**pending["reported"], **row}, pending["round"])
+        if self.name not in sums.names:
+            raise Unsafe("the server tells sums without this client's own part")
+        after, row = self.level.settled(state, sums)
+        if row:
+            self._note(order.run, {**pending["reported"], **row}, pending["round"])
         return after
 
-    def _told(self, run: str, ask: Mapping[str, Any], round_number: int) -> Sums:
-        return seen(ask["told"][str(round_number)], self.terms.roster, run)
-
-    def _used(self, order: SumOrder, ask: Mapping[str, Any], about: str) -> list[float]:
+    def _used(
+        self, order: SumOrder, ask: Mapping[str, Any], session: Session, first: Subject
+    ) -> Sums:
         """The sums that everybody moves by: this round's first ones, or an earlier round's."""
         if not ask["ahead"]:
-            sums = seen(ask["signals"], self.terms.roster, order.run)
-            if sums.about != about:
+            sums = verified(ask["signals"], session, self.level.sizes)
+            if (sums.round, sums.phase, sums.subject) != (order.round, Phase.SIGNALS, first):
                 raise Unsafe("the server tells the first sums of another round, or network")
-            return list(sums.numbers)
-        number, apart = ask["used"], "signals" in ask
+            return sums
+        number, apart = int(ask["used"]), "signals" in ask
         told = ask["signals"] if apart else ask["told"][str(number)]
-        sums = seen(told, self.terms.roster, order.run)
-        if not number < order.round or not is_of(sums, "signals" if apart else "update", number):
+        sums = verified(told, session, self.level.sizes)
+        phase = Phase.SIGNALS if apart else Phase.UPDATE
+        if not number < order.round or (sums.round, sums.phase) != (number, phase):
             raise Unsafe("the server tells sums of another kind than were asked for")
-        return list(sums.numbers) if apart else parted(sums.numbers, self.level.sizes)["first"]
+        return sums
 
     def _train_once(self, order: SumOrder) -> State:
-        """Its round, trained and written down; a repeated round is not trained again."""
-        if order.shared is None:
-            raise Refused("a round without a network")
+        """Its round, trained and written down; a repeated round is not trained again.
+
+        A round has one network, and the agreed server optimizer can have made it of the last one.
+        """
+        assert order.shared is not None
         network, path = network_digest(order.shared), self.folder / order.run / TRAINED
         about = {"round": order.round, "state_round": order.state_round, "network": network}
         kept = self._kept(path)
+        before = kept.get("round", -1)
+        if order.round < before or (order.round == before and network != kept["network"]):
+            raise Unsafe(f"round {before} was begun, with another network")
         if all(kept.get(key) == value for key, value in about.items()):
             return kept
+        if self.bound is not None:
+            known = kept["shared"] if kept else self._first_network
+            self.bound.check(order.shared, known, max(before, 0), order.round)
         plain = Order(
             "train", order.run, order.digest, order.round, order.state_round, order.shared
         )
-        update = self.answer(plain).update
-        assert update is not None
-        trained = {**about, "update": update, "reported": dict(self.reported)}
-        checkpoint.save(trained, path)
+        failed, update = False, None
+        try:
+            update = self.answer(plain).update
+        except Exception as error:  # whatever it is, it may depend on the data
+            log.warning("round %d: %s", order.round + 1, error, exc_info=not str(error))
+            slots, failed = Slots(self.folder / order.run), True
+            state = slots.at(order.state_round, self._initial)
+            slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
+        update = torch.zeros_like(self.like) if update is None else update
+        reported = dict.fromkeys(("size", *SENT), 0.0) if failed else dict(self.reported)
+        trained = {**about, "update": update, "reported": reported, "failed": failed}
+        checkpoint.save({**trained, "shared": order.shared.cpu()}, path)
         path.chmod(0o600)
         return trained
 
@@ -271,7 +300,7 @@ class Silo(Participant):
         if order.shared is None:
             raise Refused("an end without a network")
         if order.state_round:
-            self._settled(order, order.asks)
+            self._settled(order, order.asks, self._session(order.run)[0])
         about = (order.run, order.digest, order.round, order.state_round)
         self.answer(Order("finish", *about, order.shared))
         return SumAnswer(order.run, order.round, order.state_round, {})
@@ -284,14 +313,9 @@ class Silo(Participant):
         return history
 
 
-def _tell_once(member: Member, round_number: int, part: str, ahead: bool) -> None:
-    """A round's signals are in one kind of sum only: two over different clients would show one."""
-    if part == "update" and not ahead:
-        return
-    before = member.state.get("signals_in")
-    if before is not None and before != [round_number, part] and before[0] == round_number:
-        raise Unsafe("this round's signals were summed already, in another way")
-    member.state["signals_in"] = [round_number, part]
+def no_words(count: int) -> Words:
+    """A vector of zeros."""
+    return np.zeros(count, dtype=np.uint64)
 
 
 def sent(given: tuple[dict[str, Any], Words]) -> tuple[dict[str, Any], Words | None]:

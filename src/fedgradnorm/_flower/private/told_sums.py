@@ -2,36 +2,53 @@
 
 Clients weigh themselves by the sums they are told. A server that could make them up could turn the
 weights until one client is all that is left of the sum. So nobody is told a number: everybody is
-told the masked inputs and the shares, and adds up for himself.
+told the masked inputs and the shares, and adds up. Sums that no honest clients can have (a liar may
+add anything to one) are not used: levels stay as they are for that round.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fedgradnorm._masking.gathering import Gathering
-from fedgradnorm._masking.ring import unpack_numbers
-from fedgradnorm._masking.roster import Attempt, Roster, Unsafe, digest
+from fedgradnorm._masking.gathering import Gathering, TooFew
+from fedgradnorm._masking.ring import LIMBS, Words, unpack_numbers
+from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest
+from fedgradnorm._masking.session import Session
+from fedgradnorm._masking.subject import Subject
+
+RANGE = 2.0**50  # of one client's number
+PRESENT, COUNT = "present", 0
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What was summed, over whom, and the sums."""
+    """What was summed in which round and phase, over whom, and the sums."""
 
-    about: str
+    round: int
+    phase: Phase
+    subject: Subject
     names: tuple[str, ...]
     numbers: tuple[float, ...]
+
+    @property
+    def digest(self) -> str:
+        """A name for all of it."""
+        facts = [self.round, str(self.phase), self.subject.facts()]
+        return digest([*facts, list(self.names), list(self.numbers)])
 
 
 def told(at: Gathering) -> dict[str, Any]:
     """What a client must see of an attempt to add its numbers up."""
     return {
-        "attempt": at.attempt.number,
+        "attempt": at.attempt.name,
+        "round": at.attempt.round,
+        "phase": str(at.attempt.phase),
         "keys": list(at.keys.values()),
         "givers": list(at.givers),
         "inputs": list(at.inputs.values()),
@@ -39,47 +56,56 @@ def told(at: Gathering) -> dict[str, Any]:
     }
 
 
-def seen(given: Any, roster: Roster, run: str) -> Sums:
-    """The sums; Unsafe unless signed messages of enough clients lead to them."""
+def verified(given: Any, session: Session, sizes: Mapping[Phase, Mapping[str, int]]) -> Sums:
+    """The sums; Unsafe unless signed messages of enough clients lead to them.
+
+    Every input was signed over all keys, the cohort and who was asked, so nothing can be added.
+    ``sizes`` are how many numbers each phase has, by kind.
+    """
     try:
-        at = Gathering(Attempt(run, int(given["attempt"])), roster)
+        phase, number = Phase(given["phase"]), int(given["round"])
+        attempt = Attempt(session.agreement, session.run, number, phase, str(given["attempt"]))
+        cohort = session.cohort(number)
+        at = Gathering(attempt, session.roster, cohort, session.colluders)
         for message in given["keys"]:
-            at.add_keys(message)
+            at.add_keys(message["from"], message)
         at.givers = sorted(map(str, given["givers"]))
-        about = str(given["inputs"][0]["body"]["about"])
+        subject = Subject(**given["inputs"][0]["body"]["subject"])
         for message in given["inputs"]:
-            at.add_input(message, about, None)
+            at.add_numbers(message, subject, LIMBS * sum(sizes[phase].values()))
         for message in given["reveals"]:
-            at.add_reveal(message)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+            at.add_reveal(message["from"], message)
+        if not at.enough_keys or len(at.inputs) < at.least:
+            raise Unsafe("the sums that the server tells are over too few clients")
+        return sums_of(at, at.sum())
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, TooFew) as error:
         raise Unsafe("the sums that the server tells cannot be read") from error
-    return Sums(about, tuple(at.inputs), tuple(unpack_numbers(at.sum())))
 
 
-def network_digest(shared: Tensor) -> str:
-    """A name for the network that clients train: all must have the same one."""
-    return hashlib.sha256(shared.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+def sums_of(at: Gathering, front: Words) -> Sums:
+    """The sums of an attempt, from the words of its numbers."""
+    subject = Subject(**next(iter(at.inputs.values()))["body"]["subject"])
+    names, numbers = tuple(sorted(at.inputs)), tuple(unpack_numbers(front))
+    return Sums(at.attempt.round, at.attempt.phase, subject, names, numbers)
 
 
-def about_signals(agreed: str, run: str, round_number: int, network: str) -> str:
-    """A name for a round's first sums."""
-    return f"signals/{round_number}/{digest([agreed, run, round_number, network])}"
+def usable(numbers: Sequence[float], sizes: Mapping[str, int], clients: int) -> dict[str, Any]:
+    """The sums by kind; empty where no ``clients`` honest ones can have them.
 
-
-def about_update(
-    agreed: str, run: str, round_number: int, network: str, used: Sequence[float]
-) -> str:
-    """A name for a round's second sums; ``used`` are the sums that clients moved by."""
-    return f"update/{round_number}/{digest([agreed, run, round_number, network, list(used)])}"
-
-
-def is_of(sums: Sums, kind: str, round_number: int) -> bool:
-    """Whether these are that round's first sums ("signals"), or its second ones ("update")."""
-    return sums.about.startswith(f"{kind}/{round_number}/")
+    Each client adds 1 to ``present``. One that could not train adds nothing to all the others.
+    """
+    parts = parted(numbers, sizes)
+    good = all(math.isfinite(x) and abs(x) <= clients * RANGE for x in numbers)
+    if not good or parts.pop(PRESENT) != [clients]:
+        return {}
+    active = parts["first"][COUNT]
+    if not 1 <= active <= clients or active != int(active):
+        return {}
+    return parts if parts.get("coefficient", [1.0])[0] > 0 else {}
 
 
 def parted(numbers: Sequence[float], sizes: Mapping[str, int]) -> dict[str, list[float]]:
-    """The sums of an update by kind: coefficient, second, first."""
+    """The sums by kind."""
     found, start = {}, 0
     for name, size in sizes.items():
         found[name] = list(numbers[start : start + size])
@@ -87,3 +113,15 @@ def parted(numbers: Sequence[float], sizes: Mapping[str, int]) -> dict[str, list
     if start != len(numbers):
         raise Unsafe(f"{len(numbers)} sums instead of {start}")
     return found
+
+
+def network_digest(shared: Tensor) -> str:
+    """A name for the network that clients train: all must have the same one."""
+    return hashlib.sha256(shared.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def chained(start: str, more: Iterable[str]) -> str:
+    """A name for all sums up to a round: whoever was told another one has another name."""
+    for one in more:
+        start = digest([start, one])
+    return start

@@ -1,0 +1,35 @@
+"""What a sum is of: everything that an input depends on, signed and part of every mask.
+
+Two clients that were told different things have different subjects. Their masks do not cancel, and
+the server refuses the input whose subject is not the others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgradnorm._masking.roster import Attempt, digest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The digest of the network; that of the sums a client settled its weight by and moves by.
+
+    ``ahead``: whether an update's sum carries the round's signals, too.
+    """
+
+    network: str
+    sums: str = ""
+    ahead: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """As it is signed."""
+        return {"network": self.network, "sums": self.sums, "ahead": self.ahead}
+
+
+def mask_label(attempt: Attempt, keys: str, cohort: str, givers: str, subject: Any) -> bytes:
+    """What masks are made for: attempt, all keys, cohort, who masks, and the subject."""
+    about = dict(subject) if isinstance(subject, Mapping) else subject
+    return digest([attempt.facts, keys, cohort, givers, about]).encode()

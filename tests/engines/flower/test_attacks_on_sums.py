@@ -1,0 +1,366 @@
+"""The attacks that read single clients' updates from version 0, through the real records.
+
+Each worked against that version (but SA-8, which needed no attack) and is refused by this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from flwr.app.message import Array
+
+import fedgradnorm as fgn
+import toys
+from engines.flower.hostile import Hostile, Said
+from engines.flower.secret import Secret, five
+from fedgradnorm._flower.attendance import Patience, Rules
+from fedgradnorm._flower.private.network_check import NetworkBound
+from fedgradnorm._flower.private.private_terms import PrivateTerms
+from fedgradnorm._flower.private.told_sums import chained, sums_of, told, usable, verified
+from fedgradnorm._flower.wire.sum_messages import _table, _untabled
+from fedgradnorm._masking.roster import Unsafe, make_key
+from fedgradnorm._round.settings import Settings
+from masking.crowd import public_keys
+
+NAMES = [client.name for client in five()]
+VICTIM, OTHERS = NAMES[0], NAMES[1:]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def secret(tmp_path) -> Secret:
+    return Secret(tmp_path, rounds=4)
+
+
+@pytest.fixture
+def server(secret) -> Hostile:
+    return Hostile(secret)
+
+
+def many(count: int) -> Any:
+    return lambda: [toys.client(f"c{k:02d}", 20, "side") for k in range(count)]
+
+
+def test_sa1_two_lists_of_survivors(tmp_path):
+    """Of 24, thirteen showed keys, five of them to help: 2 t = 18 = 13 + 5 was enough."""
+    server = Hostile(Secret(tmp_path, rounds=1, clients=many(24)))
+    assert server.terms.colluders == 8
+    with pytest.raises(Said, match="13 clients of the 24 in round 0 showed keys: 18 must"):
+        server.prepared([f"c{k:02d}" for k in range(13)])
+    assert server.prepared([f"c{k:02d}" for k in range(18)]).least == 14
+
+
+def test_sa2_a_cohort_that_the_server_made_up(tmp_path):
+    """Of 20, eight are drawn: not by the server, which knows two of them."""
+    secret = Secret(tmp_path, rounds=1, clients=many(20), participation=0.4, colluders=2)
+    server = Hostile(secret)
+    drawn = server.terms.cohort(secret.settings, 0)
+    assert len(drawn) == 8
+    others = [n for n in secret.names if n not in drawn]
+    with pytest.raises(Said, match="one that this client does not take part in"):
+        server.prepared([drawn[0], *others[:5]][::-1])
+    with pytest.raises(Said, match="3 clients of the 8 in round 0 showed keys: 6 must"):
+        server.prepared(drawn[:3])
+    keys = {"keys": {"attempt": "x", "round": 0, "phase": "signals"}}
+    accomplice = secret.signers[others[0]]
+    assert server.ask(drawn[0], keys).gives["keys"]["from"] == drawn[0]
+    assert accomplice.name not in drawn
+
+
+def test_sa3_two_runs_opened_before_either_is_summed(server):
+    first = server.prepared(NAMES)
+    second = server.prepared(OTHERS, run="r2")
+    give = {"told": {}, "since": [], "ahead": False}
+    server.inputs(first, give, server.first)
+    with pytest.raises(Said, match="it took part in another run of this agreement"):
+        server.inputs(second, give, server.first)
+    assert len(server.revealed(first))
+
+
+def test_sa3_two_attempts_opened_before_either_is_summed(server):
+    give = {"told": {}, "since": [], "ahead": False}
+    first = server.prepared(NAMES)
+    server.inputs(first, give, server.first)
+    second = server.prepared(OTHERS)
+    server.inputs(second, give, server.first)
+    with pytest.raises(Said, match="is not known here, or was given up"):
+        server.revealed(first)
+
+
+def after_a_round(server: Hostile) -> dict[str, Any]:
+    """What clients are told after a first round over all."""
+    at, words = server.round(NAMES)
+    front = len(words) - len(server.first)
+    return {"told": {"0": told(at)}, "sums0": sums_of(at, words[:front])}
+
+
+def test_sa4_the_same_network_under_the_next_rounds_number(server):
+    """Also from the state that clients had before the round: then it gave the update exactly."""
+    known = after_a_round(server)
+    with pytest.raises(Said, match="the server leaves out sums of earlier rounds"):
+        server.round(OTHERS, number=1)
+    for given, state in (({"since": ["0" * 64]}, 0), ({"told": known["told"]}, 1)):
+        with pytest.raises(Said, match="round 1 has the network of round 0"):
+            server.round(OTHERS, number=1, given=given, state=state)
+
+
+def test_sa5_the_same_round_over_other_clients(server):
+    after_a_round(server)
+    attempt = {"attempt": "a", "round": 0, "phase": "any text"}
+    with pytest.raises(Said, match="failed"):
+        server.ask(VICTIM, {"keys": attempt})
+    at = server.prepared(OTHERS)
+    server.inputs(at, {"told": {}, "since": [], "ahead": False}, server.first)
+    with pytest.raises(Said, match="the difference of the two would show single clients"):
+        server.revealed(at)
+
+
+def test_sa6_sums_that_are_told_with_one_key_more(secret, server):
+    """The masks are then others', and what is left of them says "-4e37 clients"."""
+    *rest, last = sorted(NAMES)
+    at = server.prepared(rest)
+    server.inputs(at, {"told": {}, "since": [], "ahead": False}, server.first)
+    server.revealed(at)
+    session = secret.exchange.participants[rest[0]]._session("r1")[0]
+    assert verified(told(at), session, server.kinds).names == tuple(rest)
+    late = server.ask(
+        last, {"keys": {"attempt": at.attempt.name, "round": 0, "phase": "signals"}}
+    ).gives["keys"]
+    with pytest.raises(Unsafe, match="is for another sum: keys differ"):
+        verified({**told(at), "keys": [*at.keys.values(), late]}, session, server.kinds)
+
+
+def test_sa6_clients_that_were_told_different_sums_make_no_usable_one(secret):
+    """S3: what a client settled its weight by is in the subject that all must have signed."""
+    secret.run(1)
+    plain = secret.server._told_to
+    secret.server._told_to = lambda name: (
+        {**plain(name), "since": ["0" * 64]} if name == VICTIM else plain(name)
+    )
+    secret.server.patience = Patience(minimum=5, attempts=1)
+    with pytest.raises(fgn.TrainingError, match="4 inputs came, 5 are needed"):
+        secret.run(1)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "good"),
+    [
+        ([5, 5, 1.0, 2.0, 3.0, 4.0], True),
+        ([5, 4, 1.0, 2.0, 3.0, 4.0], True),  # one could not train
+        ([4, 4, 1.0, 2.0, 3.0, 4.0], False),
+        ([-4e37, -4e37, 1.0, 2.0, 3.0, 4.0], False),
+        ([5, 6, 1.0, 2.0, 3.0, 4.0], False),
+        ([5, 0, 1.0, 2.0, 3.0, 4.0], False),
+        ([5, 4.5, 1.0, 2.0, 3.0, 4.0], False),
+        ([5, 5, 1e30, 2.0, 3.0, 4.0], False),
+    ],
+)
+def test_s4_sums_that_no_honest_clients_have_are_not_used(numbers, good):
+    assert bool(usable(numbers, {"present": 1, "first": 5}, 5)) == good
+
+
+def test_sa7_a_crafted_network(server):
+    """Scaled up so that every example's gradient has a coordinate of its own, it is refused."""
+    for shared, words in [
+        (server.first * 50, "the first network is not the one that the agreed seed makes"),
+        (server.first + 0.01, "the first network is not"),
+        (server.first * float("nan"), "not finite"),
+    ]:
+        with pytest.raises(Said, match=words):
+            server.round(NAMES, shared=shared)
+    known = after_a_round(server)
+    give = {"told": known["told"], "chain": chained("", [known["sums0"].digest])}
+    for shared in (server.first * 50, server.first + 0.03):  # lr is 0.02
+        with pytest.raises(Said, match="not one that the agreed server optimizer can have made"):
+            server.round(NAMES, number=1, shared=shared, given=give, state=1)
+    server.prepared(NAMES, number=1)
+    at, _ = server.round(NAMES, number=1, shared=server.first + 0.019, given=give, state=1)
+    assert len(at.inputs) == 5
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.9, 0.95)])
+def test_s5_no_gradients_move_a_coordinate_farther_than_the_bound(name, betas):
+    """The bound holds for gradients made to move as far as possible, and is nearly reached."""
+    from fedgradnorm import _optimizers as optimizers
+    from fedgradnorm._state.layout import Layout
+
+    table = {"name": name, "lr": 0.1, "betas": betas, "eps": 1e-30}
+    bound = NetworkBound(Settings(rounds=60, server_optimizer=table))
+    rng, best = np.random.default_rng(0), 0.0
+    rho = betas[0] / betas[1]
+    for trial in range(30):
+        x = torch.full((1, 3), 2.0, dtype=torch.float64)
+        optimizer = optimizers.make(bound.table, Layout({"x": (3,)}))
+        moments = {k: v[None] for k, v in optimizer.start(x[0]).items()}
+        for step in range(60):
+            before = x.clone()
+            worst = rho ** (60.0 - step)  # what Cauchy and Schwarz have equality for
+            g = torch.full((1, 3), worst) if trial == 0 else torch.from_numpy(
+                rng.normal(size=(1, 3)) * 10.0 ** rng.uniform(-3, 3)
+            )  # fmt: skip
+            optimizer.step(x, g.double(), moments)
+            a, b = bound.reach(step, step + 1)
+            allowed = a * before.abs() + b
+            assert bool(((x - before).abs() <= allowed).all())
+            best = max(best, float(((x - before).abs() / allowed).max()))
+        a, b = bound.reach(0, 60)
+        assert bool(((x - 2.0).abs() <= a * 2.0 + b).all())
+    assert best > 0.9
+
+
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", {"name": "adam", "amsgrad": True}])
+def test_s5_an_optimizer_without_a_bound_is_refused(name):
+    with pytest.raises(fgn.ConfigError, match="cannot be used in a private federation"):
+        PrivateTerms(public_keys("abc")).check(Settings(rounds=3, server_optimizer=name), 3)
+
+
+def test_sa8_a_key_is_only_where_it_was_made(tmp_path):
+    """What leaves the client's machine is the public half."""
+    key = make_key(tmp_path / "client")
+    private = (tmp_path / "client" / "signing.key").read_bytes()
+    assert stat.S_IMODE((tmp_path / "client" / "signing.key").stat().st_mode) == 0o600
+    assert key.text.encode() not in private
+    assert [path.name for path in tmp_path.rglob("*.key")] == ["signing.key"]
+
+
+def tampered(content: RecordDict, change: Any) -> RecordDict:
+    """The answer with another table."""
+    table = _untabled(content["gives"], 1 << 30)
+    change(table)
+    content["gives"] = _table(table)
+    return content
+
+
+LIES = {
+    "keys that are no table": ("keys", lambda t: t.update(keys=[])),
+    "keys that are a number": ("keys", lambda t: t.update(keys=7)),
+    "keys without a body": ("keys", lambda t: t["keys"].update(body=[])),
+    "letters that are a list": ("letters", lambda t: t.update(letters=[])),
+    "letters to nobody": ("letters", lambda t: t["letters"]["body"].update(sealed={})),
+    "an input that is null": ("input", lambda t: t.update(input=None)),
+    "numbers that are none": ("input", lambda t: t["input"]["body"].update(numbers="")),
+    "shares that are a list": ("reveal", lambda t: t["reveal"]["body"].update(own=[])),
+    "another name": ("reveal", lambda t: t["reveal"].update({"from": OTHERS[0]})),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_sa9_malformed_input_is_named_and_ends_nothing(lie, tmp_path, caplog):
+    step, change = LIES[lie]
+    rules = Rules(misses=0, refusals=2)
+    secret = Secret(tmp_path, rounds=3, patience=Patience(minimum=1, attempts=3, rules=rules))
+
+    def tamper(name, order, content):
+        return tampered(content, change) if name == VICTIM and step in order.asks else content
+
+    secret.exchange.tamper = tamper
+    with caplog.at_level(logging.WARNING, "fedgradnorm"):
+        secret.run()
+    assert secret.server.round == 3
+    assert secret.server.refused[VICTIM] > 0
+    assert secret.server.attendance.shut_out(VICTIM)  # a decoded answer is not a good one
+    assert all(secret.server.refused[name] == 0 for name in OTHERS)
+    assert f"answer of '{VICTIM}' refused: " in caplog.text
+
+
+def test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused(tmp_path):
+    secret = Secret(tmp_path, rounds=2)
+
+    def tamper(name, order, content):
+        if name == VICTIM and "masked" in content:
+            content["masked"] = ArrayRecord({"masked": Array(np.zeros(3, dtype=np.uint64))})
+        return content
+
+    secret.exchange.tamper = tamper
+    secret.run()
+    assert secret.server.round == 2
+    assert secret.server.refused[VICTIM] > 0
+    assert all(secret.server.refused[name] == 0 for name in OTHERS)
+
+
+@pytest.mark.parametrize("lie", [-4.0, 1e12, -1e12, 0.0])
+def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
+    """With -(n - 1) the sum of coefficients is 0: the network used to become NaN."""
+    secret = Secret(tmp_path, rounds=3)
+    level = secret.exchange.participants[VICTIM].level
+    plain = level.second
+
+    def second(*given):
+        _, numbers, moved = plain(*given)
+        return lie, [1.0, lie, *numbers[2:]], moved
+
+    level.second = second
+    network = secret.run()
+    assert secret.server.round == 3
+    assert torch.isfinite(network).all()
+    bound = NetworkBound(secret.settings).reach(0, 3)[1]
+    assert (
+        float((network - Hostile(Secret(tmp_path / "other", rounds=3)).first).abs().max()) < bound
+    )
+
+
+@pytest.mark.parametrize("method", [fgn.GradNorm, lambda: fgn.GradNorm(rule="direct")])
+def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_path, caplog):
+    """No answer says who failed, nor does the server's log; the client's own does."""
+    secret = Secret(tmp_path, method(), rounds=3, clients=five)
+    one = secret.exchange.participants[VICTIM]
+    plain, failing = one.answer, [True]
+
+    def answer(order):
+        if failing[0] and order.kind == "train":
+            raise RuntimeError("its loss is not finite: 3.4e38 in column income")
+        return plain(order)
+
+    one.answer = answer
+    with caplog.at_level(logging.INFO):
+        secret.run(2)
+        failing.clear()
+        failing.append(False)
+        secret.run(1)
+    assert secret.server.round == 3
+    assert secret.server.refused == dict.fromkeys(NAMES, 0)
+    assert secret.server.missed == dict.fromkeys(NAMES, 0)
+    assert [row["active"] for row in secret.server.history.rows] == [4, 4, 5]
+    keys = {frozenset(answer) for name, answer in secret.exchange.sent if name == VICTIM}
+    assert keys == {frozenset(answer) for name, answer in secret.exchange.sent if name != VICTIM}
+    said = [r for r in caplog.records if "income" in r.getMessage()]
+    assert {record.module for record in said} == {"silo"}
+    rows = [r for r in secret.results()[VICTIM].table.rows if r["split"] == "batch"]
+    assert [row["round"] for row in rows] == [3]
+
+
+def test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on(tmp_path):
+    """Shares were shown already when that is found out: the others see the proof, and go on."""
+    from fedgradnorm._masking import shamir
+
+    secret = Secret(tmp_path, rounds=2, patience=Patience(minimum=1, attempts=3))
+    plain, split = secret.exchange.participants[VICTIM].respond, shamir.split
+
+    def respond(content):
+        shamir.split = lambda _, *given: split(bytes(32), *given)
+        try:
+            return plain(content)
+        finally:
+            shamir.split = split
+
+    secret.exchange.participants[VICTIM].respond = respond
+    secret.run()
+    assert secret.server.round == 2
+    assert secret.server.states[VICTIM] == 0
+    assert secret.server.refused[VICTIM] > 0
+    assert all(secret.server.refused[name] == 0 for name in OTHERS)

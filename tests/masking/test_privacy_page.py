@@ -1,0 +1,92 @@
+"""docs/privacy.md claims what holds: its numbers are computed, and each line has a hostile test."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from fedgradnorm._masking.roster import least_shown, threshold
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+HOSTILE, ATTACKS = "masking/test_hostile_server.py", "engines/flower/test_attacks_on_sums.py"
+STATES, KEYS = "masking/test_one_sum_per_state.py", "masking/test_keys.py"
+
+TESTS = {
+    "two lists of survivors": [
+        (ATTACKS, "test_sa1_two_lists_of_survivors"),
+        (HOSTILE, "test_a_client_shows_both_shares_of_nobody"),
+        (HOSTILE, "test_no_two_lists_of_survivors_for_any_number_of_clients"),
+    ],
+    "a cohort of its own": [(ATTACKS, "test_sa2_a_cohort_that_the_server_made_up")],
+    "two runs, or two attempts": [
+        (ATTACKS, "test_sa3_two_runs_opened_before_either_is_summed"),
+        (ATTACKS, "test_sa3_two_attempts_opened_before_either_is_summed"),
+    ],
+    "the same network": [(ATTACKS, "test_sa4_the_same_network_under_the_next_rounds_number")],
+    "the same round": [
+        (ATTACKS, "test_sa5_the_same_round_over_other_clients"),
+        (STATES, "test_the_machine_can_reach_a_sum"),
+    ],
+    "sums with a key": [
+        (ATTACKS, "test_sa6_sums_that_are_told_with_one_key_more"),
+        (ATTACKS, "test_sa6_clients_that_were_told_different_sums_make_no_usable_one"),
+    ],
+    "sums that no honest": [(ATTACKS, "test_s4_sums_that_no_honest_clients_have_are_not_used")],
+    "a crafted network": [
+        (ATTACKS, "test_sa7_a_crafted_network"),
+        (ATTACKS, "test_s5_no_gradients_move_a_coordinate_farther_than_the_bound"),
+    ],
+    "a network that makes": [
+        (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others")
+    ],
+    "an invented client": [
+        (HOSTILE, "test_keys_that_were_invented_swapped_repeated_or_left_out"),
+        (ATTACKS, "test_sa8_a_key_is_only_where_it_was_made"),
+    ],
+    "an attempt, a step": [
+        (HOSTILE, "test_every_step_follows_only_where_the_table_says_so"),
+        (HOSTILE, "test_what_was_signed_for_another_round_phase_or_attempt_does_not_count"),
+    ],
+    "malformed keys": [(ATTACKS, "test_sa9_malformed_input_is_named_and_ends_nothing")],
+    "a vector of the wrong": [
+        (ATTACKS, "test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused")
+    ],
+    "a share that is not": [(HOSTILE, "test_a_share_that_was_changed_names_who_shows_it")],
+    "shares that do not fit": [
+        (ATTACKS, "test_a_client_that_deals_wrong_shares_is_named_and_the_round_goes_on")
+    ],
+    "letters that nobody": [
+        (HOSTILE, "test_letters_that_cannot_be_read_cost_a_share_and_name_their_writer")
+    ],
+    "one key under two": [(KEYS, "test_equal_keys_are_refused")],
+    "a coefficient that": [(ATTACKS, "test_a_coefficient_that_is_a_lie_ends_nothing")],
+}
+
+
+def rows(title: str) -> list[list[str]]:
+    """The rows of the table whose first column has this title."""
+    found = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
+    assert found
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].splitlines()]
+
+
+def test_every_line_about_an_attack_has_a_test_that_tries_it() -> None:
+    lines = [row[0] for title in ("a server tries", "a client tries") for row in rows(title)]
+    found = {line: [k for k in TESTS if line.startswith(k)] for line in lines}
+    assert all(len(keys) == 1 for keys in found.values()), found
+    assert len(lines) == len(TESTS)
+    for tests in TESTS.values():
+        for file, name in tests:
+            tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+            assert name in [one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+
+
+def test_the_numbers_of_the_threat_model_are_those_of_the_program() -> None:
+    for row in rows("clients n"):
+        n, c = int(row[0]), int(row[1])
+        m = least_shown(n, c)
+        t, all_t = threshold(m, c), threshold(n, c)
+        expected = [m, f"{t}, {all_t}", f"{m - t}, {n - all_t}", t - c]
+        assert row[2:] == list(map(str, expected)), expected
