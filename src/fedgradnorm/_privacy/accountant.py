@@ -23,7 +23,10 @@ FINE, COARSE, USUAL = 1e-4, 1e-3, 2000  # discretisation of the privacy loss; st
 
 
 class Steps(NamedTuple):
-    """Equal noisy sums: the noise multiplier sigma, the sampling rate q, and how many of them."""
+    """Equal noisy sums: the noise multiplier sigma, the sampling rate q, and how many of them.
+
+    It is also a line of a ledger, as a list of three numbers.
+    """
 
     noise: float
     rate: float
@@ -81,9 +84,10 @@ def _log_normal_tail(x: float) -> float:
 
 
 def spent(steps: Steps, delta: float, before: tuple[Steps, ...] = ()) -> float:
-    """Epsilon after ``before`` and these steps, quick enough to be asked for in every round.
+    """An upper bound of epsilon after ``before`` and these steps, cheap enough for every round.
 
-    Between powers of 2 it is interpolated, log epsilon over log steps: within 1% of the exact one.
+    Between powers of 2 it is interpolated, log epsilon over log steps: at most 1% above the exact
+    value.
     """
     low = 1 << max(0, steps.times.bit_length() - 1)
     if steps.times <= EXACT or low == steps.times:
@@ -107,8 +111,8 @@ def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps,
 
     if cost(MOST_NOISE) > epsilon:
         raise ConfigError(
-            f"no noise keeps epsilon = {epsilon:g} at delta = {delta:g}: it is spent already, or "
-            "too little for a single step; allow more, or take fewer rounds"
+            f"privacy: no noise keeps epsilon = {epsilon:g} at delta = {delta:g}: it is already "
+            "spent, or too small for a single step; allow more, or train for fewer rounds"
         )
     high = 1.0
     while cost(high) > epsilon:
@@ -140,27 +144,6 @@ def _between(cost: Callable[[float], float], epsilon: float, low: float, high: f
             break
         high, at_high = middle / CLOSE, value
     return high
-
-
-def most_steps(
-    epsilon: float,
-    delta: float,
-    steps: Steps,
-    before: tuple[Steps, ...] = (),
-) -> int:
-    """How many of ``steps`` cost at most ``epsilon`` after ``before``; no more than there are."""
-
-    def fits(times: int) -> bool:
-        return epsilon_of((*before, steps._replace(times=times)), delta) <= epsilon
-
-    low, high = 0, 1
-    while high <= steps.times and fits(high):  # upward: what costs far too much is slow to find
-        low, high = high, 2 * high
-    high = min(high, steps.times + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _merged(steps: tuple[Steps, ...]) -> list[Steps]:

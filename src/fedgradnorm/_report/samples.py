@@ -9,14 +9,14 @@ from typing import Any
 
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import SPENT
+from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm._stored.reader import StoredRun
 from fedgradnorm._stored.summary import NOT_JUDGED, Judged
 
 HELD_OUT = ("test", "validation")
 """Where a task's held-out metric is taken from: the first of these that it has."""
 
-_BESIDE = {*KEYS, *COLUMNS, SPENT} - {"loss"}
+_BESIDE = {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON} - {"loss"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from fedgradnorm._report.page.conflict_map import MEAN, MOST, with_task
 from fedgradnorm._report.page.curve_points import AGAINST, LENGTH, TARGET, Curves, numbers
 from fedgradnorm._round.reports import COLUMNS
-from fedgradnorm._runs.history import SPENT
+from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm._stored.summary import NOT_JUDGED
 
 HELD_OUT = ("test", "validation")
@@ -112,7 +112,7 @@ def _other_columns(curves: Sequence[Curves]) -> tuple[str, dict[str, str], list[
     """What a round recorded beyond our own columns: a view for each, whoever registered it."""
     keys = (key for one in curves for series in (*one.whole, *one.partial) for key in series)
     there = dict.fromkeys(column for _, split, column in keys if split == "batch")
-    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT}
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT, NOT_PRIVATE_EPSILON}
     drawn = {AGAINST, LENGTH, TARGET, MEAN}
     names = [
         name for name in there if name not in own | drawn and not name.startswith(with_task(""))

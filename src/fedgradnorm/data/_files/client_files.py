@@ -197,6 +197,7 @@ def client_from_files(
         rows: how many of the rows are drawn; all by default.
         validation_share, test_share: parts of the rows that are held out, each from 0 to 1.
         standardize: to mean 0 and deviation 1: true for both sides, "inputs" or "targets" for one;
+            a table of constants (mean, std, target_mean, target_std), which privacy needs;
             in a config also "pooled", inputs by the training rows of all such clients together.
         on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
         seed: draws the held-out rows; the run's own unless given.
@@ -345,7 +346,9 @@ def _load(
     columns = splits["train"].inputs if encoding is None else encoding.features
     columns = columns if made.flat else None
     client = _single_precision(loaded.client)
+    learned = known is not None and not plan.is_public(known.names)
     client = replace(client, labels=called, columns=columns, encoding=encoding, scaling=scaling)
+    client = replace(client, labels_learned=learned)
     tell_untrained(client)
     return Loaded(client, scaling, called, dropped_rows(splits.values()))
 

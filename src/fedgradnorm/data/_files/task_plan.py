@@ -66,6 +66,11 @@ class TaskPlan:
         """How many classes there must be, where that is said."""
         return 2 if self.kind == "binary" else self.classes
 
+    def is_public(self, names: Sequence[str]) -> bool:
+        """Whether these classes were said beforehand, and not read from the training data."""
+        numbers = self.class_count is not None and list(names) == [*map(str, range(len(names)))]
+        return self.labels is not None or self.above is not None or numbers
+
     def label_map(self, whose: str = "") -> LabelMap | None:
         """The labels that are listed; a ConfigError for a list that cannot be."""
         if self.labels is None:
