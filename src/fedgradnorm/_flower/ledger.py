@@ -14,8 +14,8 @@ from fedgradnorm._privacy.plan import Plan
 from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
 from fedgradnorm._round.private.private_plan import with_rounds
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.ledger import BudgetSpent, Ledger
 from fedgradnorm._runs.layout import LEDGER, LEDGER_SEEN, SLOTS, TRAINED
+from fedgradnorm._runs.ledger import BudgetSpent, Ledger
 
 log = logging.getLogger("fedgradnorm")
 
@@ -50,7 +50,7 @@ class ClientLedger:
         self, state: Path, name: str, terms: Privacy | ClientPrivacy, plan: Callable[[], Plan]
     ) -> None:
         used = {path.parent for file in (*SLOTS, TRAINED) for path in state.glob(f"*/{file}")}
-        path = Path(terms.ledger).expanduser() if terms.ledger else state / LEDGER
+        path = terms.ledger_of(name) or state / LEDGER
         self._state, self.terms, self._plan = state, terms, plan
         self._book = Ledger(terms, name, path, [run / LEDGER_SEEN for run in sorted(used)])
         self._noises: dict[str, float] = {}

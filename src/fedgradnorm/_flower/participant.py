@@ -199,15 +199,15 @@ class Participant:
         updates = sent.new_zeros(len(names), sent.shape[1])
         updates[[names.index(name) for name in active]] = sent
         head = None if order.head is None else self.engine.head_rows(names[:1])[0].cpu()
-        told: dict[str, Any] = {
+        content: dict[str, Any] = {
             "update": updates if self.tasks else updates[0],
             "scalars": scalars,
             **({} if head is None else {"head": head[self._common]}),
         }
         if self.ledger is not None:
-            answered = {"question": asked, "reported": dict(self.reported), **told}
+            answered = {"question": asked, "reported": dict(self.reported), **content}
             slots.save({**state, "answered": answered}, keep=order.state_round)
-        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **told)
+        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **content)
 
     def _question(self, order: Order) -> str:
         row = self.engine.client_state(self.rows[0].name)

@@ -173,7 +173,9 @@ def _check_buffers(part: str, module: nn.Module, x: Tensor) -> None:
 @torch.no_grad()
 def _check_chance(part: str, module: nn.Module, x: Tensor) -> None:
     """Refuse dropout and the like: the masks of all examples would depend on each of them."""
-    words = "draws at random from a public seed; remove it from a network that a private client uses"
+    words = (
+        "draws at random from a public seed; remove it from a network that a private client uses"
+    )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise ConfigError(f"{type(layer).__name__} ({part} {name!r}) {words}")

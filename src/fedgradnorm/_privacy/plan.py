@@ -1,4 +1,4 @@
-"""What a run releases about a client, round by round, and the noise with which that is affordable."""
+"""What a run releases about a client, round by round, and the noise that makes it affordable."""
 
 from __future__ import annotations
 

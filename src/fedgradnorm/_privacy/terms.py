@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import quote
 
 from fedgradnorm._checks import bounded, flag, one_of, shown, whole
 from fedgradnorm._errors import ConfigError, choose
@@ -34,7 +36,7 @@ class _Promise:
             bounded("privacy.noise_multiplier", self.noise_multiplier, low=0.2, high=1e6)
         one_of("privacy.noise", self.noise, get_args(Source))
         if self.ledger is not None and (not isinstance(self.ledger, str) or not self.ledger):
-            raise ConfigError(f"privacy.ledger must be the path of a file, not {self.ledger!r}")
+            raise ConfigError(f"privacy.ledger must be the path of a folder, not {self.ledger!r}")
         flag("privacy.large_epsilon", self.large_epsilon)
         if self.epsilon > LARGEST_EPSILON and not self.large_epsilon:
             raise ConfigError(
@@ -52,6 +54,12 @@ class _Promise:
         """The promise for a log line."""
         words = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
         return f"{words}, {NOT_PRIVATE}" if self.seeded else words
+
+    def ledger_of(self, name: str) -> Path | None:
+        """The ledger file of a client, or of client-level privacy; None where none is given."""
+        if self.ledger is None:
+            return None
+        return Path(self.ledger).expanduser() / f"{quote(name, safe='')}.jsonl"
 
     def check_delta(self, count: int, what: str) -> None:
         """A ConfigError for delta > 1 / count: publishing one example whole would satisfy it."""
@@ -80,9 +88,9 @@ class Privacy(_Promise):
         noise_multiplier: by default the smallest with which ``rounds`` rounds cost epsilon.
         noise: ``"seeded"`` derives the noise from the run's seed, for experiments that must be
             repeated exactly. It is not private, and a deployment refuses it.
-        ledger: a file in which all runs on this client's data are charged to the same budget. It is
-            created if it does not exist. Without it, epsilon covers one run only, which cannot be
-            resumed. A deployed client keeps it in its state folder by default.
+        ledger: a folder with a file per client, in which all runs on the client's data are charged
+            to the same budget. It is created if it does not exist. Without it, epsilon covers one
+            run only, which cannot be resumed. A deployed client has one in its state folder.
         large_epsilon: allow an epsilon above 20.
         rounds: the number of rounds to plan for; by default those of the run.
         loss_share: the part of each step's budget that reporting the loss costs; 0 reports no loss,
@@ -115,9 +123,9 @@ class ClientPrivacy(_Promise):
     """Client-level differential privacy: the shared network hides whether a client participated.
 
     For federations of hundreds of clients. Each client is in a round with probability
-    ``participation``. Its contribution to the round's sum is clipped to the norm ``clip``. Normal
-    noise of standard deviation ``noise_multiplier`` x ``clip`` is added to the sum by the server. In
-    a private federation the clients add it in shares, so that the server sees no sum without it.
+    ``participation``. Its contribution to the round's sum is clipped to the norm ``clip``. The
+    server adds normal noise of standard deviation ``noise_multiplier`` x ``clip`` to the sum. In a
+    private federation the clients add it in shares, so that the server sees no sum without it.
     Heads stay with clients.
 
     Args:
@@ -125,8 +133,10 @@ class ClientPrivacy(_Promise):
         delta: at most 1 / clients.
         clip: the norm to which each client's contribution is clipped.
         noise_multiplier: by default the smallest with which the run's rounds cost epsilon.
-        noise, ledger, large_epsilon: as for :class:`Privacy`. A federation over the network has
-            no ``ledger`` here, because each client keeps its own.
+        noise: ``"seeded"`` as for :class:`Privacy`; it is not private.
+        ledger: a folder whose file "clients.jsonl" all runs are charged to. A federation over the
+            network has none here, because each client keeps its own.
+        large_epsilon: allow an epsilon above 20.
         total: c > 0 also releases the noisy sum of the clients' multipliers, and the step is a mean
             weighted by them; by default the sum is divided by the expected number of clients.
 

@@ -2,8 +2,9 @@
 
 A charge is on disk before the release leaves. The file is append-only JSON lines, each with the
 hash of the line before it. The hash of the last line is also written to other files, the witnesses:
-beside the ledger, and in the folders of runs that used the data. If the ledger does not contain what
-a witness has seen (it is missing, an older copy, or another client's), the budget counts as spent.
+one next to the ledger, one in the folder of each run that used the data. If the ledger does not
+contain what a witness has seen (it is missing, older, or another client's), the budget counts as
+spent.
 """
 
 from __future__ import annotations

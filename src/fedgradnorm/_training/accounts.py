@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedgradnorm._client import Client
@@ -143,7 +142,7 @@ class Accounts:
                 raise ConfigError(
                     f"privacy of {name!r}: this run cannot be resumed, because nobody knows how "
                     "often rounds after its last checkpoint were run; start again, with "
-                    "privacy.ledger = 'FILE' to be able to resume"
+                    "privacy.ledger = 'FOLDER' to be able to resume"
                 )
             count, noise = state["rounds"][name], state["noise"][name]
             if not isinstance(count, int) or count < 0 or not 0 < float(noise) < math.inf:
@@ -165,8 +164,7 @@ def _opened(name: str, terms: Privacy | ClientPrivacy, plan: Plan) -> _Account:
             f"privacy.ledger = {terms.ledger!r}: every one of {asked_for()} processes would charge "
             "it; leave it out, or run in one process"
         )
-    path = None if terms.ledger is None else Path(terms.ledger).expanduser()
-    ledger = Ledger(terms, name, path)
+    ledger = Ledger(terms, name, terms.ledger_of(name))
     try:
         ledger.check()
         noise = plan.noise(terms, ledger.releases)

@@ -126,7 +126,8 @@ class Scaling:
         unknown = sorted(set(state) - set(names))
         if unknown:
             raise ConfigError(f"a saved scaling holds {', '.join(names)}; unknown: {unknown[0]!r}")
-        return cls(*(state.get(name) for name in names))
+        input_mean, input_std, target_mean, target_std = map(state.get, names)
+        return cls(input_mean, input_std, target_mean, target_std)
 
 
 def _tensor(values: Array, name: str) -> Tensor:

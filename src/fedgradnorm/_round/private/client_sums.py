@@ -182,7 +182,7 @@ def _rate(settings: Settings) -> float:
 def _noise(terms: ClientPrivacy, seed: int) -> Noise:
     if not terms.seeded and asked_for() > 1:
         raise ConfigError(
-            f"server.privacy: {asked_for()} processes would each draw other noise for the same sum; "
-            "run in one process"
+            f"server.privacy: {asked_for()} processes would each draw other noise for the same "
+            "sum; run in one process"
         )
     return noise_from(terms.noise, seed).of("clients")

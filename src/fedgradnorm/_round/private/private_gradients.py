@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._privacy.noise import Noise, noise_from
 from fedgradnorm._privacy.per_example import (
     Clipped,
     Parameters,
@@ -36,7 +37,6 @@ from fedgradnorm._privacy.per_example import (
     clipped_losses,
     row_loss,
 )
-from fedgradnorm._privacy.noise import Noise, noise_from
 from fedgradnorm._privacy.plan import FIRST
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.local_update import LocalSpec, Report
@@ -266,7 +266,7 @@ class PrivateGradients:
         """The loss of one example; NaN where it fails."""
         try:
             return self._task.loss(predict(self._network.module, self._head, x), y).double()
-        except Exception:  # noqa: BLE001 - nobody else may learn that an example fails
+        except Exception:
             return torch.tensor(math.nan, dtype=torch.float64, device=x.device)
 
 

@@ -39,7 +39,7 @@ def promised(clients: Sequence[Client], table: Mapping[str, Any]) -> list[Client
 
 
 def beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The config with the path of its privacy ledger taken as relative to ``folder``."""
+    """The config with the folder of its privacy ledgers taken as relative to ``folder``."""
     table = config.get("privacy")
     ledger = table.get("ledger") if isinstance(table, dict) else None
     if not isinstance(ledger, str) or not ledger:
