@@ -9,6 +9,7 @@ is never too small. Two data sets are neighbours when one has a record more than
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -53,34 +54,15 @@ def epsilon_of(steps: tuple[Steps, ...], delta: float) -> float:
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Epsilon of one sum over all records, in closed form (Balle and Wang 2018): the root of
+    """Epsilon of one sum over all records: the root of the closed form of Balle and Wang (2018)."""
+    from scipy.optimize import brentq
 
-    delta = Phi(m/2 - e/m) - exp(e) Phi(-m/2 - e/m),    m = 1 / noise.
-    """
-    m = 1 / noise
-
-    def excess(epsilon: float) -> float:
-        log_tail = _log_normal_tail(m / 2 + epsilon / m)
-        return _normal(m / 2 - epsilon / m) - math.exp(min(epsilon + log_tail, 0.0)) - delta
-
-    if excess(0.0) <= 0:
+    loss, m = _mechanisms().GaussianPrivacyLoss(noise), 1 / noise
+    if loss.get_delta_for_epsilon(0.0) <= delta:
         return 0.0
-    low, high = 0.0, m * m + 40 * m
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
-
-
-def _normal(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def _log_normal_tail(x: float) -> float:
-    """log of the chance that a standard normal number is above ``x``, also far out."""
-    if x < 30:
-        return math.log(_normal(-x))
-    return -x * x / 2 - math.log(x * math.sqrt(2 * math.pi)) - 1 / (x * x)
+    high = m * m + 40 * m
+    root = brentq(lambda e: loss.get_delta_for_epsilon(e) - delta, 0.0, high, xtol=1e-12)
+    return float(root) * (1 + 1e-12)
 
 
 def spent(steps: Steps, delta: float, before: tuple[Steps, ...] = ()) -> float:
@@ -120,29 +102,9 @@ def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps,
     low = high / 2
     while low > LEAST_NOISE and cost(low) <= epsilon:
         low, high = low / 2, low
-    return _between(cost, epsilon, low, high)
-
-
-def _between(cost: Callable[[float], float], epsilon: float, low: float, high: float) -> float:
-    """The least noise from ``low`` to ``high`` that costs at most ``epsilon``, or a little more.
-
-    log epsilon over log noise is nearly a line, so the next try is on the line between both ends,
-    a little toward the safe one.
-    """
-    at_low, at_high = cost(low), cost(high)
-    while high > CLOSE * low and at_low > epsilon:
-        slope = math.log(at_high / at_low) / math.log(high / low) if at_high > 0 else 0.0
-        guess = low * (epsilon / at_low) ** (1 / slope) if slope else 0.0
-        near = math.sqrt(CLOSE)
-        middle = guess * near if low * near < guess < high / near else math.sqrt(low * high)
-        value = cost(middle)
-        if value > epsilon:
-            low, at_low = middle, value
-            continue
-        high, at_high = middle, value
-        if (value := cost(middle / CLOSE)) > epsilon:
-            break
-        high, at_high = middle / CLOSE, value
+    while high > CLOSE * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
     return high
 
 
@@ -171,12 +133,17 @@ def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
 @lru_cache(maxsize=64)
 def _loss_of_one(noise: float, rate: float, interval: float) -> Any:
     """That of one step: the slow part, and the same for any number of steps."""
+    distribution = _mechanisms("privacy_loss_distribution")
+    return distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+
+
+def _mechanisms(name: str = "privacy_loss_mechanism") -> Any:
+    """A module of dp-accounting; a ConfigError where it is not installed."""
     try:
-        from dp_accounting.pld import privacy_loss_distribution
+        return importlib.import_module(f"dp_accounting.pld.{name}")
     except ImportError as error:
         raise ConfigError(
             "privacy needs the package dp-accounting: pip install 'fedgradnorm[privacy]'"
         ) from error
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=interval
-    )
