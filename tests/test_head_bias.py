@@ -139,7 +139,7 @@ def test_at_random_each_bias_is_that_of_the_clients_own_head() -> None:
 
 def test_a_private_clients_bias_begins_at_random() -> None:
     """Its account has no place for a mean of targets."""
-    promise = fgn.Privacy(epsilon=3.0, delta=1e-5, noise=2.0, rounds=3)
+    promise = fgn.Privacy(epsilon=3.0, delta=1e-5, noise_multiplier=2.0, rounds=3)
     given = [client("a", "one", 40, privacy=promise), client("b", "one", 30)]
     how = {"heads": "task", "head_own": "bias"}
     one = toys.federation(toys.network(), given, **how)
