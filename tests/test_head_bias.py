@@ -147,6 +147,7 @@ def test_a_private_clients_bias_begins_at_random() -> None:
     biases = parts(toys.heads(one.engine), "bias")
     assert torch.equal(biases["a"], toys.heads(drawn.engine)["a"].bias)
     assert torch.equal(biases["b"], trivial_answer(given[1]))
+    one.engine.set_noise("a", 2.0)
     one.round(0, ["a", "b"])
     assert_shared(toys.heads(one.engine), [["a", "b"]])
 

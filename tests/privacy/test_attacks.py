@@ -332,6 +332,25 @@ def test_a_run_on_the_same_data_is_no_start() -> None:
     assert train([elsewhere], lambda: before).history["epsilon"].max() <= 3.0
 
 
+def test_an_answer_that_was_charged_but_never_stored_is_charged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charge is on disk before the answer is computed."""
+    client = Hostile(tmp_path, noise_multiplier=8.0)
+
+    def killed(*_: Any) -> None:
+        assert len(client.charges) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.client.engine, "run_clients", killed)
+    with pytest.raises(KeyboardInterrupt):
+        client.ask()
+    client.start()
+    client.ask()
+    client.ask()
+    assert len(client.charges) == 2
+
+
 def test_delta_and_epsilon_have_limits() -> None:
     client = fgn.Client("a", fgn.classification(3), train=examples())
     with pytest.raises(fgn.ConfigError, match="above 1 / 48"):
