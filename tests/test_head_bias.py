@@ -139,7 +139,7 @@ def test_at_random_each_bias_is_that_of_the_clients_own_head() -> None:
 
 def test_a_private_clients_bias_begins_at_random() -> None:
     """Its account has no place for a mean of targets."""
-    promise = fgn.Privacy(epsilon=3.0, delta=1e-5, noise=2.0, rounds=3)
+    promise = fgn.Privacy(epsilon=3.0, delta=1e-5, noise_multiplier=2.0, rounds=3)
     given = [client("a", "one", 40, privacy=promise), client("b", "one", 30)]
     how = {"heads": "task", "head_own": "bias"}
     one = toys.federation(toys.network(), given, **how)
@@ -147,6 +147,7 @@ def test_a_private_clients_bias_begins_at_random() -> None:
     biases = parts(toys.heads(one.engine), "bias")
     assert torch.equal(biases["a"], toys.heads(drawn.engine)["a"].bias)
     assert torch.equal(biases["b"], trivial_answer(given[1]))
+    one.engine.set_noise("a", 2.0)
     one.round(0, ["a", "b"])
     assert_shared(toys.heads(one.engine), [["a", "b"]])
 

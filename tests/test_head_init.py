@@ -106,7 +106,7 @@ def huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.huber_loss(output, target, reduction="none").mean(dim=1)
 
 
-PROMISE = fgn.Privacy(epsilon=3.0, delta=1e-5, noise=2.0)
+PROMISE = fgn.Privacy(epsilon=3.0, delta=1e-5, noise_multiplier=2.0)
 UNLIKE: dict[str, Callable[[], fgn.Client]] = {
     "privacy": lambda: fgn.Client("a", fgn.regression(2), train=PRICE.train, privacy=PROMISE),
     "a loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),

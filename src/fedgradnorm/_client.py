@@ -147,6 +147,7 @@ class Client:
     stem: nn.Module | None = None
     privacy: Privacy | None = None
     given_columns: tuple[str, ...] | None = None
+    labels_learned: bool = False  # whether the list of classes was read from its training data
 
     if TYPE_CHECKING:
 
@@ -203,6 +204,8 @@ class Client:
             )
         if self.labels is None:
             object.__setattr__(self, "labels", _named_labels(self))
+            learned = _named_labels(self) != self.task.labels
+            object.__setattr__(self, "labels_learned", learned)
         for split in SPLITS:
             pair = getattr(self, split)
             if pair is not None or split == "train":

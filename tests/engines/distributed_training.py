@@ -25,7 +25,7 @@ from fedgradnorm._launched import asked_for, is_leader, rank
 from fedgradnorm.weighting import MGDA, TrimmedMean
 
 SINGLE = torch.float32
-PROMISE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3}
+PROMISE: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-3, "noise": "seeded"}
 LOCAL: dict[str, Any] = {"shared_steps": 2, "participation": 0.7}
 
 
@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
     "some evaluated": {"eval_clients": 2, "record_clients": 1, "participation": 0.7},
     "private rows": {"promised": {"side": PROMISE, "side3": {**PROMISE, "epsilon": 2.0}}},
     "private clients": {
-        "privacy": {"epsilon": 20.0, "delta": 1e-3},
+        "privacy": {"epsilon": 20.0, "delta": 1e-3, "noise": "seeded"},
         "weighting": partial(fgn.GradNorm, rule="direct"),
         "participation": 0.7,
     },

@@ -37,7 +37,7 @@ REPORTED = {
     "active": "active",
     "weight_frozen": "frozen",
     "samples": "examples",
-    "epsilon": "epsilon",
+    "epsilon: not private (seeded noise)": "epsilon",
 }
 """Columns of what clients report of a round, and what they are called in a result."""
 NOT_MEASURED = {"round", "epoch", "client", "split", "bytes", *REPORTED} - {"loss"}
@@ -159,7 +159,7 @@ def _client(member: Member) -> fgn.Client:
     if member.head is not None:
         own["head"] = recipes.part(member, member.head)
     if member.privacy is not None:
-        own["privacy"] = fgn.Privacy(**member.privacy)
+        own["privacy"] = fgn.Privacy(**member.privacy, noise="seeded")
     if member.several:
         return fgn.Client(member.name, tasks=tasks, **pairs, **own)
     (task,) = tasks.values()

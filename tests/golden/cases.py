@@ -271,7 +271,7 @@ def _ends() -> Iterator[Case]:
                       weighting=_gradnorm(lr=0.05))  # fmt: skip
     yield from _cases(
         "privacy: of clients", participation=0.7, weighting=_gradnorm(rule="direct"),
-        privacy={"epsilon": 20.0, "delta": 1e-3, "noise": 0.5},
+        privacy={"epsilon": 20.0, "delta": 1e-3, "noise_multiplier": 0.5, "noise": "seeded"},
     )  # fmt: skip
 
 

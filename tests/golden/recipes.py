@@ -180,6 +180,11 @@ def _special() -> list[Member]:
     ]
 
 
+def promise(epsilon: float, noise: float) -> dict[str, float]:
+    """Terms of a client that protects its rows."""
+    return {"epsilon": epsilon, "delta": 1e-3, "noise_multiplier": noise}
+
+
 FEDERATIONS: dict[str, Callable[[], list[Member]]] = {
     "kinds": _all_kinds,
     "three": lambda: [
@@ -238,9 +243,9 @@ FEDERATIONS: dict[str, Callable[[], list[Member]]] = {
         for what, size in (("classes", 36), ("two", 24), ("number", 30))
     ],
     "private rows": lambda: [
-        one("classes", "classes", 48, privacy={"epsilon": 8.0, "delta": 1e-3, "noise": 1.0}),
+        one("classes", "classes", 48, privacy=promise(8.0, 1.0)),
         one("two", "two", 30),
-        one("number", "number", 36, privacy={"epsilon": 6.0, "delta": 1e-3, "noise": 2.0}),
+        one("number", "number", 36, privacy=promise(6.0, 2.0)),
     ],
     "crowd": lambda: [
         one(f"c{i:03}", ("classes", "two", "number")[i % 3], 6 + i % 4) for i in range(204)

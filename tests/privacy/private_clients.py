@@ -26,7 +26,7 @@ def network() -> nn.Module:
 
 
 def private(name: str = "a", **terms: Any) -> fgn.Client:
-    given = {"epsilon": 3.0, "delta": 1e-5, "noise": 2.0, **terms}
+    given = {"epsilon": 3.0, "delta": 1e-5, "noise_multiplier": 2.0, **terms}
     return fgn.Client(name, fgn.classification(2), train=rows(), privacy=fgn.Privacy(**given))
 
 

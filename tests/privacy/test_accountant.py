@@ -11,8 +11,9 @@ from scipy import stats
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._privacy.accountant import Steps, epsilon_of, most_steps, noise_for, spent
-from fedgradnorm._privacy.budget import Budget
+from fedgradnorm._privacy.accountant import Steps, epsilon_of, noise_for, spent
+from fedgradnorm._privacy.plan import Plan
+from fedgradnorm._privacy.terms import Privacy
 
 DELTA, RATE = 1e-5, 64 / 2000  # 2,000 records, batches of 64
 
@@ -78,21 +79,21 @@ def test_what_is_said_on_the_way_is_close_to_the_exact_and_never_falls(noise: fl
         assert cost(noise, k) <= said[k] < 1.01 * cost(noise, k)
 
 
-def test_the_last_step_within_a_budget_is_found() -> None:
-    most = most_steps(3.0, DELTA, Steps(1.6, RATE, 5000))
-    assert cost(1.6, most) <= 3.0 < cost(1.6, most + 1)
-    assert most_steps(3.0, DELTA, Steps(1.6, RATE, 10)) == 10
-    assert most_steps(1e-3, DELTA, Steps(0.5, 1.0, 10)) == 0
+def test_the_noise_of_a_run_depends_on_what_was_released_before_it() -> None:
+    terms, plan = Privacy(3.0, DELTA), Plan(RATE, 1, 100)
+    noise = plan.noise(terms)
+    half = plan.round(noise, rounds=50)
+    later = plan.noise(terms, half)
+    assert later > noise
+    assert epsilon_of((*half, *plan.round(later, rounds=100)), DELTA) <= 3.0
+    with pytest.raises(ConfigError, match="already spent"):
+        plan.noise(terms, plan.round(noise, rounds=100))
+    with pytest.raises(ConfigError, match="a single round"):
+        plan.noise(Privacy(0.001, DELTA, noise_multiplier=noise))
 
 
-def test_a_budget_knows_what_was_spent_before_it() -> None:
-    fresh = Budget(3.0, DELTA, RATE, 1, 100)
-    assert fresh.spent(0) == 0 < fresh.spent(50) < fresh.spent(100) <= 3.0
-    later = Budget(3.0, DELTA, RATE, 1, 100, before=fresh.steps_of(50))
-    assert later.noise > fresh.noise
-    assert later.spent(0) == pytest.approx(fresh.spent(50), rel=0.01)
-    assert later.spent(100) <= 3.0
-    with pytest.raises(ConfigError, match="spent already"):
-        Budget(1.0, DELTA, RATE, 1, 100, before=fresh.steps_of(100))
-    fixed = Budget(3.0, DELTA, RATE, 1, 1000, given=fresh.noise)
-    assert 100 <= fixed.most < 110
+def test_the_first_loss_costs_about_a_hundredth_of_a_step() -> None:
+    plan = Plan(1.0, 1, 100, first=True)
+    (loss, step), again = plan.round(4.0, first=True), plan.round(4.0)
+    assert again == (step,)
+    assert loss == Steps(40.0, 1.0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import fedgradnorm as fgn
 import flat
-from fedgradnorm._privacy.randomness import Chance
+from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._round.private.client_sums import ClientSums, drawn
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Signals
@@ -21,7 +22,9 @@ from privacy.private_clients import INPUTS, network
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
-TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5, "noise": 2.0}
+TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5, "noise_multiplier": 2.0}
+SEEDED = {**TERMS, "noise": "seeded"}
+EPSILON = "epsilon: not private (seeded noise)"
 
 
 def sums(names: int, weighting: fgn.Weighting | None = None, **terms: Any) -> ClientSums:
@@ -98,7 +101,8 @@ def clients(count: int) -> list[fgn.Client]:
     found = []
     for i in range(count):
         x = rng.normal(size=(12, INPUTS))
-        found.append(fgn.Client(f"c{i}", fgn.regression(1), train=(x, x[:, :1])))
+        pair = x, x[:, :1]
+        found.append(fgn.Client(f"c{i}", fgn.regression(1), train=pair, validation=pair))
     return found
 
 
@@ -116,31 +120,49 @@ def test_clients_are_drawn_one_by_one() -> None:
     assert np.var(counts) == pytest.approx(40 * 0.3 * 0.7, rel=0.25)
 
 
-def test_the_run_says_what_it_spends_ends_when_that_is_spent_and_resumes_to_the_bit(
-    tmp_path: Path,
+def test_a_seeded_run_resumes_bit_for_bit_and_says_that_it_is_not_private(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stop(progress: Any) -> None:
         if progress.round == 2:
             raise KeyboardInterrupt
 
-    whole = train(folder=tmp_path / "whole")
-    spent = whole.history.groupby("round")["epsilon"].max()
+    with caplog.at_level(logging.INFO, "fedgradnorm"):
+        whole = train(folder=tmp_path / "whole", privacy=SEEDED)
+    assert "epsilon" not in whole.history
+    spent = whole.history.groupby("round")[EPSILON].max()
     assert spent.is_monotonic_increasing
     assert 0 < spent.iloc[-1] <= 8.0
+    shown = [r.message for r in caplog.records if "epsilon 8" in r.message]
+    assert shown
+    assert all("not private (seeded noise)" in line for line in shown)
     with pytest.raises(fgn.Interrupted):
-        train(folder=tmp_path / "run", progress=stop, checkpoint_every=1)
-    train(folder=tmp_path / "run", resume=True, checkpoint_every=1)
+        train(folder=tmp_path / "run", progress=stop, checkpoint_every=1, privacy=SEEDED)
+    train(folder=tmp_path / "run", resume=True, checkpoint_every=1, privacy=SEEDED)
     tables = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
     assert tables[0] == tables[1]
-    short = train(rounds=50, privacy={**TERMS, "noise": 1.2})
-    assert short.history["round"].max() < 50
-    assert 7.0 < short.history["epsilon"].max() <= 8.0
+
+
+def test_the_run_ends_when_its_budget_is_spent() -> None:
+    run = train(rounds=50, privacy={**TERMS, "noise_multiplier": 1.2})
+    assert run.history["round"].max() < 50
+    assert 7.0 < run.history["epsilon"].max() <= 8.0
+    assert run.manifest["finished"]
+
+
+def test_all_runs_with_one_ledger_share_one_budget(tmp_path: Path) -> None:
+    terms = {**TERMS, "noise_multiplier": 1.2, "ledger": str(tmp_path)}
+    first, second = (train(rounds=4, privacy=terms) for _ in range(2))
+    assert second.history["epsilon"].iloc[0] >= first.history["epsilon"].max()
+    assert train(rounds=50, privacy=terms).history["epsilon"].max() <= 8.0
+    with pytest.raises(fgn.ConfigError, match=r"exceeds epsilon|already spent"):
+        train(rounds=50, privacy=terms)
 
 
 def test_without_noise_and_a_clip_that_never_binds_it_is_any_federation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Chance, "noised", lambda _self, values, *_: values)
+    monkeypatch.setattr(Noise, "noised", lambda _self, values, *_: values)
     same = {"participation": 1.0, "weighting": fgn.Equal()}
     free, private = train(privacy=None, **same), train(privacy={**TERMS, "clip": 1e6}, **same)
     columns = ["round", "client", "loss", "weight", "grad_norm"]
@@ -158,6 +180,8 @@ def test_without_noise_and_a_clip_that_never_binds_it_is_any_federation(
         ({"privacy": fgn.Privacy(1.0, 1e-3)}, r"fgn\.Client"),
         ({"privacy": {"epsilon": 1.0}}, "delta"),
         ({"executor": "joint"}, "every client's gradient"),
+        ({"keep": "best"}, "the choice of a round"),
+        ({"patience": 3}, "when the run ends"),
     ],
 )
 def test_what_would_tell_of_a_client_beside_the_sum_is_refused(
@@ -175,9 +199,13 @@ def test_client_level_terms_are_no_clients(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_ranks_do_not_draw_the_noise_of_one_sum_from_files_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_do_not_draw_other_noise_for_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(fgn.ConfigError, match="2 ranks would each draw the noise"):
-        sums(8, secret=str(tmp_path / "noise.key"))
+    with pytest.raises(fgn.ConfigError, match="2 processes would each draw other noise"):
+        sums(8)
+    sums(8, noise="seeded")
+
+
+def test_delta_is_at_most_one_over_the_number_of_clients() -> None:
+    with pytest.raises(fgn.ConfigError, match="one over the number of clients"):
+        train(12, privacy={**TERMS, "delta": 0.09})

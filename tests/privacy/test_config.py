@@ -36,7 +36,7 @@ batch_size = 4
 
 {privacy}
 """
-TERMS = '[privacy]\nepsilon = 4.0\ndelta = 1e-4\nnoise = 3.0\nsecret = "keys/noise.key"\n'
+TERMS = '[privacy]\nepsilon = 4.0\ndelta = 1e-4\nnoise_multiplier = 3.0\nledger = "spent"\n'
 
 
 def config_in(folder: Path, privacy: str = "", own: str = "") -> Path:
@@ -47,7 +47,7 @@ def config_in(folder: Path, privacy: str = "", own: str = "") -> Path:
 
 
 def test_all_clients_some_of_them_or_one_with_its_own_terms(tmp_path: Path) -> None:
-    given = fgn.Privacy(4.0, 1e-4, noise=3.0, secret=str(tmp_path / "keys" / "noise.key"))
+    given = fgn.Privacy(4.0, 1e-4, noise_multiplier=3.0, ledger=str(tmp_path / "spent"))
     left, right = clients_of(load_config(config_in(tmp_path, TERMS)))
     assert (left.privacy, right.privacy) == (given, given)
     left, right = clients_of(load_config(config_in(tmp_path, TERMS + 'clients = ["left"]\n')))
@@ -91,6 +91,7 @@ def test_a_run_from_a_config_keeps_what_was_promised_and_is_an_arm_of_its_own(
     assert done.history["epsilon"].max() > 0
     facts = facts_of(read_run(tmp_path / "one"))
     assert facts["privacy.epsilon"] == 4.0
-    assert not any("secret" in key for key in facts)
+    assert not any("ledger" in key for key in facts)
     text = (tmp_path / "one" / "run.json").read_text()
-    assert "noise.key" not in text
+    assert str(tmp_path / "spent") not in text
+    assert {p.name for p in (tmp_path / "spent").glob("*.jsonl")} == {"left.jsonl", "right.jsonl"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -19,9 +20,9 @@ import flat
 import toys
 from fedgradnorm._engines import Engine
 from fedgradnorm._federation.federation import Federation
+from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._privacy.per_example import RowGradients, check_rows, named, row_loss
-from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
-from fedgradnorm._round.private.private_plan import expected_rounds, planned
+from fedgradnorm._round.private.private_plan import expected_rounds, plan_of, planned
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
@@ -48,6 +49,9 @@ def engine_of(client: fgn.Client, seed: int = 0, **settings: Any) -> Engine:
     (client,) = planned([replace(client, head=head)], how)
     engine = Federation(network(), [client], fgn.Equal(), how, toys.CPU).engine
     assert isinstance(engine, Engine)
+    if client.privacy is not None:
+        plan = plan_of(client, how.local(), how.batch_size)
+        engine.set_noise(client.name, plan.noise(client.privacy))
     return engine
 
 
@@ -112,7 +116,7 @@ def test_a_row_without_a_finite_gradient_counts_as_nothing(mapped: bool) -> None
 @pytest.fixture(scope="module")
 def many() -> tuple[Callable[[int], np.ndarray], Engine, Engine]:
     """Updates of many rounds for a client, and for one with a row less, on all rows."""
-    terms = {"clip": CLIP, "noise": 1.0, "epsilon": 100.0, "loss_share": 0.0}
+    terms = {"clip": CLIP, "noise_multiplier": 1.0, "epsilon": 20.0, "loss_share": 0.0}
     settings = {"batch_size": None, "head_steps": 0}
     x, y = rows()
     less = fgn.Client(
@@ -157,9 +161,9 @@ def test_everything_taken_from_a_batch_costs_one_step(phases: str, steps: tuple[
     for step in range(one.how.steps):
         parts = [1 / one.gradient_noise(step) ** 2] * one.uses(step)
         parts += [1 / one.loss_noise**2] if step < shared else []
-        assert sum(parts) == pytest.approx(1 / one.budget.noise**2)
+        assert sum(parts) == pytest.approx(1 / one.noise**2)
         assert one.uses(step) == (1 if phases == "joint" else (step < head) + (step < shared))
-    assert one.budget.steps == one.how.steps
+    assert plan_of(one.client, one.how, 20).steps == one.how.steps
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -167,9 +171,9 @@ def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) 
     """All rows, a clip that never binds and no noise: the plain client's numbers."""
     phases = "joint" if together else "alternating"
     settings = {"batch_size": None, "phases": phases, "shared_steps": 2, "sends": "delta"}
-    huge = {"clip": 1e4, "loss_clip": 1e4, "noise": 5.0, "epsilon": 99.0, "norm": "noised"}
+    huge = {"clip": 1e4, "loss_clip": 1e4, "noise_multiplier": 5.0, "norm": "noised"}
     engine = engine_of(private(**huge), **settings)
-    engine.private["a"]._chance = Silent(b"")
+    engine.private["a"]._source = Silent()
     told = report_of(engine, 0)
     free = engine_of(replace(private(), privacy=None), **settings)
     reports = free.run_clients(start_of(), 0, ["a"])
@@ -178,11 +182,8 @@ def test_without_noise_and_bounds_a_round_is_that_of_any_client(together: bool) 
     torch.testing.assert_close(told.grad_norm, reports.grad_norm, rtol=1e-9, atol=0)
 
 
-class Silent(Chance):
-    """Chance that takes every row and adds nothing."""
-
-    def of(self, *_: object) -> Chance:
-        return self
+class Silent(Noise):
+    """Takes every example and adds nothing."""
 
     def noised(self, values: Any, *_: object) -> Any:
         return values
@@ -204,53 +205,31 @@ def test_the_norm_is_corrected_for_the_length_of_the_noise() -> None:
 def test_a_loss_that_is_not_told_has_ratio_one() -> None:
     told = report_of(engine_of(private(loss_share=0.0)), 0)
     assert (float(told.loss), float(told.loss_ratio)) == (1.0, 1.0)
-    assert not engine_of(private(loss_share=0.0)).private["a"].budget.first
-    engine = engine_of(private(noise=0.5, epsilon=99.0))
+    engine = engine_of(private(noise_multiplier=0.5, epsilon=99.0, large_epsilon=True))
     ratios = [float(report_of(engine, k).loss_ratio) for k in range(5)]
     assert len(set(ratios)) == 5
     assert all(0 <= ratio <= 20 for ratio in ratios)
 
 
-def test_a_secret_answers_the_same_question_alike_and_another_one_with_other_noise(
-    tmp_path: Path,
-) -> None:
-    """To repeat a round spends nothing twice; one noise under two networks would show both."""
-    secret = str(tmp_path / "own" / "noise.key")
-    engine = engine_of(private(secret=secret))
-    again = engine_of(private(secret=secret), seed=5)  # the seed has no say
-    first = report_of(engine, 3).gradients()
-    assert torch.equal(first, report_of(again, 3).gradients())
-    assert not torch.equal(
-        first, report_of(engine_of(private(secret=str(tmp_path / "b"))), 3).gradients()
-    )
-    own, shared = engine.client_state("a")["own"], start_of()
-    questions = [(own, 0, shared, 3), (own, 0, shared + 1e-9, 3), (own + 1e-9, 0, shared, 3)]
-    questions += [(own, 1, shared, 3), (own, 0, shared, 4), (own, 0, shared, 3)]
-    noises = [engine.private["a"].chance_of(*each).normal(4).tolist() for each in questions]
-    assert noises[0] == noises[-1]
-    assert len(set(map(tuple, noises))) == len(questions) - 1
-    assert (tmp_path / "own" / "noise.key").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "short").write_bytes(b"too short")
-    with pytest.raises(fgn.ConfigError, match="9 bytes"):
-        secret_key(tmp_path / "short")
-
-
-def test_rows_come_into_a_batch_one_by_one() -> None:
-    chance = Chance(seed_key(0))
-    taken = np.zeros((2000, 50))
-    for k in range(2000):
-        taken[k, chance.chosen(50, 0.2, "batch", k)] = 1
+def test_examples_come_into_a_batch_one_by_one_and_one_batch_serves_a_whole_step() -> None:
+    noise, taken = Noise(), np.zeros((2000, 50))
+    for row in taken:
+        row[noise.chosen(50, 0.2)] = 1
     assert taken.mean() == pytest.approx(0.2, abs=0.005)
     assert taken.sum(axis=1).var() == pytest.approx(50 * 0.2 * 0.8, rel=0.15)  # binomial sizes
-    normal = chance.normal(20001, "n")
-    assert (normal.mean(), normal.std()) == (pytest.approx(0, abs=0.03), pytest.approx(1, abs=0.02))
+    normal = noise.normal(20001)
+    assert (normal.mean(), normal.std()) == (pytest.approx(0, abs=0.04), pytest.approx(1, abs=0.03))
+    engine = engine_of(private())
+    (group,) = engine.table.group(["a"])
+    gradients = engine._noisy(group, 0, 0)
+    assert all(torch.equal(gradients._batch(k)[0], gradients._batch(k)[0]) for k in range(3))
 
 
 def test_epsilon_is_in_the_history_and_the_federation_goes_on_without_who_has_spent_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "fedgradnorm"):
-        run = train([private(rounds=3, noise=None), plain()])
+        run = train([private(rounds=3, noise_multiplier=None), plain()])
     table = run.history
     own = table[(table["client"] == "a") & (table["split"] == "batch")]
     assert list(own["round"]) == [1, 2, 3]
@@ -259,9 +238,9 @@ def test_epsilon_is_in_the_history_and_the_federation_goes_on_without_who_has_sp
     other = table[table["client"] == "b"]
     assert other[other["split"] == "batch"]["round"].tolist() == list(range(1, 7))
     assert other["epsilon"].isna().all()
-    said = [r.message for r in caplog.records if "no longer takes part" in r.message]
+    said = [r.message for r in caplog.records if "no longer participates" in r.message]
     assert len(said) == 1
-    assert said[0].startswith("round 3: client 'a' has spent epsilon")
+    assert said[0].startswith("round 3: 'a' no longer participates, its privacy budget (epsilon 3")
     assert run.manifest["clients"]["a"]["privacy"]["rounds"] == 3
 
 
@@ -269,25 +248,62 @@ def test_a_run_without_private_clients_has_no_such_column() -> None:
     assert "epsilon" not in train([plain(), plain("c")], rounds=1).history.columns
 
 
-def test_a_private_run_resumes_to_the_bit(tmp_path: Path) -> None:
+def interrupted(folder: Path, **terms: Any) -> dict[str, Any]:
+    """A run that was stopped after three of its five rounds; its settings."""
     settings = {"checkpoint_every": 1, "eval_every": 2, "rounds": 5, "keep": "last"}
 
     def stop(progress: Any) -> None:
         if progress.round == 3:
             raise KeyboardInterrupt
 
-    whole = train([private(rounds=4), plain()], folder=tmp_path / "whole", **settings)
     with pytest.raises(fgn.Interrupted):
-        train([private(rounds=4), plain()], folder=tmp_path / "run", progress=stop, **settings)
-    rest = train([private(rounds=4), plain()], folder=tmp_path / "run", resume=True, **settings)
+        train([private(**terms), plain()], folder=folder, progress=stop, **settings)
+    return settings
+
+
+def test_a_seeded_run_resumes_bit_for_bit_and_is_called_not_private(tmp_path: Path) -> None:
+    terms = {"rounds": 4, "noise": "seeded"}
+    settings = interrupted(tmp_path / "run", **terms)
+    whole = train([private(**terms), plain()], folder=tmp_path / "whole", **settings)
+    rest = train([private(**terms), plain()], folder=tmp_path / "run", resume=True, **settings)
     files = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
     assert torch.equal(whole.predict("a", rows()[0]), rest.predict("a", rows()[0]))
-    other = [private(rounds=4, epsilon=4.0), plain()]
+    other = [private(**terms, epsilon=4.0), plain()]
     with pytest.raises(fgn.RunFolderError, match="privacy was"):
         train(other, folder=tmp_path / "run", resume=True, **settings)
     loaded = fgn.load(tmp_path / "run")
-    assert loaded.history["epsilon"].max() == whole.history["epsilon"].max()
+    assert "epsilon" not in loaded.history
+    assert loaded.history["epsilon: not private (seeded noise)"].max() > 0
+    assert loaded.manifest["clients"]["a"]["privacy"]["promise"] == "not private (seeded noise)"
+
+
+def test_a_fresh_run_resumes_only_with_a_ledger_which_counts_repeated_rounds(
+    tmp_path: Path,
+) -> None:
+    settings = interrupted(tmp_path / "run")
+    with pytest.raises(fgn.ConfigError, match=r"cannot be resumed.*privacy\.ledger"):
+        train([private(), plain()], folder=tmp_path / "run", resume=True, **settings)
+    terms = {"ledger": str(tmp_path), "rounds": 4, "noise_multiplier": None}
+    settings = interrupted(tmp_path / "kept", **terms)
+    before = (tmp_path / "a.jsonl").read_text().splitlines()
+    run = train([private(**terms), plain()], folder=tmp_path / "kept", resume=True, **settings)
+    charges = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(before) == 4  # a header and three rounds
+    assert charges[-1]["epsilon"] == run.history["epsilon"].max() <= 3.0
+    assert len({charge["releases"][-1][0] for charge in charges[1:]}) == 1  # the noise stays
+
+
+def test_runs_on_the_same_data_share_a_ledger(tmp_path: Path) -> None:
+    terms = {"ledger": str(tmp_path), "noise_multiplier": 6.0}
+    first, second = (train([private(**terms), plain()], rounds=2) for _ in range(2))
+    assert first.history["epsilon"].max() == second.history["epsilon"].min()
+    assert second.history["epsilon"].max() <= 3.0
+    alone = train([private(noise_multiplier=6.0), plain()], rounds=2)
+    assert alone.history["epsilon"].max() == first.history["epsilon"].max()
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(fgn.ConfigError, match="counts as spent; use data that were never used"):
+        train([private(**terms), plain()], rounds=2)
 
 
 def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
@@ -310,17 +326,20 @@ def test_rounds_are_planned_for_those_a_client_is_likely_in() -> None:
         ({"ditto": 0.1}, "ditto"),
         ({"head_init": "targets"}, "head_init"),
         ({"executor": "joint"}, "clips the gradient of every example"),
+        ({"keep": "best"}, "chooses a round on held-out examples"),
+        ({"patience": 3}, "ends the run by held-out examples"),
     ],
 )
 def test_what_would_tell_something_outside_the_account_is_refused(
     settings: dict[str, Any], words: str
 ) -> None:
+    clients = [replace(client, validation=client.train) for client in (private(), plain())]
     with pytest.raises(fgn.ConfigError, match=words):
-        train([private(), plain()], **settings)
+        train(clients, **settings)
 
 
 def test_under_vmap_private_clients_take_turns_and_the_others_do_not() -> None:
-    clients = [private(), plain(), private("c"), plain("d")]
+    clients = [private(noise="seeded"), plain(), private("c", noise="seeded"), plain("d")]
     runs = [train(clients, executor=executor, shared_steps=2) for executor in ("vmap", "loop")]
     vectors = [toys.parameters(run.network) for run in runs]
     torch.testing.assert_close(*vectors, rtol=0, atol=1e-10)
@@ -328,11 +347,7 @@ def test_under_vmap_private_clients_take_turns_and_the_others_do_not() -> None:
     np.testing.assert_allclose(*numbers, rtol=1e-9, atol=1e-10)
 
 
-def test_class_weights_and_losses_that_nobody_tells_are_refused() -> None:
-    weighted = fgn.classification(2, class_weights="balanced")
-    client = fgn.Client("a", weighted, train=rows(), privacy=fgn.Privacy(3.0, 1e-5))
-    with pytest.raises(fgn.ConfigError, match="class weights are learned"):
-        train([client])
+def test_losses_that_nobody_reports_are_refused() -> None:
     with pytest.raises(fgn.ConfigError, match="loss_share = 0"):
         fgn.train(network(), [private(loss_share=0.0)], weighting=fgn.weighting.QFFL(), rounds=1)
 
@@ -343,11 +358,14 @@ def test_class_weights_and_losses_that_nobody_tells_are_refused() -> None:
         ({"epsilon": 0}, "epsilon"),
         ({"delta": 2}, "delta"),
         ({"clip": -1}, "clip"),
-        ({"noise": 0}, "noise"),
+        ({"noise_multiplier": 0}, "noise_multiplier"),
+        ({"noise": "mine"}, "noise"),
         ({"rounds": 0}, "rounds"),
         ({"loss_share": 1}, "loss_share"),
         ({"norm": "none"}, "norm"),
-        ({"secret": ""}, "secret"),
+        ({"ledger": ""}, "ledger"),
+        ({"epsilon": 21}, "large_epsilon"),
+        ({"delta": 0.02}, "one over the number of training examples"),
         ({"epsilon": 0.001}, "single round"),
     ],
 )
@@ -419,9 +437,9 @@ def test_rows_without_a_label_are_no_part_of_the_sums() -> None:
     x, y = rows()
     gaps = y.double()
     gaps[: ROWS // 2] = float("nan")
-    terms = fgn.Privacy(3.0, 1e-5, noise=2.0)
+    terms = fgn.Privacy(3.0, 1e-5, noise_multiplier=2.0)
     client = fgn.Client("a", fgn.classification(2), train=(x, gaps), privacy=terms)
     one = engine_of(client).private["a"]
     assert len(one.data[0]) == ROWS // 2
-    assert one.budget.rate == 20 / (ROWS // 2)
+    assert one.rate == 20 / (ROWS // 2)
     assert train([client]).history["epsilon"].max() > 0

@@ -161,6 +161,10 @@ class Engine:
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)
 
+    def set_noise(self, name: str, noise: float) -> None:
+        """The noise multiplier of a private client, from whoever charges its rounds."""
+        self.private[name].noise = noise
+
     def moved_columns(self) -> list[Tensor]:
         """Every column of the table that a round changes."""
         return [p.rows[key] for p in self.table.parts for key in [*p.moved, FIRST_LOSS, ROUNDS]]
@@ -299,13 +303,14 @@ class Engine:
         found, part = list[Report](), group.part
         for k, name in enumerate(self._ahead.in_turn(group.names, round_number)):
             mine = {key: value[k : k + 1] for key, value in row.items()}
+            before = {key: value.clone() for key, value in mine.items()} if self.private else {}
             into = updates[group.turns[k], None]
             counter = "noise", self.clients[name].owner, round_number
             # under vmap all clients of a round draw from one stream
             with nullcontext() if self.name == "vmap" else self._chance(*counter):
                 gradients: BlockGradients | PrivateGradients
                 if name in self.private:
-                    gradients = self._noisy(group, k, omega[k], mine, round_number)
+                    gradients = self._noisy(group, k, round_number)
                 else:
                     batch, task = self.examples.one(name, round_number), self.clients[name].task
                     room = into, self._gradient
@@ -313,8 +318,7 @@ class Engine:
                 work = self._work(part, gradients)
                 report = local_update(work, self.spec, omega[k : k + 1], mine, options)
             if isinstance(gradients, PrivateGradients):
-                measured = self.network.vector[self.norm_layer].numel()
-                report = gradients.finish(report, measured)
+                report = gradients.finish(report, self.norm_layer, mine, before)
             if report.update.data_ptr() != into.data_ptr():
                 into.copy_(report.update)
             found.append(report)
@@ -371,14 +375,11 @@ class Engine:
     def _work(self, part: ClientPart, gradients: Gradients) -> Work:
         return Work(gradients, part.head_optimizer, part.local_optimizer, self.norm_layer)
 
-    def _noisy(
-        self, group: Block, k: int, omega: Tensor, row: Row, round_number: int
-    ) -> PrivateGradients:
+    def _noisy(self, group: Block, k: int, round_number: int) -> PrivateGradients:
         """The noisy gradients of a private client in a round."""
         part, private = group.part, self.private[group.names[k]]
-        rounds = int(part.rows[ROUNDS][int(group.rows[k])])
-        chance = private.chance_of(row[OWN][0], rounds, omega, round_number)
-        return PrivateGradients(private, part.shared, part.own, part.head, chance)
+        given = private, part.shared, part.own, part.head
+        return PrivateGradients(*given, private.source(round_number))
 
     def features(self, group: Block, batch: Batch, steps: range) -> Callable[[int], Tensor]:
         """What the network, as it is, makes of the batches of some head steps."""
@@ -474,7 +475,7 @@ class Engine:
                 first[new] = torch.tensor(known, dtype=torch.float64, device=self.device)
             elif private is not None:
                 omega, row = shared if shared.ndim == 1 else shared[turns[0]], self.rows_of(group)
-                noisy = self._noisy(group, 0, omega, row, round_number)
+                noisy = self._noisy(group, 0, round_number)
                 first.fill_(noisy.first_loss(omega[None], row))
             else:
                 own = shared if shared.ndim == 1 else shared[turns[new]]

@@ -105,6 +105,11 @@ class RankedEngine:
             rows=rows,
         )
 
+    def set_noise(self, name: str, noise: float) -> None:
+        """On the rank that has the client."""
+        if name in self.own:
+            self.local.set_noise(name, noise)
+
     def _share(self, names: Sequence[str]) -> tuple[list[int], list[str]]:
         """This rank's clients among some: where they are among them, and their names."""
         at = [k for k, name in enumerate(names) if name in self.own]

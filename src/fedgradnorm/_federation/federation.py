@@ -167,7 +167,7 @@ class Federation:
             found.append(Record(active, list(reports.failed), numbers, conflict))
             if not reports.failed:
                 self.graphs.warm += 1
-            elif len(reports.failed) == len(active):
+            elif len(reports.failed) == len(active) and self.sums is None:
                 break  # the run ends here
         return found
 

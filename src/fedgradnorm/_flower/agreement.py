@@ -117,10 +117,11 @@ def check_noise(weighting: Weighting, settings: Settings, private: PrivateTerms 
             "privacy of clients cannot be run over the network by a server that sees every update; "
             "make the federation private (federation init --private), and clients add the noise"
         )
-    if terms.secret is not None:
+    if terms.seeded or terms.ledger is not None:
+        key = "noise" if terms.seeded else "ledger"
         raise ConfigError(
-            f"privacy.secret = {terms.secret!r}: over the network every client draws noise of its "
-            "own, which nobody can draw again; leave it out"
+            f"privacy.{key} = {getattr(terms, key)!r}: over the network every client draws fresh "
+            "noise and keeps a ledger of its own; leave it out"
         )
     check_client_level(settings, weighting)
 

@@ -27,20 +27,20 @@ from fedgradnorm._federation.heads import (
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
-from fedgradnorm._flower.ledger import Ledger, at_home
+from fedgradnorm._flower.ledger import ClientLedger, at_home
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.private_gradients import question
-from fedgradnorm._round.private.private_plan import check_private, expected_rounds
+from fedgradnorm._round.private.private_plan import check_private, expected_rounds, plan_of
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs.blueprint import blueprints
-from fedgradnorm._runs.history import History
-from fedgradnorm._runs.layout import LEDGER, RESULT
+from fedgradnorm._runs.history import SPENT, History
+from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.manifest import FORMAT, of_task
 from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._state.table import OWN, ROUNDS
+from fedgradnorm._state.table import FIRST_LOSS, OWN, ROUNDS
 from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
@@ -56,6 +56,9 @@ log = logging.getLogger("fedgradnorm")
 class Participant:
     """One client, its data and its state folder; answers the server's orders."""
 
+    hides_failure = False
+    """Whether a failure is answered like any order, with zeros for the sum."""
+
     def __init__(
         self,
         network: nn.Module,
@@ -68,7 +71,7 @@ class Participant:
         if self.rows[0].privacy is not None:
             check_private(self.rows, settings, told=agreement.scalars)
             rounds = expected_rounds(settings, agreement.rounds)
-            self.rows = tuple(at_home(row, rounds, folder) for row in self.rows)
+            self.rows = tuple(at_home(row, rounds) for row in self.rows)
         self.agreement, self.folder = agreement, folder
         self.tasks = [r.name.removeprefix(f"{r.of}/") for r in self.rows if r.of is not None]
         self.network = copy.deepcopy(divided(network, settings.shared, settings.frozen))
@@ -90,9 +93,10 @@ class Participant:
         how, batch = settings.local(), settings.batch_size
         given = (self.network, self.rows, heads, norm_layer, how, device, batch, settings.seed)
         self.engine = Engine(Problem(*given))
-        self.ledger: Ledger | None = None
+        self.ledger: ClientLedger | None = None
         if client.privacy is not None:
-            self.ledger = Ledger(folder / LEDGER, client, how, batch)
+            plan = plan_of(client, how, batch)
+            self.ledger = ClientLedger(folder, client.name, client.privacy, lambda: plan)
         self.like = self.engine.network.vector.detach().cpu().clone()
         self.present = Present(self.rows, self.engine)
         self._initial = self.present.rows()
@@ -165,13 +169,19 @@ class Participant:
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         names = self.present.names
-        spent = "" if self.ledger is None else self._charge(order, self.ledger)
+        asked, spent = "", ""
+        if self.ledger is not None:  # the same question has the same answer, and costs once
+            asked = self._question(order)
+            if (known := self._stored_answer(order, slots, asked)) is not None:
+                return known
+            spent = self._charge(order, self.ledger)
         active = self.presence.with_labels(names, order.round)
         reports = self.engine.run_clients(self.present.shared, order.round, active)
-        if reports.failed:
+        if reports.failed and not self.hides_failure:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
-        state = self.present.rows()
-        slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
+        state = {**self.present.rows(), "rounds": order.state_round + 1}
+        if self.ledger is None:
+            slots.save(state, keep=order.state_round)
         columns = {key: getattr(reports, key).tolist() for key in SCALARS}
         told = dict(zip(active, zip(*columns.values(), strict=True), strict=True))
         told = {name: told.get(name, (0.0,) * len(columns)) for name in names}
@@ -188,25 +198,37 @@ class Participant:
         sent = reports.gradients().cpu().clone()  # the next round writes over it
         updates = sent.new_zeros(len(names), sent.shape[1])
         updates[[names.index(name) for name in active]] = sent
-        return Answer(
-            order.run,
-            order.round,
-            order.state_round + 1,
-            updates if self.tasks else updates[0],
-            scalars,
-            order.group,
-            None if order.head is None else self.engine.head_rows(names[:1])[0].cpu()[self._common],
-        )
+        head = None if order.head is None else self.engine.head_rows(names[:1])[0].cpu()
+        content: dict[str, Any] = {
+            "update": updates if self.tasks else updates[0],
+            "scalars": scalars,
+            **({} if head is None else {"head": head[self._common]}),
+        }
+        if self.ledger is not None:
+            answered = {"question": asked, "reported": dict(self.reported), **content}
+            slots.save({**state, "answered": answered}, keep=order.state_round)
+        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **content)
 
-    def _charge(self, order: Order, ledger: Ledger) -> str:
+    def _question(self, order: Order) -> str:
+        row = self.engine.client_state(self.rows[0].name)
+        return question(row[OWN], int(row[ROUNDS]), self.present.shared, order.round)
+
+    def _stored_answer(self, order: Order, slots: Slots, asked: str) -> Answer | None:
+        """The answer to the same question, if it was the last one from this state."""
+        known = slots.held().get(order.state_round + 1, {}).get("answered", {})
+        if known.get("question") != asked:
+            return None
+        self.reported = dict(known["reported"])
+        told = {key: known[key] for key in ("update", "scalars", "head") if key in known}
+        return Answer(order.run, order.round, order.state_round + 1, group=order.group, **told)
+
+    def _charge(self, order: Order, ledger: ClientLedger) -> str:
         """Let the budget pay for the answer, before there is one; what is spent, for the log."""
         name = self.rows[0].name
-        private, row = self.engine.private[name], self.engine.client_state(name)
-        private.budget = ledger.budget(order.run)
-        rounds = int(row[ROUNDS])
-        asked = question(row[OWN], rounds, self.present.shared, order.round)
-        ledger.charge(order.run, order.round, asked)
-        return f", epsilon {ledger.epsilon(order.run):.3g} of {private.budget.epsilon:g}"
+        self.engine.set_noise(name, ledger.noise(order.run))
+        first = bool(torch.isnan(self.engine.client_state(name)[FIRST_LOSS]).any())
+        epsilon = ledger.charge(order.run, order.round, first)
+        return f", epsilon {epsilon:.3g} of {ledger.terms.epsilon:g}"
 
     def _who(self, name: str) -> str:
         return f"{name}: " if self.tasks else ""
@@ -262,8 +284,8 @@ class Participant:
         For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
-        history = History(metrics, private=self.tells_epsilon)
-        history.append([] if self.ledger is None else self.ledger.rows(run))
+        history = History(metrics, [SPENT] if self.tells_epsilon else ())
+        history.append([] if self.ledger is None else self.ledger.rows(run, self.rows[0].name))
         found = [(k, VALIDATION, v) for k, v in (keeping.values if keeping else {}).items()]
         parts = [part for part in found if part[0] < round_number]
         for split in SPLITS:

@@ -9,6 +9,7 @@ is never too small. Two data sets are neighbours when one has a record more than
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,7 +24,10 @@ FINE, COARSE, USUAL = 1e-4, 1e-3, 2000  # discretisation of the privacy loss; st
 
 
 class Steps(NamedTuple):
-    """Equal noisy sums: the noise multiplier sigma, the sampling rate q, and how many of them."""
+    """Equal noisy sums: the noise multiplier sigma, the sampling rate q, and how many of them.
+
+    It is also a line of a ledger, as a list of three numbers.
+    """
 
     noise: float
     rate: float
@@ -50,40 +54,22 @@ def epsilon_of(steps: tuple[Steps, ...], delta: float) -> float:
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Epsilon of one sum over all records, in closed form (Balle and Wang 2018): the root of
+    """Epsilon of one sum over all records: the root of the closed form of Balle and Wang (2018)."""
+    from scipy.optimize import brentq
 
-    delta = Phi(m/2 - e/m) - exp(e) Phi(-m/2 - e/m),    m = 1 / noise.
-    """
-    m = 1 / noise
-
-    def excess(epsilon: float) -> float:
-        log_tail = _log_normal_tail(m / 2 + epsilon / m)
-        return _normal(m / 2 - epsilon / m) - math.exp(min(epsilon + log_tail, 0.0)) - delta
-
-    if excess(0.0) <= 0:
+    loss, m = _mechanisms().GaussianPrivacyLoss(noise), 1 / noise
+    if loss.get_delta_for_epsilon(0.0) <= delta:
         return 0.0
-    low, high = 0.0, m * m + 40 * m
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
-
-
-def _normal(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def _log_normal_tail(x: float) -> float:
-    """log of the chance that a standard normal number is above ``x``, also far out."""
-    if x < 30:
-        return math.log(_normal(-x))
-    return -x * x / 2 - math.log(x * math.sqrt(2 * math.pi)) - 1 / (x * x)
+    high = m * m + 40 * m
+    root = brentq(lambda e: loss.get_delta_for_epsilon(e) - delta, 0.0, high, xtol=1e-12)
+    return float(root) * (1 + 1e-12)
 
 
 def spent(steps: Steps, delta: float, before: tuple[Steps, ...] = ()) -> float:
-    """Epsilon after ``before`` and these steps, quick enough to be asked for in every round.
+    """An upper bound of epsilon after ``before`` and these steps, cheap enough for every round.
 
-    Between powers of 2 it is interpolated, log epsilon over log steps: within 1% of the exact one.
+    Between powers of 2 it is interpolated, log epsilon over log steps: at most 1% above the exact
+    value.
     """
     low = 1 << max(0, steps.times.bit_length() - 1)
     if steps.times <= EXACT or low == steps.times:
@@ -107,8 +93,8 @@ def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps,
 
     if cost(MOST_NOISE) > epsilon:
         raise ConfigError(
-            f"no noise keeps epsilon = {epsilon:g} at delta = {delta:g}: it is spent already, or "
-            "too little for a single step; allow more, or take fewer rounds"
+            f"privacy: no noise keeps epsilon = {epsilon:g} at delta = {delta:g}: it is already "
+            "spent, or too small for a single step; allow more, or train for fewer rounds"
         )
     high = 1.0
     while cost(high) > epsilon:
@@ -116,51 +102,10 @@ def noise_for(epsilon: float, delta: float, plan: Callable[[float], tuple[Steps,
     low = high / 2
     while low > LEAST_NOISE and cost(low) <= epsilon:
         low, high = low / 2, low
-    return _between(cost, epsilon, low, high)
-
-
-def _between(cost: Callable[[float], float], epsilon: float, low: float, high: float) -> float:
-    """The least noise from ``low`` to ``high`` that costs at most ``epsilon``, or a little more.
-
-    log epsilon over log noise is nearly a line, so the next try is on the line between both ends,
-    a little toward the safe one.
-    """
-    at_low, at_high = cost(low), cost(high)
-    while high > CLOSE * low and at_low > epsilon:
-        slope = math.log(at_high / at_low) / math.log(high / low) if at_high > 0 else 0.0
-        guess = low * (epsilon / at_low) ** (1 / slope) if slope else 0.0
-        near = math.sqrt(CLOSE)
-        middle = guess * near if low * near < guess < high / near else math.sqrt(low * high)
-        value = cost(middle)
-        if value > epsilon:
-            low, at_low = middle, value
-            continue
-        high, at_high = middle, value
-        if (value := cost(middle / CLOSE)) > epsilon:
-            break
-        high, at_high = middle / CLOSE, value
+    while high > CLOSE * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
     return high
-
-
-def most_steps(
-    epsilon: float,
-    delta: float,
-    steps: Steps,
-    before: tuple[Steps, ...] = (),
-) -> int:
-    """How many of ``steps`` cost at most ``epsilon`` after ``before``; no more than there are."""
-
-    def fits(times: int) -> bool:
-        return epsilon_of((*before, steps._replace(times=times)), delta) <= epsilon
-
-    low, high = 0, 1
-    while high <= steps.times and fits(high):  # upward: what costs far too much is slow to find
-        low, high = high, 2 * high
-    high = min(high, steps.times + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _merged(steps: tuple[Steps, ...]) -> list[Steps]:
@@ -188,12 +133,17 @@ def _loss(noise: float, rate: float, count: int, interval: float) -> Any:
 @lru_cache(maxsize=64)
 def _loss_of_one(noise: float, rate: float, interval: float) -> Any:
     """That of one step: the slow part, and the same for any number of steps."""
+    distribution = _mechanisms("privacy_loss_distribution")
+    return distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+
+
+def _mechanisms(name: str = "privacy_loss_mechanism") -> Any:
+    """A module of dp-accounting; a ConfigError where it is not installed."""
     try:
-        from dp_accounting.pld import privacy_loss_distribution
+        return importlib.import_module(f"dp_accounting.pld.{name}")
     except ImportError as error:
         raise ConfigError(
             "privacy needs the package dp-accounting: pip install 'fedgradnorm[privacy]'"
         ) from error
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=interval
-    )

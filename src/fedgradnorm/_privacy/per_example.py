@@ -1,8 +1,8 @@
 """Sums of clipped gradients: each row's gradient by itself, none longer than a bound.
 
 torch.func gives the gradients of many rows in one pass. Where a network cannot be mapped that way,
-rows are taken in turn. A row whose gradient is not finite counts as 0, so that no row can make a
-round fail, which others would see.
+rows are taken in turn. A row whose gradient is not finite, or cannot be computed, counts as 0: no
+row can make a round fail, which others would see.
 """
 
 from __future__ import annotations
@@ -54,13 +54,20 @@ class RowGradients:
         for rows in torch.arange(len(x), device=x.device).split(at_once):
             if not len(rows):
                 continue
-            rows_of = self._together if self._mapped else self._in_turn
-            gradients, values = rows_of(parameters, x[rows], y[rows])
+            gradients, values = self._of_rows(parameters, x[rows], y[rows])
             total += _clipped_sum(gradients, clip)
-            losses += float(_clipped_losses(values, loss_clip).sum())
+            losses += float(clipped_losses(values, loss_clip).sum())
         return Clipped(total, losses)
 
-    def _together(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_rows(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self._mapped:
+            try:
+                return self.together(parameters, x, y)
+            except Exception as error:
+                log.warning("gradients one by one, because one of them fails: %s", error)
+        return self._in_turn(parameters, x, y)
+
+    def together(self, parameters: Parameters, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """All rows in one pass: gradients [rows, numbers] and losses [rows]."""
         each = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0), randomness="different")
         with torch.no_grad():  # of what is outside: other parameters need no gradients
@@ -72,12 +79,17 @@ class RowGradients:
         own = {k: p.detach().requires_grad_() for k, p in parameters.items()}
         rows, losses = [], []
         for i in range(len(x)):
-            with torch.enable_grad():
-                loss = self._loss(own, x[i : i + 1], y[i : i + 1])
-            found = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
-            pairs = zip(found, own.values(), strict=True)
-            rows.append(torch.cat([(p * 0 if g is None else g).flatten() for g, p in pairs]))
-            losses.append(loss.detach())
+            try:
+                with torch.enable_grad():
+                    loss = self._loss(own, x[i : i + 1], y[i : i + 1])
+                found = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+                pairs = zip(found, own.values(), strict=True)
+                rows.append(torch.cat([(p * 0 if g is None else g).flatten() for g, p in pairs]))
+                losses.append(loss.detach())
+            except Exception as error:
+                log.warning("an example counts as 0, because its gradient fails: %s", error)
+                rows.append(torch.cat([p.flatten() * 0 for p in own.values()]))
+                losses.append(rows[-1].new_full((), torch.nan))
         return torch.stack(rows).detach(), torch.stack(losses)
 
 
@@ -98,7 +110,8 @@ def check_rows(task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Te
     """Whether rows can be mapped; else they are taken in turn. A ConfigError if rows depend on
     each other.
 
-    ``x`` and ``y`` are two rows. Layers with statistics of a batch are refused by name.
+    ``x`` and ``y`` are two rows. Layers with statistics of a batch, and what draws at random, are
+    refused by name.
     """
     for part, module in (("network", network), ("head", head)):
         for name, layer in module.named_modules():
@@ -107,12 +120,14 @@ def check_rows(task: Task, network: nn.Module, head: nn.Module, x: Tensor, y: Te
                     f"{type(layer).__name__} ({part} {name!r}) mixes the rows of a batch, so no "
                     "row's gradient is its own; use LayerNorm or GroupNorm"
                 )
-        _check_buffers(part, module, x if part == "network" else _features(network, x))
+        inputs = x if part == "network" else _features(network, x)
+        _check_buffers(part, module, inputs)
+        _check_chance(part, module, inputs)
     parameters = named(network, "network") | named(head, "head")
     trial = RowGradients(row_loss(task, network, head), mapped=True)
     try:
         with torch.random.fork_rng(devices=[]):
-            trial.clipped(parameters, x, y, 1.0, 1.0)
+            trial.together(parameters, x, y)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0][:160]
         log.info("rows one after another, since their gradients cannot be mapped: %s", reason)
@@ -155,6 +170,24 @@ def _check_buffers(part: str, module: nn.Module, x: Tensor) -> None:
             )
 
 
+@torch.no_grad()
+def _check_chance(part: str, module: nn.Module, x: Tensor) -> None:
+    """Refuse dropout and the like: the masks of all examples would depend on each of them."""
+    words = (
+        "draws at random from a public seed; remove it from a network that a private client uses"
+    )
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise ConfigError(f"{type(layer).__name__} ({part} {name!r}) {words}")
+    trial, outputs = copy.deepcopy(module).train(), []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            outputs.append(trial(x))
+    if not torch.equal(*outputs):
+        raise ConfigError(f"the {part} {words}")
+
+
 def _clipped_sum(gradients: Tensor, clip: float) -> Tensor:
     """sum_i g_i min(1, clip / |g_i|), in float64."""
     rows = gradients.double()
@@ -164,5 +197,6 @@ def _clipped_sum(gradients: Tensor, clip: float) -> Tensor:
     return factor @ torch.where(usable[:, None], rows, 0)
 
 
-def _clipped_losses(losses: Tensor, clip: float) -> Tensor:
+def clipped_losses(losses: Tensor, clip: float) -> Tensor:
+    """Losses from 0 to ``clip``; NaN counts as ``clip``."""
     return losses.double().nan_to_num(nan=clip, posinf=clip, neginf=0.0).clamp(0.0, clip)

@@ -19,7 +19,7 @@ from fedgradnorm._errors import RunFolderError
 from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import SPENT
+from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm._stored.generated import synthetic
 from fedgradnorm._stored.groups import Group, data_sets, group, unlike
 from fedgradnorm._stored.reader import StoredRun, collect
@@ -40,7 +40,7 @@ HELD_OUT = ("test", "validation")
 
 MEASURES = {"score": "held-out metric", "loss": "training loss"}
 
-_NO_METRIC = {*KEYS, *COLUMNS, SPENT} - {"loss"}
+_NO_METRIC = {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON} - {"loss"}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedgradnorm._report.curves import (
 from fedgradnorm._report.figures import DECADES, places_of, sweep_ends
 from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
 from fedgradnorm._round.reports import COLUMNS
-from fedgradnorm._runs.history import SPENT
+from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm.experiments._sweep import key_name, value_name
 
 CONFLICT, SWEEP = "conflict", "sweep"
@@ -112,7 +112,7 @@ def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
     found = {
         column for one in curves.values() for split, column in one.columns() if split == "batch"
     }
-    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT, COSINE}
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT, NOT_PRIVATE_EPSILON, COSINE}
     drawn = own | {AGAINST, LENGTH, TARGET}
     names = sorted(n for n in found if n not in drawn and not n.startswith(cosine_with("")))
     told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]

@@ -81,7 +81,7 @@ def _of(group: type[_Group], key: str, **other: Any) -> Any:
     """The flat setting that a field of a group stands for.
 
     ``default`` is its value without the group, where that switches something on; ``values`` are its
-    values for those of the field, and ``kind`` then checks them.
+    values for those of the field, and ``kind`` then checks them. ``leaks`` as in :class:`Scope`.
     """
     known = {one.name: one for one in fields(group)}[key]
     check, allowed = other.get("kind") or (known.metadata["check"], known.metadata["allowed"])
@@ -90,7 +90,8 @@ def _of(group: type[_Group], key: str, **other: Any) -> Any:
     told = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
     told |= {name: other[name] for name in ("values",) if name in other}
     default = other.get("default", known.default)
-    told["scope"] = replace(told["scope"], safe=default)
+    leaks = other.get("leaks", told["scope"].leaks)
+    told["scope"] = replace(told["scope"], safe=default, leaks=leaks)
     return field(default=default, metadata=told)
 
 
@@ -570,10 +571,16 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         KeepBest,
         "per_client",
         default="last",
+        leaks="chooses a round on held-out examples without noise",
         values={False: "best", True: "own_best"},
         kind=_choice(Keep),
     )
-    patience: int | None = _of(EarlyStopping, "patience", default=None)
+    patience: int | None = _of(
+        EarlyStopping,
+        "patience",
+        default=None,
+        leaks="ends the run by held-out examples without noise",
+    )
     watch: str = _of(EarlyStopping, "watch")
     min_rounds: int | None = _of(EarlyStopping, "min_rounds")
     checkpoint_every: int | None = _of(Checkpoints, "every")

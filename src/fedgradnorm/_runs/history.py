@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._privacy.noise import NOT_PRIVATE
 from fedgradnorm._round.reports import COLUMNS, KEYS, Pair
 from fedgradnorm._runs.csv_table import Row, Table, read_rows
 from fedgradnorm._runs.reading import opened
 
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
+NOT_PRIVATE_EPSILON = f"{SPENT}: {NOT_PRIVATE}"
+"""The column that stands in its place where noise came from a seed."""
 UNTUNED = "untuned-"
 """Before the name of a split that was evaluated before clients tuned what they keep."""
 PAIRS = ("round", "epoch", "client", "other", "cosine")
@@ -22,12 +25,12 @@ class History(Table):
 
     ``split`` is "batch" for what a client reported of its round and "train", "validation" or
     "test" for an evaluation of the whole split. Where clients tune what they keep, the last
-    evaluation before that has the splits "untuned-train" and so on. Where clients are ``private``,
-    it says what they have spent.
+    evaluation before that has the splits "untuned-train" and so on. ``spent`` are the columns of
+    what private clients have spent.
     """
 
-    def __init__(self, metrics: Sequence[str], private: bool = False) -> None:
-        signals = (*COLUMNS, SPENT) if private else tuple(COLUMNS)
+    def __init__(self, metrics: Sequence[str], spent: Sequence[str] = ()) -> None:
+        signals = (*COLUMNS, *spent)
         taken = next((name for name in metrics if name in (*KEYS, *signals)), None)
         if taken is not None:
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
@@ -75,7 +78,7 @@ def history_of(rows: list[Row], columns: tuple[str, ...]) -> History:
 def metric_columns(rows: Iterable[Row]) -> set[str]:
     """The columns of a history that are clients' metrics: only evaluations have them."""
     found = {column for row in rows if row["split"] != "batch" for column in row}
-    return found - {*KEYS, *COLUMNS, SPENT}
+    return found - {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON}
 
 
 def _header(path: Path) -> list[str]:

@@ -67,8 +67,8 @@ ROSTER, SIGNING = "roster.toml", "signing.key"
 
 NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
-NOISE_KEY, LEDGER, RELEASES = "noise.key", "privacy.json", "client-privacy.json"
-"""Beside them, of a private client: the secret of its noise, and what it has spent."""
+LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
+"""Beside them, of a private client: what it has spent, and in a run's folder what that run saw."""
 BEST, RESULT = "best.safetensors", "result"
 """Beside them: the state that is best on its validation rows, and the run folder of its result."""
 

@@ -12,7 +12,6 @@ from typing import Any
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._round.participation import rows_by_owner, some_of
-from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
@@ -20,6 +19,7 @@ from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.many.recorded import recorded as recorded_clients
 from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
+from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.callbacks import Callback, TrainingState
 from fedgradnorm._training.monitor import packed_counts, unpacked_counts
 
@@ -47,7 +47,7 @@ class Recording(Callback):
         self.federation, self.accounts, self.settings = federation, accounts, settings
         self.metrics = sorted({key for client in clients for key in client.task.metrics})
         self._private = bool(accounts)
-        self.history = History(self.metrics, self._private)
+        self.history = History(self.metrics, accounts.names_of_columns())
         self.spread, self.conflict = spread_table(), conflict_table()
         self.recorded = recorded_clients(clients, settings)
         self.tables: dict[str, Table] = {METRICS: self.history}

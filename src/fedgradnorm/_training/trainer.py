@@ -18,7 +18,6 @@ from fedgradnorm._federation.checks import check_clients, warn_of_scale
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._federation.heads import log_starts
 from fedgradnorm._round.participation import Presence
-from fedgradnorm._round.private.accounts import Accounts
 from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.reports import Record
@@ -27,6 +26,7 @@ from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._runs.manifest import kept_words
 from fedgradnorm._runs.many.stacked_clients import StackedClients
 from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.best import BestRound
 from fedgradnorm._training.callbacks import (
     Callback,
@@ -73,7 +73,8 @@ class Trainer(TrainingState):
         self.world, self.callbacks = world or World(), list(callbacks)
         self.accounts = Accounts(clients, settings, rounds)
         self.private = bool(self.accounts)
-        self.rounds = self.accounts.govern(federation, rounds)
+        self.accounts.govern(federation)
+        self.rounds = rounds
         self.per_epoch = settings.rounds_per_epoch(sizes)
         self.whole_epoch = max(1, round(self.per_epoch))
         steps = settings.local().steps
@@ -123,6 +124,7 @@ class Trainer(TrainingState):
             self.evaluate()
         self._settle()
         while not self.done:
+            before = self.round
             try:
                 self.advance(min((k - self.round % k for k in intervals if k), default=1 << 30))
             except RankLost:
@@ -130,6 +132,8 @@ class Trainer(TrainingState):
             except TrainingError:
                 self.checkpoints.write()
                 raise
+            if self.round == before:  # the privacy budget is spent
+                continue
             if evaluates and self.round % evaluates == 0 and self.round < self.rounds:
                 self.evaluate()
             self._call("on_round")
@@ -146,29 +150,31 @@ class Trainer(TrainingState):
         if every := self.settings.record_conflict:  # only the first of them may be recorded
             most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, self.federation.burst)
+        count = 1 if self.private else count
         actives = [self._active(self.round + k) for k in range(count)]
+        if self.stopped:
+            return
         for record in self.federation.rounds(self.round, actives):
             active, failed = record.clients, record.failed
-            if active and len(failed) == len(active):
+            if active and len(failed) == len(active) and not self.accounts.whole_clients:
                 raise TrainingError(
                     f"round {self.round + 1}: training diverges: the loss or gradient of every "
                     f"active client is not finite ({listed(failed)}); "
                     f"lower {self.monitor.rates} or look at the data"
                 )
             self.round += 1
-            if self.private:
-                self.accounts.note(self.round, list(active))
             self.record = record
             self.recording.on_round(self)
             self.monitor.on_round(self)
 
     def _active(self, round_number: int) -> list[str]:
         """The clients of a round; not those that have stopped or spent their privacy budget."""
-        if self.accounts.all is not None:  # client-level privacy draws them itself
-            found = drawn(self.settings, self.names, round_number) or []
-        else:
+        found = drawn(self.settings, self.names, round_number)  # None without client-level privacy
+        if found is None:
             found = self.presence.active(self.settings.participation, round_number)
-        found = self.accounts.able(found) if self.private else found
+        if self.private and (found := self.accounts.charge(round_number, found)) is None:
+            self.stop("the privacy budget is spent")
+            return []
         return self.best.training(found) if self.best.own else found
 
     def evaluate(self, last: bool = False) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Pair = tuple[Any, Any]
 
-Standardize = bool | Literal["inputs", "targets"]
+Standardize = bool | Literal["inputs", "targets"] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def client_from_arrays(
 
     ``validation_share`` and ``test_share`` hold out that part of the training rows, drawn with
     ``seed``; the rows keep their order. ``standardize`` is learned on the rows that remain for
-    training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one.
+    training: True means inputs, and targets of a regression; ``"inputs"`` or ``"targets"`` one. A
+    table ``{"mean": [...], "std": [...]}`` gives public constants instead, as a client with
+    ``privacy`` needs them; ``target_mean`` and ``target_std`` are those of a regression's targets.
 
     >>> from fedgradnorm import regression
     >>> x = np.arange(20.0).reshape(10, 2)
@@ -77,7 +79,10 @@ def client_from_arrays(
     try:
         rows = client.train[0] if plain else torch.zeros(len(client.train[0]), 1)
         y = client.train[1] if plain else all_targets(client.train[1])
-        scaling = Scaling.fit(rows, y, inputs=inputs, targets=targets)
+        if isinstance(standardize, Mapping):
+            scaling = Scaling.constant(standardize)
+        else:
+            scaling = Scaling.fit(rows, y, inputs=inputs, targets=targets)
     except DataError as error:
         raise DataError(f"client {name!r}, training data: {error}") from error
     scaled = {
@@ -109,6 +114,11 @@ def several_from_arrays(
     Inputs are standardised once for all tasks, the targets of each regression by themselves; or
     they are already, as ``scaled`` says. The numbers are in single precision.
     """
+    if isinstance(standardize, Mapping):
+        raise ConfigError(
+            f"client {name!r}: constants in standardize are for a client with one task; scale the "
+            "data beforehand"
+        )
     shares = {"validation": validation_share, "test": test_share}
     splits = _dealt(name, {"train": train, "validation": validation, "test": test}, shares, seed)
     scalings = {}
@@ -123,8 +133,9 @@ def several_from_arrays(
             y = task.target(f"client {name!r}, task {key!r}", torch.as_tensor(table[key]))
             scalings[key] = Scaling.fit(x, y, inputs=inputs, targets=targets)
         if scaled is not None:
-            both = {"input_mean": scaled.input_mean, "input_std": scaled.input_std}
-            scalings[key] = replace(scalings.get(key, scaled), **both)
+            scalings[key] = replace(
+                scalings.get(key, scaled), input_mean=scaled.input_mean, input_std=scaled.input_std
+            )
     made = {}
     for split, (x, table) in splits.items():
         first = None if scaled is not None else next(iter(scalings.values()), None)
@@ -246,6 +257,10 @@ def random_generator(seed: int) -> np.random.Generator:
 def _sides(name: str, task: Task, standardize: Standardize) -> tuple[bool, bool]:
     """Whether inputs and whether targets are to be standardised."""
     regression = task.has_real_targets
+    if isinstance(standardize, Mapping):
+        if "target_mean" in standardize and not regression:
+            raise ConfigError(f"client {name!r}: class labels cannot be standardised")
+        return "mean" in standardize, "target_mean" in standardize
     if standardize is True or standardize is False:
         return standardize, standardize and regression
     if standardize not in ("inputs", "targets"):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.models._streamed.moments import Moments
 from fedgradnorm.models._streamed.rows import Streamed, pieces
 from fedgradnorm.tasks._missing import positions
@@ -46,6 +46,38 @@ class Scaling:
     input_std: Tensor | None
     target_mean: Tensor | None = None
     target_std: Tensor | None = None
+    learned: bool = True  # whether the client's own data decided the numbers
+
+    @classmethod
+    def constant(cls, table: Mapping[str, Any]) -> Scaling:
+        """Public constants, from a table with ``mean`` and ``std`` of the inputs, and
+        ``target_mean`` and ``target_std`` of the targets; each pair may be missing.
+
+        >>> Scaling.constant({"mean": [1.0], "std": [2.0]}).scale_inputs(np.array([[5.0]])).tolist()
+        [[2.0]]
+        """
+        names = {"input_mean": "mean", "input_std": "std"}  # in the table
+        names |= {name: name for name in ("target_mean", "target_std")}
+        for key in table:
+            choose(str(key), names.values(), "key of standardize")
+        found = {}
+        for field_name, key in names.items():
+            if key in table:
+                found[field_name] = torch.as_tensor(np.asarray(table[key], dtype=np.float64))
+        for one, other in (("input_mean", "input_std"), ("target_mean", "target_std")):
+            if (one in found) != (other in found) or (
+                one in found
+                and (
+                    found[one].shape != found[other].shape
+                    or not (found[one].isfinite().all() and (found[other] > 0).all())
+                )
+            ):
+                raise ConfigError(
+                    f"standardize needs {names[one]} and {names[other]} together: finite numbers, "
+                    "as many of each, and deviations above 0"
+                )
+        inputs = found.get("input_mean"), found.get("input_std")
+        return cls(*inputs, found.get("target_mean"), found.get("target_std"), learned=False)
 
     @classmethod
     def fit(cls, x: Any, y: Any, *, inputs: bool = True, targets: bool = False) -> Scaling:
@@ -85,16 +117,17 @@ class Scaling:
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors that are set, by field name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Scaling:
         """The inverse of :meth:`state_dict`."""
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name != "learned"]
         unknown = sorted(set(state) - set(names))
         if unknown:
             raise ConfigError(f"a saved scaling holds {', '.join(names)}; unknown: {unknown[0]!r}")
-        return cls(**{name: state.get(name) for name in names})
+        input_mean, input_std, target_mean, target_std = map(state.get, names)
+        return cls(input_mean, input_std, target_mean, target_std)
 
 
 def _tensor(values: Array, name: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,18 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
 
 import fedgradnorm as fgn
-from engines.flower.secret import Secret
+from engines.flower.secret import Secret, five
 from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
-from fedgradnorm._flower.private.noise_shares import NoiseShares, Releases
+from fedgradnorm._flower.private.noise_shares import NoiseShares
 from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.noisy_silo import NoisySilo
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._masking.ring import unpack_vector
 from fedgradnorm._masking.roster import threshold
-from fedgradnorm._privacy.randomness import Chance
-from fedgradnorm._round.private.client_sums import account
+from fedgradnorm._privacy.accountant import epsilon_of
+from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import make_config
 from masking.crowd import Crowd, public_keys
@@ -67,7 +68,9 @@ class Noisy(Secret):
 
 
 def shares(clients: int, **terms: Any) -> NoiseShares:
-    settings = Settings(rounds=10, privacy={**TERMS, "noise": 2.0, "epsilon": 100.0, **terms})
+    settings = Settings(
+        rounds=10, privacy={**TERMS, "noise_multiplier": 2.0, "delta": 1e-8, **terms}
+    )
     return NoiseShares(settings, 10, clients)
 
 
@@ -77,8 +80,8 @@ def test_the_noise_of_the_sum_is_as_promised_whoever_is_lost(lost: int) -> None:
     count, least = 10, threshold(10, 3)
     made, crowd = shares(count), Crowd(count)
     zeros = torch.zeros(WIDE)
-    for number, name in enumerate(crowd.names):
-        part = made.part(zeros, 1.0, least, Chance(bytes([number] * 32)))
+    for name in crowd.names:
+        part = made.part(zeros, 1.0, least, Noise())
         crowd.values[name] = np.concatenate([np.zeros(2, dtype=np.uint64), part])
     words = crowd.summed(lost={"input": crowd.names[:lost]})[2:]
     found = unpack_vector(words, made.bits)
@@ -90,12 +93,12 @@ def test_the_noise_of_the_sum_is_as_promised_whoever_is_lost(lost: int) -> None:
 
 
 def test_one_client_moves_the_sum_by_no_more_than_the_clip_also_after_rounding(monkeypatch) -> None:
-    monkeypatch.setattr(Chance, "normal", lambda _, count, *__: np.zeros(count))
+    monkeypatch.setattr(Noise, "normal", lambda _, count, *__: np.zeros(count))
     made, generator = shares(10), torch.Generator().manual_seed(0)
     for length in (1e-3, 0.5, 1e6):
         update = torch.randn(WIDE, generator=generator, dtype=torch.float64)
         update *= length / update.norm()
-        part = made.part(update, 1.0, 7, Chance(bytes(32))).view(np.int64).tolist()
+        part = made.part(update, 1.0, 7, Noise()).view(np.int64).tolist()
         assert sum(number**2 for number in part) <= (TERMS["clip"] * 2**made.bits) ** 2
         found = np.array(part) / 2.0**made.bits
         kept = update.numpy() * min(1.0, TERMS["clip"] / length)
@@ -103,12 +106,10 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip_also_after_rounding(m
 
 
 def test_each_client_is_in_a_sum_by_a_coin_of_its_own(monkeypatch) -> None:
-    monkeypatch.setattr(Chance, "normal", lambda _, count, *__: np.zeros(count))
-    settings = Settings(rounds=10, participation=0.25, privacy={**TERMS, "noise": 2.0})
+    monkeypatch.setattr(Noise, "normal", lambda _, count, *__: np.zeros(count))
+    settings = Settings(rounds=10, participation=0.25, privacy={**TERMS, "noise_multiplier": 2.0})
     made, update = NoiseShares(settings, 10, 10), torch.ones(4)
-    coins = [
-        bool(made.part(update, 1.0, 7, Chance(k.to_bytes(32, "big"))).any()) for k in range(4000)
-    ]
+    coins = [bool(made.part(update, 1.0, 7, Noise()).any()) for _ in range(4000)]
     assert np.mean(coins) == pytest.approx(0.25, abs=0.03)
 
 
@@ -128,7 +129,9 @@ def noiseless(secret: Noisy, names: Sequence[str]) -> np.ndarray:
 def test_the_server_never_unmasks_a_sum_without_noise(lost, tmp_path) -> None:
     """All that it unmasks, over all rounds, beside what the clients know."""
     patience = Patience(minimum=4, attempts=1)
-    secret = Noisy(tmp_path, patience=patience, rounds=4, terms={"epsilon": 50.0})
+    secret = Noisy(
+        tmp_path, patience=patience, rounds=4, terms={"epsilon": 50.0, "large_epsilon": True}
+    )
     secret.before = lambda name, order: "gone" if name in lost and "input" in order.asks else None
     noises: list[np.ndarray] = []
     for _ in range(4):
@@ -156,9 +159,8 @@ def inputs(secret: Noisy) -> list[Any]:
 def test_both_sides_account_for_every_sum_as_in_one_process(tmp_path) -> None:
     secret = Noisy(tmp_path, participation=0.5)
     secret.run()
-    budget = account(secret.settings, 3)
-    assert budget is not None
-    spent = [budget.spent(k) for k in (1, 2, 3)]
+    plan, noise = secret.server.shares.plan, secret.server.shares.noise
+    spent = [epsilon_of(plan.round(noise, rounds=k), TERMS["delta"]) for k in (1, 2, 3)]
     assert [row["epsilon"] for row in secret.server.history.rows] == spent
     assert spent[-1] <= TERMS["epsilon"]
     for run in secret.results().values():
@@ -169,7 +171,7 @@ def test_both_sides_account_for_every_sum_as_in_one_process(tmp_path) -> None:
 
 def test_with_little_noise_it_is_the_sum_of_clipped_updates_that_is_stepped_along(tmp_path) -> None:
     """The same as in one process, where every client takes part."""
-    terms = {"epsilon": 1000.0, "noise": 0.2, "clip": 1e-4}
+    terms = {"epsilon": 1000.0, "large_epsilon": True, "noise_multiplier": 0.2, "clip": 1e-4}
     secret = Noisy(tmp_path, terms=terms, rounds=1, server_optimizer="sgd", lr=0.1)
     before = secret.server.server.shared.data.clone()
     step = (before - secret.run(1)) / 0.1
@@ -200,16 +202,19 @@ def test_a_sum_that_failed_is_paid_for_and_the_run_ends_when_nothing_is_left(num
 def test_a_new_run_begins_no_new_budget(tmp_path) -> None:
     secret = Noisy(tmp_path)
     secret.run()
-    silo = secret.participant("side")
+    releases = secret.participant("side").releases
     with pytest.raises(fgn.FedGradNormError, match="budget is spent"):
-        silo.releases.charge()
-    for noise, epsilon in ((5.0, 8.0), (5.0, 12.0)):
-        budget = shares(5, noise=noise, epsilon=epsilon).budget
-        later = Releases(silo.releases._path, budget)
-        assert later.epsilon == pytest.approx(silo.releases.epsilon, rel=0.01)
-        assert later.most < (1 if epsilon == 8 else 11)
-    later.charge()
-    assert silo.releases.epsilon < later.epsilon < 12
+        releases.charge("another", 0)
+    assert releases.epsilon <= TERMS["epsilon"]
+
+
+def test_a_client_does_not_mix_the_two_promises(tmp_path) -> None:
+    def private() -> Sequence[fgn.Client]:
+        first, *others = five()
+        return [replace(first, privacy=fgn.Privacy(3.0, 1e-3)), *others]
+
+    with pytest.raises(fgn.ConfigError, match="accounted in different units"):
+        Noisy(tmp_path, clients=private)
 
 
 def test_a_client_answers_no_server_that_asks_for_sums_without_noise(tmp_path, caplog) -> None:
@@ -249,16 +254,16 @@ def test_what_the_federation_must_be() -> None:
         agree(make_config(table))
     with pytest.raises(fgn.ConfigError, match="weights that a client knows by itself"):
         agree(make_config({**table, "method": "fedgradnorm"}), terms)
-    secret = {"privacy": {**TERMS, "secret": "seed"}}
-    with pytest.raises(fgn.ConfigError, match="every client draws noise of its own"):
-        agree(make_config({**table, "server": secret}), terms)
+    for more in ({"noise": "seeded"}, {"ledger": "spent"}):
+        with pytest.raises(fgn.ConfigError, match="every client draws fresh noise"):
+            agree(make_config({**table, "server": {"privacy": {**TERMS, **more}}}), terms)
     other = {"privacy": {**TERMS, "epsilon": 9.0}}
     assert agree(make_config({**table, "server": other}), terms).digest != agreed.digest
 
 
 def test_as_many_clients_as_the_words_can_hold() -> None:
-    made = shares(10_000_000, noise=0.3)
+    made = shares(10_000_000, noise_multiplier=0.9)
     largest = TERMS["clip"] + 8.58 * made.deviation / math.sqrt(3)
     assert 10_000_000 * largest * 2.0**made.bits < 2**62
     with pytest.raises(fgn.ConfigError, match="too many for sums of 64 bits"):
-        shares(2**31)
+        shares(2**31, delta=1e-10)

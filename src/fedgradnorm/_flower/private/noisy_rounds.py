@@ -19,8 +19,9 @@ from fedgradnorm._flower.wire.sum_messages import SumAnswer
 from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import Phase
 from fedgradnorm._masking.subject import Subject
+from fedgradnorm._privacy.accountant import epsilon_of, spent
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import History
+from fedgradnorm._runs.history import SPENT, History
 from fedgradnorm._training.callbacks import Progress
 
 log = logging.getLogger("fedgradnorm")
@@ -33,15 +34,22 @@ class NoisyCoordinator(PrivateCoordinator):
         super().__init__(*given, **named)
         about = (self.agreement.settings, self.agreement.rounds, len(self.names))
         self.shares, self.taken = NoiseShares(*about), 0
-        self.history = History([], private=True)
-        budget = self.shares.budget
-        words = "clients: epsilon %g at delta %g holds %d sums with noise %.3g, added by clients"
-        log.info(words, budget.epsilon, budget.delta, budget.most, budget.noise)
+        self.history = History([], [SPENT])
+        words = "privacy of clients: %s; every sum has noise %.3g x clip %g, added by clients"
+        log.info(words, self.shares.terms.words, self.shares.noise, self.shares.terms.clip)
 
     @property
     def spent(self) -> bool:
         """Whether the budget holds no further sum."""
-        return self.taken >= self.shares.budget.most
+        return self._cost(self.taken + 1) > self.shares.terms.epsilon
+
+    def _cost(self, sums: int) -> float:
+        """Epsilon of so many sums."""
+        steps = self.shares.plan.round(self.shares.noise, rounds=sums)
+        bound = spent(steps[-1], self.shares.terms.delta) if sums else 0.0
+        if bound > self.shares.terms.epsilon:
+            return epsilon_of(steps, self.shares.terms.delta)
+        return bound
 
     @property
     def done(self) -> bool:
@@ -99,7 +107,7 @@ class NoisyCoordinator(PrivateCoordinator):
     @property
     def epsilon(self) -> float:
         """What is spent so far."""
-        return self.shares.budget.spent(self.taken)
+        return self._cost(self.taken)
 
     def _at_round(self) -> Progress:
         counts = (self.round, self.agreement.rounds, float(self.round))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from torch import Tensor
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._launched import asked_for
-from fedgradnorm._privacy.budget import Budget
-from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
-from fedgradnorm._privacy.terms import SEED, ClientPrivacy
+from fedgradnorm._privacy.noise import Noise, noise_from
+from fedgradnorm._privacy.plan import Plan
+from fedgradnorm._privacy.terms import ClientPrivacy
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
@@ -39,10 +38,12 @@ from fedgradnorm.weighting._base import normalised, only
 REFUSED = {
     "share": ("all", "there is no sum to hide a client in"),
     "heads": ("own", "an average of heads would be told beside the sum"),
-    "ditto": (0.0, "only the shared network is noised"),
     "weight_per": ("client", "weights by task depend on all clients of the task"),
     "aggregate": ("mean", "the sum is divided by a fixed number"),
-    "step_with": ("new", "weights of the round before are told to nobody"),
+    "step_with": ("new", "the previous round's weights are known to nobody"),
+    "keep": ("last", "the choice of a round would depend on all clients' data, without noise"),
+    "patience": (None, "when the run ends would depend on all clients' data, without noise"),
+    "ditto": (0.0, "only the shared network has noise"),
 }
 
 
@@ -51,16 +52,13 @@ def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[s
     terms = settings.client_privacy
     if terms is None:
         return None
-    rows = _chance(terms, settings.seed).chosen(len(names), _rate(settings), "who", round_number)
-    return [names[row] for row in rows]
+    noise = _noise(terms, settings.seed)
+    return [names[row] for row in noise.chosen(len(names), _rate(settings), "who", round_number)]
 
 
-def account(settings: Settings, rounds: int) -> Budget | None:
-    """The budget of a run; None without client-level privacy."""
-    terms = settings.client_privacy
-    if terms is None:
-        return None
-    return Budget(terms.epsilon, terms.delta, _rate(settings), 1, rounds, given=terms.noise)
+def plan_of_clients(settings: Settings, rounds: int) -> Plan:
+    """What a run with client-level privacy releases: a sum per round."""
+    return Plan(_rate(settings), 1, rounds)
 
 
 class ClientSums:
@@ -70,9 +68,10 @@ class ClientSums:
         self, terms: ClientPrivacy, names: Sequence[str], weighting: Weighting, settings: Settings
     ) -> None:
         check_client_level(settings, weighting)
+        terms.check_delta(len(names), "clients")
         self.terms, self.weighting, self.rate = terms, weighting, _rate(settings)
         self.count, self.noise = len(names), 0.0
-        self._chance = _chance(terms, settings.seed)
+        self._noise = _noise(terms, settings.seed)
         self.log_level = torch.zeros(len(names), dtype=torch.float64)
         self.seen = torch.zeros(len(names), dtype=torch.bool)
 
@@ -82,7 +81,7 @@ class ClientSums:
         total = clipped(updates, own, clip, scale).sum(dim=0)
         deviation = self.noise * clip
         numbers = total.cpu().numpy()
-        noised = torch.from_numpy(self._chance.noised(numbers, deviation, "sum", round_number))
+        noised = torch.from_numpy(self._noise.noised(numbers, deviation, "sum", round_number))
         return along(noised, deviation, self.rate * self.count, scale).to(updates)
 
     def multipliers(self, signals: Signals) -> Tensor:
@@ -180,12 +179,10 @@ def _rate(settings: Settings) -> float:
     return float(share) if isinstance(share, (int, float)) else math.nan
 
 
-def _chance(terms: ClientPrivacy, seed: int) -> Chance:
-    if terms.secret in (None, SEED):
-        return Chance(seed_key(seed), "clients")
-    if asked_for() > 1:
+def _noise(terms: ClientPrivacy, seed: int) -> Noise:
+    if not terms.seeded and asked_for() > 1:
         raise ConfigError(
-            f"privacy.secret = {terms.secret!r}: {asked_for()} ranks would each draw the noise of "
-            "the sum, perhaps from different files; leave it out, or run in one process"
+            f"server.privacy: {asked_for()} processes would each draw other noise for the same "
+            "sum; run in one process"
         )
-    return Chance(secret_key(Path(str(terms.secret)).expanduser()), "clients")
+    return noise_from(terms.noise, seed).of("clients")

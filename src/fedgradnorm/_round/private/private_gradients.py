@@ -20,35 +20,40 @@ gradient of the shared network, and no clipping would bound that.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._privacy.budget import FIRST
+from fedgradnorm._privacy.noise import Noise, noise_from
 from fedgradnorm._privacy.per_example import (
     Clipped,
     Parameters,
     RowGradients,
     check_rows,
+    clipped_losses,
     row_loss,
 )
-from fedgradnorm._privacy.randomness import Chance, secret_key, seed_key
-from fedgradnorm._privacy.terms import SEED
+from fedgradnorm._privacy.plan import FIRST
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._round.local_update import LocalSpec, Report
-from fedgradnorm._round.private.private_plan import budget_of, loss_bound
+from fedgradnorm._round.private.private_plan import loss_bound, plan_of
 from fedgradnorm._state.table import OWN, Layout, Row
 from fedgradnorm.models._flat import FlatNetwork
+
+log = logging.getLogger("fedgradnorm")
 
 FLOOR = 0.05  # of the largest loss that counts: the least first loss, so that no ratio is absurd
 
 
 class PrivateClient:
-    """One private client: its examples, budget and noise; ``network`` is a scratch copy."""
+    """One private client and its examples; ``network`` is a scratch copy.
+
+    ``noise`` is the noise multiplier of a step. Whoever charges the client's rounds sets it.
+    """
 
     def __init__(
         self,
@@ -63,13 +68,10 @@ class PrivateClient:
         assert client.privacy is not None
         self.client, self.terms, self.how = client, client.privacy, how
         self.network, self.data = network, data
-        self.budget = budget_of(client, how, batch_size)
-        self.batch = self.budget.rate * client.size
+        self.rate, self.noise = plan_of(client, how, batch_size).rate, math.nan
+        self.batch = self.rate * client.size
         self.bound = loss_bound(client.task, self.terms)
-        secret = self.terms.secret
-        self._secret = secret not in (None, SEED)
-        key = secret_key(Path(str(secret)).expanduser()) if self._secret else seed_key(seed)
-        self._chance = Chance(key)
+        self._source = noise_from(self.terms.noise, seed).of(client.name)
         x, y = data
         try:
             self.mapped = check_rows(client.task, network.module, head, x[:2], y[:2])
@@ -85,13 +87,13 @@ class PrivateClient:
     def gradient_noise(self, step: int) -> float:
         """sigma_g of this step."""
         told = self.terms.loss_share if step < self.how.shared_steps else 0.0
-        return self.budget.noise * math.sqrt(self.uses(step) / (1 - told))
+        return self.noise * math.sqrt(self.uses(step) / (1 - told))
 
     @property
     def loss_noise(self) -> float:
         """sigma_l; infinite where no loss is told."""
         share = self.terms.loss_share
-        return self.budget.noise / math.sqrt(share) if share else math.inf
+        return self.noise / math.sqrt(share) if share else math.inf
 
     def norm_of(self, measured: float, numbers: int) -> float:
         """The gradient norm of a mean of noisy gradients, at no extra privacy cost.
@@ -109,42 +111,38 @@ class PrivateClient:
         floor = variance * math.sqrt(2 * numbers)
         return math.sqrt(max(measured**2 - numbers * variance, floor))
 
-    def chance_of(self, own: Tensor, rounds: int, shared: Tensor, round_number: int) -> Chance:
-        """The source of this round's batches and noise.
-
-        A secret is combined with everything that the answer depends on. The same question then gets
-        the same answer, and another question, in the same round, gets other noise.
-        """
-        label: list[object] = [self.client.name, round_number]
-        if self._secret:
-            label.append(question(own, rounds, shared, round_number))
-        return self._chance.of(*label)
+    def source(self, round_number: int) -> Noise:
+        """The source of this round's batches and noise."""
+        return self._source.of(round_number)
 
 
 def question(own: Tensor, rounds: int, shared: Tensor, round_number: int) -> str:
-    """A name for all that a client's answer depends on, besides its examples and its noise.
+    """A digest of all that a client's answer depends on, other than its examples and the noise.
 
-    ``own`` are its own parameters, after so many ``rounds`` in which it took part.
+    ``own`` are its own parameters after ``rounds`` rounds.
     """
-    digest = hashlib.blake2b(f"{round_number} {rounds} ".encode(), digest_size=16)
+    digest = hashlib.sha256(f"{round_number} {rounds} ".encode())
     for part in (shared, own):
         digest.update(part.detach().cpu().contiguous().reshape(-1).numpy().tobytes())
     return digest.hexdigest()
 
 
 class PrivateGradients:
-    """One client's gradients and losses of a round, all of them noisy.
+    """One client's gradients and losses of one round, all of them noisy.
 
     ``shared`` and ``own`` tell where parameters are; ``head`` is a module that holds the client's
     own parameters once ``load`` has been called with its row.
     """
 
     def __init__(
-        self, private: PrivateClient, shared: Layout, own: Layout, head: nn.Module, chance: Chance
+        self, private: PrivateClient, shared: Layout, own: Layout, head: nn.Module, noise: Noise
     ) -> None:
+        if not private.noise > 0:
+            raise ValueError(f"client {private.client.name!r}: nobody has charged this round")
         self._private, self._shared, self._own, self._head = private, shared, own, head
         self._network, self._task = private.network, private.client.task
-        self._chance = chance
+        self._source = noise
+        self._batches: dict[int, Tensor] = {}  # one batch per step, for all that is taken from it
         self._network.module.train()
         head.train()
 
@@ -174,17 +172,34 @@ class PrivateGradients:
         self._load(omega, row)
         return _one(self._told_loss(self._losses(x, y), step)).to(omega.device)
 
-    def finish(self, report: Report, numbers: int) -> Report:
-        """The report as it is sent: a loss of 1 where none is told, and the corrected norm."""
+    def finish(self, report: Report, norm_layer: Tensor | slice, row: Row, before: Row) -> Report:
+        """The report as it is sent: a loss of 1 where none is reported, and the corrected norm.
+
+        A client whose numbers are not finite keeps the ``row`` it had ``before``, and sends the
+        noise of a round in which every example's gradient was zero.
+        """
+        update, norm = report.update, report.grad_norm
+        if not all(bool(part.isfinite().all()) for part in (update, norm, row[OWN])):
+            log.warning("client %r: not finite; it sends only noise", self._private.client.name)
+            for key, value in before.items():
+                row[key].copy_(value)
+            how, scale = self._private.how, self._private.terms.clip / self._private.batch
+            if how.sends == "model":
+                assert how.local_optimizer is not None
+                scale *= how.shared_steps * how.local_optimizer["lr"]
+            deviation = self._private.gradient_noise(0) * scale / math.sqrt(how.shared_steps)
+            update = self._noised(torch.zeros_like(update), deviation, "silent").to(update)
+            norm = update[:, norm_layer].norm(dim=1).double()
         loss = report.loss if self._private.terms.loss_share > 0 else torch.ones_like(report.loss)
-        norm = self._private.norm_of(float(report.grad_norm), numbers)
-        return Report(report.update, loss, torch.full_like(report.grad_norm, norm))
+        numbers = self._network.vector[norm_layer].numel()
+        corrected = self._private.norm_of(float(norm), numbers)
+        return Report(update, loss, torch.full_like(norm, corrected))
 
     def first_loss(self, omega: Tensor, row: Row) -> float:
         """F_0 over all examples, with noise."""
         private, (x, y) = self._private, self._private.data
         self._load(omega, row)
-        deviation = FIRST * private.budget.noise * private.bound
+        deviation = FIRST * private.noise * private.bound
         noised = float(self._noised(_one(self._losses(x, y)), deviation, "first"))
         return min(max(noised / len(x), FLOOR * private.bound), private.bound)
 
@@ -198,14 +213,15 @@ class PrivateGradients:
         return heads
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Each example with chance q."""
+        """Each example with probability q, drawn once per step."""
         x, y = self._private.data
-        rate = self._private.budget.rate
-        rows = torch.from_numpy(self._chance.chosen(len(x), rate, "batch", step))
-        return x[rows.to(x.device)], y[rows.to(y.device)]
+        if step not in self._batches:
+            rows = self._source.chosen(len(x), self._private.rate, "batch", step)
+            self._batches[step] = torch.from_numpy(rows).to(x.device)
+        return x[self._batches[step]], y[self._batches[step]]
 
     def _noised(self, total: Tensor, deviation: float, *label: object) -> Tensor:
-        noised = self._chance.noised(total.cpu().numpy(), deviation, *label)
+        noised = self._source.noised(total.cpu().numpy(), deviation, *label)
         return torch.from_numpy(noised).to(total.device)
 
     def _gradient(
@@ -234,13 +250,23 @@ class PrivateGradients:
         """The sum of the examples' clipped losses, with network and head as they are."""
         if not len(x):
             return 0.0
-        bound, output = self._private.bound, predict(self._network.module, self._head, x)
-        losses = self._task.losses(output, y)
-        if losses.ndim == 0:  # a loss that joins examples: one at a time
-            pairs = zip(output.split(1), y.split(1), strict=True)
-            losses = torch.stack([self._task.loss(*pair) for pair in pairs])
-        losses = losses.double().nan_to_num(nan=bound, posinf=bound, neginf=0.0)
-        return float(losses.clamp(0.0, bound).sum())
+        bound = self._private.bound
+        try:
+            losses = self._task.losses(predict(self._network.module, self._head, x), y)
+        except Exception as error:
+            log.warning("client %r: losses one by one: %s", self._private.client.name, error)
+            losses = torch.zeros(())
+        if losses.ndim == 0:  # a loss that joins examples, or fails for one of them
+            pairs = zip(x.split(1), y.split(1), strict=True)
+            losses = torch.stack([self._loss(*pair) for pair in pairs])
+        return float(clipped_losses(losses, bound).sum())
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of one example; NaN where it fails."""
+        try:
+            return self._task.loss(predict(self._network.module, self._head, x), y).double()
+        except Exception:
+            return torch.tensor(math.nan, dtype=torch.float64, device=x.device)
 
 
 def _one(number: float) -> Tensor:

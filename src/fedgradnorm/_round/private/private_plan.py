@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._privacy.accountant import Steps
-from fedgradnorm._privacy.budget import Budget
+from fedgradnorm._privacy.plan import Plan
 from fedgradnorm._privacy.terms import Privacy
 from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm._round.settings import FIELDS, Settings, key_of, scope_of
@@ -44,10 +43,8 @@ def expected_rounds(settings: Settings, rounds: int) -> int:
     return min(rounds, math.ceil(likely))
 
 
-def budget_of(
-    client: Client, how: LocalSpec, batch_size: int | None, before: tuple[Steps, ...] = ()
-) -> Budget:
-    """The budget of a private client, whose rounds are planned.
+def plan_of(client: Client, how: LocalSpec, batch_size: int | None) -> Plan:
+    """What a private client, whose rounds are planned, releases.
 
     Everything computed from one batch costs as much as one sum with a step's noise: see
     :mod:`fedgradnorm._round.private.private_gradients`.
@@ -57,11 +54,7 @@ def budget_of(
     assert terms.rounds is not None
     rate = min(batch_size or client.size, client.size) / client.size
     first = terms.loss_share > 0 and how.first_loss == "dataset"
-    promised = (terms.epsilon, terms.delta, rate, how.steps, terms.rounds)
-    try:
-        return Budget(*promised, first, terms.noise, before)
-    except ConfigError as error:
-        raise ConfigError(f"client {client.name!r}: {error}") from None
+    return Plan(rate, how.steps, terms.rounds, first)
 
 
 def loss_bound(task: Task, terms: Privacy) -> float:
@@ -89,20 +82,24 @@ def check_private(clients: Sequence[Client], settings: Settings, told: Collectio
 
 def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
     where = f"client {client.name!r} has privacy"
+    try:
+        terms.check_delta(client.size, "training examples")
+    except ConfigError as error:
+        raise ConfigError(f"client {client.name!r}: {error}") from None
     if client.of is not None:
         raise ConfigError(
-            f"{where}, and it is one of the tasks of client {client.of!r}: their rows are the same "
-            "ones, which no account here adds up; make a client of each task with rows of its own"
+            f"{where}, and it is one of the tasks of client {client.of!r}: their examples are the "
+            "same, and the accounting does not add them up; make a client of each task, with "
+            "examples of its own"
         )
     if isinstance(client.train[0], Streamed):
         raise ConfigError(
-            f"{where}: its rows are read batch by batch, and private batches are drawn from rows "
-            "in memory; give it arrays, such as np.array(x)"
+            f"{where}: its examples are read batch by batch, and private batches are drawn from "
+            "examples in memory; give it arrays, such as np.array(x)"
         )
     if client.stem is not None or not isinstance(client.train[0], Tensor):
         raise ConfigError(
-            f"{where}: gradients of single rows are taken of networks with one tensor of inputs "
-            "and no first part of a client's own; give it such inputs"
+            f"{where}: per-example gradients need a network with one tensor of inputs, and no stem"
         )
     for name in FIELDS:
         scope, value = scope_of(name), getattr(settings, name)
@@ -110,13 +107,42 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
             raise ConfigError(
                 f"{where}, and {key_of(name)} = {value!r} {scope.leaks}; leave it at {scope.safe!r}"
             )
-    if client.task.class_weights():
+    for what in learned_from_examples(client):
         raise ConfigError(
-            f"{where}, and class weights are learned on its rows without noise; give a loss of "
-            "your own with fixed weights"
+            f"{where}, and {what} learned from its training examples without noise; "
+            f"{WAYS_OUT[what]}"
         )
     if terms.loss_share == 0 and "loss" in told:
         raise ConfigError(
-            f"{where} with loss_share = 0, so it tells no loss, but the method weighs by losses; "
-            "give it a loss_share such as 0.1"
+            f"{where} with loss_share = 0, so it reports no loss, but the method weights clients "
+            "by their losses; give it a loss_share such as 0.1"
         )
+
+
+WAYS_OUT = {
+    "class weights are": "list them: class_weights = [1.0, 3.0]",
+    "the scaling is": "give public constants: standardize = { mean = [...], std = [...] }",
+    "the encoding of its columns is": (
+        "list the categories (categories = { NAME = [...] }), and do not fill gaps with a mean, a "
+        "median or an indicator"
+    ),
+    "the list of its classes is": "list them: labels = [...], or give their number: classes = N",
+}
+"""What may have been learned from examples, and how to supply it as public constants instead."""
+
+
+def learned_from_examples(client: Client) -> list[str]:
+    """What of a client would reveal something of its examples: the keys of ``WAYS_OUT``.
+
+    A scaling or an encoding whose class does not tell (``learned``) counts as learned.
+    """
+    weighted = client.task.class_weights()
+    found = {
+        "class weights are": isinstance(weighted.get("given"), str),
+        "the scaling is": getattr(client.scaling, "learned", client.scaling is not None),
+        "the encoding of its columns is": getattr(
+            client.encoding, "learned", client.encoding is not None
+        ),
+        "the list of its classes is": client.labels_learned,
+    }
+    return [what for what, so in found.items() if so]

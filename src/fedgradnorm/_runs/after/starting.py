@@ -60,6 +60,13 @@ class Start:
             replace(c, stem=known_stem(run, c), head=heads.get(c.name, c.head)) for c in clients
         ]
         there = {c.name: run.clients[c.name] for c in clients if c.name in run.clients}
+        private = [c.name for c in clients if c.privacy is not None and c.name in there]
+        if private or settings.privacy is not None:
+            who = f"client {private[0]!r} has privacy" if private else "server.privacy is set"
+            raise ConfigError(
+                f"{who}, and the run to start from was trained on the same data, which no budget "
+                "here covers; start from a network that was trained on other data"
+            )
         self.statistics = {
             name: statistics_of(name, one, self.network) for name, one in there.items()
         }

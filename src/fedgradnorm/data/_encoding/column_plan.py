@@ -150,7 +150,9 @@ class ColumnPlan:
             if isinstance(column, CategoryColumn) and not column.categories:
                 column = replace(column, categories=_seen(column, values, texts, source))
             found.append(column.learned(values))
-        return Encoding(tuple(found))
+        seen = (isinstance(c, CategoryColumn) and not self.categories[c.name] for c in found)
+        filled = (c.allows_gaps and c.fillable for c in found)
+        return Encoding(tuple(found), learned=any(seen) or any(filled))
 
     def _check_kinds(self) -> None:
         kinds: dict[str, Mapping[str, Any]]

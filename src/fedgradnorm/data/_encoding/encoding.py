@@ -41,6 +41,7 @@ class Encoding:
     """What is done to each input column before the scaling."""
 
     columns: tuple[Column, ...]
+    learned: bool = True  # whether the client's own data decided categories or fillings
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -50,7 +51,8 @@ class Encoding:
     def in_order(self, features: Sequence[str]) -> Encoding:
         """The encoding whose features are in this order."""
         place = {name: k for k, name in enumerate(features)}
-        found = Encoding(tuple(sorted(self.columns, key=lambda c: place[c.names()[0]])))
+        columns = sorted(self.columns, key=lambda c: place[c.names()[0]])
+        found = Encoding(tuple(columns), self.learned)
         if found.features != tuple(features):
             raise DataError(f"columns {', '.join(self.features)} cannot be put in another order")
         return found

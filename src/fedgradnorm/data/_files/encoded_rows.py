@@ -45,8 +45,8 @@ class Encoded:
         """What was done to the inputs here, and to the targets elsewhere."""
         if self.scaling is None or of_targets is None:
             return self.scaling or of_targets
-        both = {"input_mean": self.scaling.input_mean, "input_std": self.scaling.input_std}
-        return replace(of_targets, **both)
+        inputs = self.scaling.input_mean, self.scaling.input_std
+        return replace(of_targets, input_mean=inputs[0], input_std=inputs[1])
 
 
 def encoded(
@@ -67,6 +67,11 @@ def encoded(
     numbers = {part: encoding.encode(own) for part, own in codes.items()}
     if encoding.flat:
         return Encoded({part: own.numpy() for part, own in numbers.items()}, encoding, standardize)
+    if isinstance(standardize, Mapping):
+        raise ConfigError(
+            f"client {name!r}: constants in standardize are for one table of numbers; scale the "
+            "data beforehand"
+        )
     scaling = _input_scaling(name, encoding, numbers["train"], standardize)
     if scaling is not None:
         numbers = {part: scaling.scale_inputs(own) for part, own in numbers.items()}

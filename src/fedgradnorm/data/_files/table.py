@@ -488,7 +488,9 @@ def _load(
     columns = splits["train"].inputs if encoding is None else encoding.features
     columns = columns if made.flat else None
     client = _single_precision(loaded.client)
+    learned = known is not None and not plan.is_public(known.names)
     client = replace(client, labels=called, columns=columns, encoding=encoding, scaling=scaling)
+    client = replace(client, labels_learned=learned)
     tell_untrained(client)
     return Loaded(client, scaling, called, dropped_rows(splits.values()))
 

@@ -110,6 +110,11 @@ class Target:
         """How many classes there must be, where that is said."""
         return 2 if self.task == "binary" else self.classes
 
+    def is_public(self, names: Sequence[str]) -> bool:
+        """Whether these classes were given, and not read from the training data."""
+        numbers = self.class_count is not None and list(names) == [*map(str, range(len(names)))]
+        return self.labels is not None or self.above is not None or numbers
+
     def label_map(self, whose: str = "") -> LabelMap | None:
         """The labels that are listed; a ConfigError for a list that cannot be."""
         if self.labels is None:

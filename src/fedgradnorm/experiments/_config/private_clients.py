@@ -10,7 +10,7 @@ from typing import Any
 from fedgradnorm._checks import names
 from fedgradnorm._client import Client
 from fedgradnorm._errors import choose
-from fedgradnorm._privacy.terms import SEED, Privacy, privacy_of
+from fedgradnorm._privacy.terms import Privacy, privacy_of
 
 CLIENTS = "clients"
 
@@ -39,10 +39,10 @@ def promised(clients: Sequence[Client], table: Mapping[str, Any]) -> list[Client
 
 
 def beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The config with the file of its privacy's secret looked for beside it."""
+    """The config with the folder of its privacy ledgers taken as relative to ``folder``."""
     table = config.get("privacy")
-    secret = table.get("secret") if isinstance(table, dict) else None
-    if not isinstance(secret, str) or secret in ("", SEED):
+    ledger = table.get("ledger") if isinstance(table, dict) else None
+    if not isinstance(ledger, str) or not ledger:
         return config
-    place = str(folder.absolute() / Path(secret).expanduser())
-    return {**config, "privacy": {**config["privacy"], "secret": place}}
+    place = str(folder.absolute() / Path(ledger).expanduser())
+    return {**config, "privacy": {**config["privacy"], "ledger": place}}
