@@ -143,11 +143,10 @@ def check_effects(report, truth: pd.DataFrame) -> None:
             for row, (ours, theirs) in zip(mine.itertuples(), both, strict=True):
                 points_of = measure == "score" and metrics[row.task] == "accuracy"
                 change = 100 * (ours - theirs) if points_of else 100 * (theirs - ours) / theirs
-                ends = scipy.stats.t.interval(
-                    0.95, len(change) - 1, change.mean(), scipy.stats.sem(change)
-                )
                 assert row.effect == close(change.mean())
                 if change.std() > 0:
+                    error = scipy.stats.sem(change)
+                    ends = scipy.stats.t.interval(0.95, len(change) - 1, change.mean(), error)
                     assert (row.low, row.high) == pytest.approx(ends)
 
 

@@ -47,14 +47,18 @@ _NO_METRIC = {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON} - {"loss"}
 class Report:
     """Runs in the form that everything is made from.
 
-    ``frame`` has a row per run and task: ``variant``, ``method``, ``line`` (the variant without its
-    point of a sweep), ``point``, ``data`` (only runs on the same data are compared), ``base`` and
-    ``alone`` (the variants of the baseline method and of training alone that it is compared with),
-    ``seed``, ``task``, ``metric``, ``higher``, ``split``, ``first_loss``, ``loss``, ``held_loss``,
-    ``score``, ``constant`` (the score of the constant baseline), ``weight``, ``reached`` (the epoch
-    at which it had the base's last training loss), ``megabytes``, ``seconds`` and ``main`` (whether
-    headlines count this row). Of many clients it has quantiles in place of tasks; ``everybody`` are
-    the groups of all clients.
+    ``frame`` has a row per run and task, with the following columns:
+
+    - ``variant``, ``method``, ``line`` (the variant without its point of a sweep), ``point``;
+    - ``data``: only runs on the same data are compared;
+    - ``base``, ``alone``: the variant of the baseline method, or of training alone, to compare to;
+    - ``seed``, ``task``, ``metric``, ``higher`` (whether more is better), ``split``;
+    - ``first_loss``, ``loss``, ``held_loss``, ``score``, ``weight``;
+    - ``constant``: the score of the constant baseline;
+    - ``reached``: the epoch at which it had the base's last training loss;
+    - ``megabytes``, ``seconds``; ``main``: whether headlines count this row.
+
+    Of many clients it has quantiles in place of tasks; ``everybody`` are the groups of all clients.
     """
 
     frame: pd.DataFrame
@@ -242,12 +246,10 @@ def every_metric(groups: Mapping[str, Group]) -> pd.DataFrame:
         for seed, run in one.seeds.items():
             for row in run.rows:
                 if row["split"] != "batch":
-                    for metric in row.keys() - _NO_METRIC:
+                    for metric in (key for key in row if key not in _NO_METRIC):
                         found[name, seed, row["client"], row["split"], metric] = row[metric]
     columns = ["variant", "seed", "task", "split", "metric"]
-    table = pd.DataFrame(list(found), columns=columns).assign(value=list(found.values()))
-    order = {name: place for place, name in enumerate((*KEYS, "loss"))}
-    return table.sort_values("metric", key=lambda c: c.map(lambda n: (order.get(n, 9), n)))
+    return pd.DataFrame(list(found), columns=columns).assign(value=list(found.values()))
 
 
 def partner(one: Group, method: str, groups: Sequence[Group]) -> Group | None:
