@@ -58,7 +58,7 @@ def _rows(path: Path, found: Contents) -> list[Row]:
         rows, damage = salvaged(path, data)
     except RunFolderError as error:
         data, rows, damage = b"", [], str(error)
-    whole = [row for row in rows if all(row.get(key) is not None for key in _needed(path, row))]
+    whole = [row for row in rows if all(row.get(key) is not None for key in _needed(path))]
     if len(whole) < len(rows) and not damage:
         damage = f"{path} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
     known = found.manifest.get("tables", {}).get(path.name)
@@ -71,8 +71,6 @@ def _rows(path: Path, found: Contents) -> list[Row]:
     return whole
 
 
-def _needed(path: Path, row: Row) -> Sequence[str]:
+def _needed(path: Path) -> Sequence[str]:
     """The columns in which a row of this table has no gap."""
-    if path.name != METRICS:
-        return COLUMNS if path.name == SPREAD else PAIRS
-    return KEYS if row.get("split") == "batch" else (*KEYS, "loss", "weight")
+    return {METRICS: KEYS, SPREAD: COLUMNS, CONFLICT: PAIRS}[path.name]

@@ -186,10 +186,13 @@ def read_run(folder: Path) -> StoredRun:
     """The run in ``folder``, as far as it can be read."""
     found = read_contents(folder)
     problems = [_inside(folder, fault) for fault in found.faults]
-    if rows := found.rows[METRICS]:
+    rows = [row for row in found.rows[METRICS] if _is_usable(row)]
+    if (lost := len(found.rows[METRICS]) - len(rows)) and not problems:
+        problems.append(f"{METRICS} is damaged: {lost} of its rows are incomplete")
+    if rows:
         shown = f"; shown up to round {rows[-1]['round']}"
         problems = [text + shown * text.startswith(METRICS) for text in problems]
-    if not found.rows[METRICS] and not any(METRICS in problem for problem in problems):
+    if not rows and not any(METRICS in problem for problem in problems):
         problems.append("no round was recorded")
     config = _config(folder, problems)
     settings = found.manifest.get("settings")
@@ -198,13 +201,18 @@ def read_run(folder: Path) -> StoredRun:
         name=folder.resolve().name,
         method=str(config.get("method") or _weighting(found.manifest) or folder.resolve().name),
         seed=seed if isinstance(seed, int) else UNKNOWN_SEED,
-        rows=found.rows[METRICS],
+        rows=rows,
         manifest=found.manifest,
         config=config,
         problems=tuple(problems),
         pairs=found.rows[CONFLICT],
         spread=found.rows[SPREAD],
     )
+
+
+def _is_usable(row: Row) -> bool:
+    """Whether a row has what reports show; a client's own result has no weight."""
+    return row["split"] == "batch" or not {"loss", "weight"} - set(row)
 
 
 def _config(folder: Path, problems: list[str]) -> dict[str, Any]:
