@@ -29,9 +29,10 @@ from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
-from fedgradnorm._flower.private.private_terms import PrivateTerms, make_signing_key, read_signer
+from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.silo import Silo
 from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._masking.roster import make_key, read_signer
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
@@ -95,7 +96,7 @@ def federation(
     known, weighting = clients(count), find_method(method).build()
     names = [client.name for client in known]
     weighting.bind(names)
-    keys = {name: make_signing_key(folder / f"{name}.key") for name in names} if private else {}
+    keys = {name: make_key(folder, f"{name}.key").text for name in names} if private else {}
     terms = PrivateTerms(keys) if private else None
     scalars = sent_scalars(weighting, settings)
     agreed = Agreement(settings, ROUNDS, scalars, "agreed", terms)

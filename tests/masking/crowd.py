@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.member import Member
 from fedgradnorm._masking.ring import Words
-from fedgradnorm._masking.roster import Attempt, Roster, Signer
+from fedgradnorm._masking.roster import Attempt, Roster, Signer, to_text
 
 STEPS = ("keys", "letters", "input", "reveal")
 NOBODY: dict[str, Collection[str]] = {}
@@ -24,6 +24,12 @@ def people(count: int) -> tuple[Roster, dict[str, Signer]]:
     raw = (form.Encoding.Raw, form.PublicFormat.Raw)
     roster = Roster({n: key.public_key().public_bytes(*raw) for n, key in keys.items()})
     return roster, {name: Signer(name, key) for name, key in keys.items()}
+
+
+def public_keys(names: str) -> dict[str, str]:
+    """A real public key for each letter."""
+    roster, _ = people(len(names))
+    return {n: to_text(key) for n, key in zip(names, roster.keys.values(), strict=True)}
 
 
 class Crowd:

@@ -163,8 +163,8 @@ def _participant(
     if agreement.private is None:
         return Participant(*about)
     from fedgradnorm._flower.private.noisy_silo import NoisySilo
-    from fedgradnorm._flower.private.private_terms import read_signer
     from fedgradnorm._flower.private.silo import Silo
+    from fedgradnorm._masking.roster import read_signer
 
     kind = Silo if agreement.settings.privacy is None else NoisySilo
     return kind(*about, read_signer(given.name, given.path("signing")), weighting)

@@ -108,9 +108,10 @@ def init_federation(
 
 def _make_private(folder: Path, homes: Sequence[Path], longest: float, ratio: float) -> None:
     """A key to sign with for every client, and the roster in all folders."""
-    from fedgradnorm._flower.private.private_terms import PrivateTerms, make_signing_key
+    from fedgradnorm._flower.private.private_terms import PrivateTerms
+    from fedgradnorm._masking.roster import make_key
 
-    keys = {home.name: make_signing_key(home / SIGNING) for home in homes}
+    keys = {home.name: make_key(home, SIGNING).text for home in homes}
     terms = PrivateTerms(keys, longest, ratio)
     for place in (folder, *homes):
         terms.write(place / ROSTER)

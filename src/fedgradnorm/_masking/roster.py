@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedgradnorm._errors import FedGradNormError
+from fedgradnorm._errors import ConfigError, FedGradNormError
 
 FEWEST = 3  # clients of a sum: of two, each knows the other by the sum
 Table = Mapping[str, Any]
@@ -35,10 +38,142 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class PublicKey:
+    """The public half of a client's signing key, as text, and a fingerprint to read aloud."""
+
+    text: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the key; compare it over another channel (by telephone, say)."""
+        return fingerprint(from_text(self.text))
+
+
+def make_key(folder: Path, file: str = "signing.key") -> PublicKey:
+    """Write a new private signing key into ``folder``, with mode 0600, and return its public half.
+
+    Only the client runs this, on the machine that uses the key: nobody else ever holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key, path = Ed25519PrivateKey.generate(), folder / file
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} already exists; a signing key is never overwritten. Its public key: "
+            f"{read_key(path).text}"
+        ) from None
+    with os.fdopen(handle, "wb") as private:
+        private.write(
+            key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        )
+        private.flush()
+        os.fsync(private.fileno())
+    return _public_half(key)
+
+
+def read_key(path: Path) -> PublicKey:
+    """The public half of the private key in a file."""
+    return _public_half(read_signer("", path).key)
+
+
+def read_signer(name: str, path: Path) -> Signer:
+    """The client of that name, with its private key."""
+    try:
+        key = form.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no private key can be read from it") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: not an Ed25519 signing key")
+    return Signer(name, key)
+
+
+def assemble_roster(keys: Mapping[str, str]) -> Roster:
+    """The roster of all clients from the public keys they sent, by name.
+
+    A ConfigError for fewer than three clients, for text that is not a public key, and for one key
+    under two names, which would count as two clients.
+    """
+    found = dict[str, bytes]()
+    for name, text in keys.items():
+        try:
+            found[name] = from_text(text)
+        except ValueError:
+            found[name] = b""
+        if not _is_public_key(found[name]):
+            raise ConfigError(
+                f"the key of client {name!r} is not a public signing key ({text!r:.60}); "
+                "`fedgradnorm federation key` prints it"
+            )
+    owners: dict[bytes, str] = {}
+    for name, key in found.items():
+        if owners.setdefault(key, name) != name:
+            raise ConfigError(
+                f"clients {owners[key]!r} and {name!r} have the same key: it would count twice; "
+                "each client makes its own"
+            )
+    if len(found) < FEWEST:
+        raise ConfigError(
+            f"a private federation needs at least {FEWEST} clients, not {len(found)}: with two, "
+            "the sum tells each client the other one's update"
+        )
+    return Roster(found)
+
+
+def fingerprint(data: bytes) -> str:
+    """A short name for bytes, in groups of four hexadecimal digits.
+
+    >>> fingerprint(b"key")
+    '2c70-e12b-7a06-46f9-2279-f427-c7b3-8e73'
+    """
+    text = hashlib.sha256(data).hexdigest()[:32]
+    return "-".join(text[at : at + 4] for at in range(0, len(text), 4))
+
+
+def _public_half(key: Ed25519PrivateKey) -> PublicKey:
+    raw = key.public_key().public_bytes(form.Encoding.Raw, form.PublicFormat.Raw)
+    return PublicKey(to_text(raw))
+
+
+_P = 2**255 - 19
+_D = -121665 * pow(121666, -1, _P) % _P  # of Edwards' curve -x^2 + y^2 = 1 + d x^2 y^2
+
+
+def _is_public_key(raw: bytes) -> bool:
+    """Whether it is a point of the curve of large order: under one of small order anybody signs.
+
+    Doubling needs x^2 and y^2 alone: y' = (y^2 + x^2) / (1 - d x^2 y^2). A point has small order
+    if 8 P is the neutral element, whose y is 1.
+    """
+    if len(raw) != 32:
+        return False
+    y = int.from_bytes(raw, "little") & (2**255 - 1)
+    squares = y * y % _P
+    x2 = (squares - 1) * pow(_D * squares + 1, -1, _P) % _P
+    if y >= _P or pow(x2, (_P - 1) // 2, _P) not in (0, 1):
+        return False
+    for _ in range(3):
+        squares = y * y % _P
+        x2 = (squares - 1) * pow(_D * squares + 1, -1, _P) % _P
+        y = (squares + x2) * pow(1 - _D * x2 * squares, -1, _P) % _P
+    return y != 1
+
+
+@dataclass(frozen=True)
 class Roster:
-    """The public keys of all clients, by name: from the federation's start, not from the server."""
+    """The public keys of all clients, by name: compared out of band, never told by the server."""
 
     keys: Mapping[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """A name for all names and keys."""
+        return digest({name: to_text(key) for name, key in self.keys.items()})
+
+    @property
+    def fingerprint(self) -> str:
+        """For comparison between clients, out of band."""
+        return fingerprint(self.digest.encode())
 
     def said(self, attempt: Attempt, step: str, message: Table) -> tuple[str, Table]:
         """Who says it, and what; Unsafe unless the signature is that of a client here."""

@@ -29,7 +29,7 @@ from fedgradnorm._privacy.randomness import Chance
 from fedgradnorm._round.private.client_sums import account
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments._config.config_file import make_config
-from masking.crowd import Crowd
+from masking.crowd import Crowd, public_keys
 
 TERMS = {"epsilon": 8.0, "delta": 1e-3, "clip": 0.5}
 WIDE = 20_000
@@ -242,7 +242,7 @@ def test_what_the_federation_must_be() -> None:
         "rounds": 3,
         "server": {"privacy": dict(TERMS)},
     }
-    terms = PrivateTerms(dict.fromkeys("abc", "AAAA"))
+    terms = PrivateTerms(public_keys("abc"))
     agreed = agree(make_config(table), terms)
     assert agreed.sent == ("masked update with noise",)
     with pytest.raises(fgn.ConfigError, match=r"federation init --private"):

@@ -24,6 +24,7 @@ from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._masking.ring import LIMBS, unpack_numbers
 from fedgradnorm.experiments._config.config_file import make_config
+from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
 ABSENT = [NAMES[:4], NAMES[1:], NAMES]
@@ -196,7 +197,8 @@ def test_other_terms_are_another_agreement():
         "network": {"name": "mlp", "inputs": 3},
         "rounds": 3,
     }
-    one, other = (PrivateTerms(dict.fromkeys("abc", "AAAA"), longest=x) for x in (1.0, 2.0))
+    keys = public_keys("abc")
+    one, other = (PrivateTerms(keys, longest=x) for x in (1.0, 2.0))
     config = make_config(table)
     assert len({agree(config, terms).digest for terms in (None, one, other)}) == 3
     for method in ("mgda", "graddrop", "afl", "famo"):
@@ -206,10 +208,10 @@ def test_other_terms_are_another_agreement():
     with pytest.raises(fgn.ConfigError, match="heads = 'all' cannot be run in a private"):
         agree(make_config({**table, "sharing": shared}), one)
     with pytest.raises(fgn.ConfigError, match="needs at least 3 clients"):
-        PrivateTerms({"a": "AAAA", "b": "AAAA"})
+        PrivateTerms(public_keys("ab"))
     for longest in (1e12, float("inf")):
         with pytest.raises(fgn.ConfigError, match="fewer than 24 bits behind the point"):
-            PrivateTerms(dict.fromkeys("abc", "AAAA"), longest=longest)
+            PrivateTerms(public_keys("abc"), longest=longest)
 
 
 def test_a_client_with_several_tasks_is_refused_on_both_sides(tmp_path):

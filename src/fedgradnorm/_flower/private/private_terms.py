@@ -11,13 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._flower.wire.keys import write_private
 from fedgradnorm._masking.ring import fraction_bits
-from fedgradnorm._masking.roster import FEWEST, Roster, Signer, digest, from_text, to_text
+from fedgradnorm._masking.roster import FEWEST, Roster, assemble_roster, digest
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.settings import Settings
@@ -41,11 +37,8 @@ class PrivateTerms:
     largest_ratio: float = 3.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.clients, Mapping) or len(self.clients) < FEWEST:
-            raise ConfigError(
-                f"a private federation needs at least {FEWEST} clients: of two, each knows the "
-                "other by the sum"
-            )
+        if not isinstance(self.clients, Mapping):
+            raise ConfigError("clients must be a table of names and public keys")
         if not (self.longest > 0 and self.largest_ratio >= 1):
             raise ConfigError("longest must be > 0 and largest_ratio >= 1")
         if not math.isfinite(self.longest) or self.bits < LEAST_BITS:
@@ -57,11 +50,8 @@ class PrivateTerms:
 
     @property
     def roster(self) -> Roster:
-        """The keys."""
-        try:
-            return Roster({name: from_text(key) for name, key in self.clients.items()})
-        except ValueError as error:
-            raise ConfigError("a key of the roster cannot be read") from error
+        """The keys, checked."""
+        return assemble_roster(self.clients)
 
     @property
     def bits(self) -> int:
@@ -102,22 +92,3 @@ def read_terms(path: Path) -> PrivateTerms:
         return PrivateTerms(**table)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def make_signing_key(path: Path) -> str:
-    """A new private key in a file of its owner's; its public half as it stands in the roster."""
-    key = Ed25519PrivateKey.generate()
-    kept = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
-    write_private(path, kept)
-    return to_text(key.public_key().public_bytes(form.Encoding.Raw, form.PublicFormat.Raw))
-
-
-def read_signer(name: str, path: Path) -> Signer:
-    """The client of that name, with its key."""
-    try:
-        key = form.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: no private key can be read from it") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path}: not a key to sign with")
-    return Signer(name, key)
