@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgradnorm")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+POLL = 0.5  # seconds between two looks for orders
 BAD_INPUT = 2
 AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
 WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
@@ -118,7 +119,8 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     _until_trusted(given)
 
-    from fedgradnorm._flower.wire.node import answer_orders
+    from fedgradnorm._flower.wire.flower import FlowerClient
+    from fedgradnorm._flower.wire.transport import answer_next
 
     last = state / NODE
     before = int(last.read_text()) if last.exists() else None
@@ -129,14 +131,12 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with _alone(state):
-        answer_orders(
-            given.server,
-            given.path("ca"),
-            given.path("key"),
-            participant.respond,
-            connected,
-            before,
-        )
+        client = FlowerClient(given.server, given.path("ca"), given.path("key"), before)
+        with client as transport:
+            connected(transport.node)
+            while participant.result is None:
+                if not answer_next(transport, participant.respond):
+                    time.sleep(POLL)
 
 
 def private_terms(given: ClientFile) -> PrivateTerms | None:

@@ -26,9 +26,11 @@ from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._flower.wire.keys import public_key_pem
-from fedgradnorm._flower.wire.operator import Operator
+from fedgradnorm._flower.wire.flower import FlowerServer
+from fedgradnorm._flower.wire.messages import largest_answer
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.sum_messages import SumOrder
+from fedgradnorm._flower.wire.transport import Exchange
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.folder import RunFolder
@@ -86,12 +88,12 @@ def serve(
         )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement, terms)
-    link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
-    operator = Operator(terms.address, (federation / CA).read_bytes(), link)
+    size = _answer_size(FlatNetwork(network).vector, heads, agreement, terms)
+    link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    server = FlowerServer(terms.address, (federation / CA).read_bytes(), link)
     with FolderLock(folder, config.text()) as folder_lock:
         link.check_free()
-        coordinator = _coordinator(network, weighting, config, terms, agreement, operator, heads)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, server, heads)
         manifest = _manifest(network, weighting, agreement, terms)
         # A refusal starts no process. Clients answer a round once: a server does not go back.
         keeper = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
@@ -100,9 +102,9 @@ def serve(
                 if not resume:
                     keeper.save_checkpoint()  # the run's name must be known before anybody hears it
                 keys = {n: public_key_pem(public_key(federation, n)) for n in terms.clients}
-                operator.register(keys)
-                operator.start()
-                _meet(operator, terms, coordinator, waiting)
+                server.register(keys)
+                server.start()
+                _meet(server, terms, coordinator, waiting)
                 _rounds(coordinator, keeper, show)
                 coordinator.notices.sum_up(coordinator.round)
                 log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
@@ -113,7 +115,7 @@ def serve(
                 }
                 keeper.finish(Run({}, manifest, coordinator.history, network_now))
             finally:
-                operator.stop()
+                server.stop()
     return coordinator
 
 
@@ -127,13 +129,13 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
     return found
 
 
-def _answer_sizes(
+def _answer_size(
     vector: Tensor, heads: GroupHeads | None, agreement: Agreement, terms: FederationFile
-) -> tuple[int, int]:
-    """Bytes of the two vectors that an answer may have."""
+) -> int:
+    """Bytes of the largest answer."""
     if agreement.private is None:
         most = max(map(len, terms.several.values()), default=1)  # updates in one message
-        return most * vector.nbytes, heads.largest if heads else 0
+        return largest_answer(most * vector.nbytes, heads.largest if heads else 0, most)
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector) + 1, count).room()
 
@@ -151,7 +153,7 @@ def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
 
 
 def _meet(
-    operator: Operator,
+    server: FlowerServer,
     terms: FederationFile,
     coordinator: Coordinator,
     waiting: Callable[[list[str]], None] | None,
@@ -161,7 +163,7 @@ def _meet(
     wanted = [name for name in terms.clients if attendance.takes_part(name, now)]
     end, missing = time.monotonic() + terms.wait, [""]
     while missing and time.monotonic() < end:
-        here = operator.online()
+        here = server.connected()
         absent = [name for name in wanted if name not in here]
         if absent != missing and absent and waiting is not None:
             waiting(absent)
@@ -169,7 +171,7 @@ def _meet(
         time.sleep(0.2 if missing else 0)
     if missing:
         log.warning("not connected after %.0f s: %s", terms.wait, ", ".join(missing))
-    here = operator.online()
+    here = server.connected()
     if len(here) < max(1, terms.minimum):
         raise TrainingError(
             f"only {len(here)} of {len(terms.clients)} clients connected "
@@ -196,7 +198,7 @@ def _coordinator(
     config: Config,
     terms: FederationFile,
     agreement: Agreement,
-    operator: Operator,
+    transport: FlowerServer,
     heads: GroupHeads | None,
 ) -> Coordinator:
     settings = agreement.settings
@@ -212,7 +214,15 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     norm_layer = _norm_layer(network, config)
-    given = (server, list(terms.clients), agreement, operator, patience, norm_layer, heads)
+    given = (
+        server,
+        list(terms.clients),
+        agreement,
+        Exchange(transport),
+        patience,
+        norm_layer,
+        heads,
+    )
     if agreement.private is not None:
         noisy = settings.privacy is not None
         return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)
