@@ -82,6 +82,32 @@ class Coordinator:
         return dict(zip(self.rows, self.server.weighting.weight.tolist(), strict=True))
 
     @property
+    def epsilon_spent(self) -> float | None:
+        """What clients' privacy has cost so far, where the server knows that."""
+        spent: float | None = getattr(self, "epsilon", None)
+        return spent
+
+    def board(self, connected: Sequence[str]) -> list[dict[str, Any]]:
+        """What ``federation status`` shows of each client, or of each of its tasks."""
+        weights, exchange = self.weights(), self.exchange
+        return [
+            {
+                "client": row,
+                "connected": name in connected,
+                "seen": exchange.seen.get(name),
+                "seconds": exchange.seconds.get(name),
+                "rounds": self.states[name],
+                "weight": weights.get(row),
+                "bytes": self.bytes[name],
+                "left_out": self.missed[name],
+                "refused": self.refused[name],
+                "bounded": self.bounded[name],
+                "state": self.attendance.state_of(name, self.round),
+            }
+            for row, name in self.rows.items()
+        ]
+
+    @property
     def done(self) -> bool:
         """Whether all rounds are over."""
         return self.round >= self.agreement.rounds

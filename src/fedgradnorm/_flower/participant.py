@@ -158,11 +158,12 @@ class Participant:
             self.engine.set_head_rows([self.rows[0].name], heads)
         self.present.shared = order.shared.to(self.engine.device)
         own = OwnHistory(self.folder / order.run)
+        first = not own.begun
         own.settle(order.state_round, dict(zip(self.present.names, order.weights, strict=False)))
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
                 return self._finish(order, keeping)
-            if not own.begun:
+            if first:
                 own.add(0, self._evaluations(order.round, kept=keeping is not None))
             if keeping is not None and keeping.is_due(order.round, self.every):
                 keeping.judge(order.round)

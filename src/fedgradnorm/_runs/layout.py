@@ -52,8 +52,10 @@ TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 WATCHED = "wandb-runs"
 """Beside the run folders, where Weights & Biases is told of them."""
 
-FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "registered"
-"""In a federation's folder: who takes part, Flower's database, and the clients' public keys."""
+FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
+REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
+"""In a federation's folder: who takes part, Flower's database, the clients' public keys, those that
+are let in no more, and how the run is doing."""
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
@@ -88,11 +90,6 @@ def client_file(folder: Path, name: str) -> Path:
     if len(safe) > _LONGEST:
         safe = f"{safe[:_LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
     return folder / CLIENTS / f"{safe}.safetensors"
-
-
-def public_key(federation: Path, name: str) -> Path:
-    """Where a federation keeps a client's public key."""
-    return federation / REGISTERED / f"{name}.pub"
 
 
 def temporary(path: Path) -> Path:

@@ -186,7 +186,7 @@ def test_a_private_client_answers_no_server_that_is_not(tmp_path):
     with pytest.raises(Refused, match="it would see this client's own update"):
         secret.exchange.participants["side"].respond(plain.server._order("train", "side").encoded())
     with pytest.raises(Refused, match="missing or not agreed on"):
-        plain.exchange.participants["side"].respond(asked(secret).records())
+        plain.exchange.participants["side"].respond(asked(secret).encoded())
 
 
 def test_other_terms_are_another_agreement():

@@ -99,6 +99,19 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return facts, arrays
 
 
+def facts_of(content: bytes) -> dict[str, Any]:
+    """The facts of a message alone, unchecked; its arrays are not copied."""
+    try:
+        start = 8 + int.from_bytes(content[:8], "little")
+        first, end = json.loads(content[8:start])[FACTS]["data_offsets"]
+        facts = json.loads(content[start + first : start + end], parse_constant=_not_finite)
+        return dict(facts)
+    except Refused:
+        raise
+    except Exception as error:  # as in unpack
+        raise Refused(f"the message cannot be read ({type(error).__name__})") from error
+
+
 def decode(content: bytes, schema: Schema) -> dict[str, Any]:
     """Facts and arrays of a message by name, checked against ``schema``; arrays are tensors."""
     if len(content) > schema.most:
@@ -269,7 +282,7 @@ def decode_order(
     A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
     like it, and ``group`` the name of those to share it with.
     """
-    if head is not None and "head" not in unpack(content)[1]:
+    if head is not None and "group" not in facts_of(content):
         head = None  # nobody else of its group takes part
     found = decode(content, order_schema(shared, group, head))
     return Order(**found)
