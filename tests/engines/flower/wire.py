@@ -33,7 +33,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedgradnorm._flower.setup import init_federation
+from fedgradnorm._flower.setup import init_federation, registered
 from fedgradnorm._flower.trying import free_port
 from fedgradnorm._flower.wire.flower import FlowerServer, Limits, read_key, unwrapped, wrapped
 from fedgradnorm._flower.wire.keys import public_key_pem
@@ -193,7 +193,7 @@ def started(folder: Path) -> Iterator[Live]:
     files = (federation / "superlink.db", folder / "superlink.log")
     with SuperLink(federation, "127.0.0.1", port, *files, LIMITS.size) as link:
         operator = FlowerServer(f"localhost:{port}", (federation / "ca.pem").read_bytes(), link)
-        keys = {name: public_key_pem(federation / "registered" / f"{name}.pub") for name in NAMES}
+        keys = {n: public_key_pem(one.key.encode()) for n, one in registered(federation).items()}
         try:
             operator.register(keys)
             with warnings.catch_warnings():  # what Flower uses warns of its own future
