@@ -208,11 +208,11 @@ class _Serving:
             try:
                 self.check_keys()
                 event = self.coordinator.advance()
+                saved.save_checkpoint()
+                self.status(self.server.connected(), "training")
             except TrainingError as error:
                 saved.save_checkpoint()
                 raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
-            saved.save_checkpoint()
-            self.status(self.server.connected(), "training")
             if show is not None:
                 show(event)
 
