@@ -5,12 +5,7 @@ USE    := .venv/.ready-to-use
 DEV    := .venv/.ready-to-develop
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# What one runs while working: most of the library, without the slow half of the tests.
-QUICK  := $(patsubst %,tests/test_%.py,batches bounds client contributing local_update models participation server settings tasks) \
-          $(patsubst %,tests/experiments/test_%.py,checkpoint config history resume run) \
-          $(patsubst %,tests/weighting/test_%.py,by_task gradnorm losses) tests/runs
-
-.PHONY: demo docs test quick coverage test-cpus check format lint types layers dist bench theory clean
+.PHONY: demo docs test test-slow coverage test-cpus check format lint types layers dist bench theory clean
 
 demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedded data
 	$(BIN)/fedgradnorm demo $(ARGS)
@@ -18,19 +13,21 @@ demo: $(USE)         ## train FedRep, FedGradNorm and the direct rule on embedde
 docs: $(DEV)       ## the site, in build/site; every warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -n docs build/site $(ARGS)
 
-test: $(DEV)       ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-quick: $(DEV)      ## the tests to run while working
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow" $(QUICK) $(ARGS)
+test: $(DEV)       ## the tests to run before a merge: laws and behaviour
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(DEV)  ## kills, real processes over TLS, browsers, pages, benchmarks, oldest dependencies
+	$(PYTEST) -m slow $(ARGS)
 
 coverage: $(DEV)   ## which lines the tests reach, processes of their own aside
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered $(ARGS)
+	$(PYTEST) --cov --cov-report=term:skip-covered $(ARGS)
 
 test-cpus: $(DEV)  ## engines and resuming with older instructions, more threads, other orders
 	PYTHON=$(BIN)/python tools/test-cpus.sh $(ARGS)
 
-check: lint types layers test   ## the gate: format, lint, types, layers, tests
+check: lint types layers test test-slow   ## the gate: format, lint, types, layers, all tests
 
 lint: $(DEV)
 	$(BIN)/ruff format --check .

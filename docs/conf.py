@@ -22,6 +22,8 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
     "formulas",  # the rest is ours, in _ext
     "generated",
     "notebooks",

@@ -22,7 +22,7 @@ def steps(target: str) -> str:
 
 def test_every_target_that_the_page_names_exists() -> None:
     named = set(re.findall(r"\bmake ([a-z-]+)(?=[`\s])", "\n".join(code())))
-    assert {"quick", "coverage", "check", "lint", "dist"} <= named
+    assert {"test", "test-slow", "coverage", "check", "lint", "dist"} <= named
     for target in named:
         assert steps(target)
 
@@ -59,11 +59,9 @@ def test_the_hook_before_a_commit_is_the_lint_of_the_gate() -> None:
     assert "ruff check ." in steps("lint")
 
 
-def test_all_that_make_quick_runs_exists() -> None:
-    (command,) = (line for line in steps("quick").splitlines() if "pytest" in line)
-    chosen = [word for word in command.split() if word.startswith("tests/")]
-    assert len(chosen) > 10
-    assert [name for name in chosen if not (ROOT / name).exists()] == []
+def test_the_gate_runs_both_tiers_of_tests() -> None:
+    assert '-m "not slow"' in steps("check")
+    assert "-m slow" in steps("check")
 
 
 def test_tools_of_development_are_pinned() -> None:

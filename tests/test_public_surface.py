@@ -37,9 +37,8 @@ SURFACE = {
         regression squared_error""",
     "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
         ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
-        InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady TorchJD
-        TrimmedMean
-        UPGrad Uncertainty Weighting""",
+        InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady
+        Tchebycheff TorchJD TrimmedMean UPGrad Uncertainty Weighting""",
 }
 
 

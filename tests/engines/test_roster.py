@@ -140,7 +140,7 @@ OWN_NAMES = ("Static", "static", "ByTask", "by-task")
 @pytest.mark.parametrize("name", [n for n in WEIGHTINGS if not n.startswith(OWN_NAMES)])
 def test_every_weighting_gives_the_same(name: str) -> None:
     one, other = (trained(e, 5, weighting=WEIGHTINGS[name]()) for e in (MANY, "loop"))
-    assert_same(one, other, 1e-5 if name == "NashMTL" else 1e-10)  # a solver with a tolerance
+    assert_same(one, other, 1e-10)
 
 
 def test_first_heads_are_those_of_any_engine() -> None:

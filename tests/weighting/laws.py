@@ -47,7 +47,6 @@ def tasks_of(inner: Weighting) -> ByTask:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "nash-mtl": {"iterations": 1},  # for time
     "static": {"weights": {"a": 0.1, "b": 2.0, "c": 1.0, "d": 30.0, "e": 0.5}},
 }
 """Methods that are not made with their defaults."""
@@ -101,7 +100,7 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "by-task-graddrop": lambda: tasks_of(GradDrop()),
 }
 
-SOLVES_PROGRAMS = {"cagrad", "nash-mtl"}
+SOLVES_PROGRAMS = {"cagrad"}
 """Tens of milliseconds per round: marked slow."""
 
 DEPENDS_ON_UNITS = {

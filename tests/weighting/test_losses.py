@@ -10,6 +10,7 @@ from torch import Tensor
 from torchjd import scalarization
 
 from fedgradnorm import ConfigError
+from fedgradnorm._methods import METHODS
 from fedgradnorm.weighting import (
     AFL,
     DWA,
@@ -21,6 +22,7 @@ from fedgradnorm.weighting import (
     InverseFirstLoss,
     RandomWeights,
     Signals,
+    Tchebycheff,
     Uncertainty,
     Weighting,
 )
@@ -111,6 +113,37 @@ def test_q_ffl_is_a_power_of_the_loss(q: float) -> None:
     torch.testing.assert_close(p / p[0], signals.loss**q)
 
 
+def test_the_smooth_tchebycheff_weights_are_its_gradient() -> None:
+    """p_i is the derivative of mu log sum_j (F_j / F_j0)^(1 / mu) with respect to F_i."""
+    first = torch.tensor([1.0, 20.0, 3.0, 0.5, 7.0], dtype=torch.float64)
+    (signals,) = losses([0.5, 2.0, 3.0, 0.1, 5.0])
+    loss = signals.loss.double().requires_grad_()
+    (0.3 * ((loss / first).log() / 0.3).logsumexp(0)).backward()
+    p = bound(lambda: Tchebycheff(0.3)).update(replace(signals, loss_ratio=signals.loss / first))
+    torch.testing.assert_close(p / p.sum(), loss.grad / loss.grad.sum())
+
+
+def test_the_smooth_tchebycheff_lies_between_inverse_loss_and_inverse_first_loss() -> None:
+    first = torch.tensor([1.0, 20.0, 3.0, 0.5, 7.0], dtype=torch.float64)
+    (signals,) = losses([0.5, 2.0, 3.0, 0.1, 5.0])
+    signals = replace(signals, loss_ratio=signals.loss / first)
+    one, free = (bound(lambda mu=mu: Tchebycheff(mu)).update(signals) for mu in (1.0, 1e12))
+    torch.testing.assert_close(one, bound(InverseFirstLoss).update(signals))
+    torch.testing.assert_close(free, bound(GeometricMean).update(signals))
+
+
+def test_equal_norms_is_the_balance_of_db_mtl() -> None:
+    """DB-MTL adds the gradients of log F_i, each scaled to one norm: Lin et al. 2023, section 3."""
+    generator = torch.Generator().manual_seed(3)
+    gradients = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    (signals,) = losses([0.5, 2.0, 3.0, 0.1, 5.0])
+    of_logs = gradients / signals.loss[:, None]
+    theirs = (of_logs / of_logs.norm(dim=1, keepdim=True)).sum(0)
+    weighting = bound(lambda: METHODS["equal-norms"].build({"smoothing": 0.0}))
+    ours = weighting.update(replace(signals, grad_norm=gradients.norm(dim=1))) @ gradients
+    torch.testing.assert_close(ours / ours.norm(), theirs / theirs.norm())
+
+
 def test_afl_climbs_to_the_largest_loss() -> None:
     (signals,) = losses([1.0, 2.0, 3.0, 4.0, 5.0])
     p = played(bound(lambda: AFL(loss_lr=0.01)), [signals] * 200)
@@ -172,6 +205,7 @@ def test_warm_up_rounds_leave_the_weights_at_one() -> None:
     "make",
     [
         lambda: QFFL(-1),
+        lambda: Tchebycheff(0),
         lambda: AFL(-1),
         lambda: DWA(temperature=0),
         lambda: DWA(every=0),

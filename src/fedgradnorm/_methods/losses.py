@@ -82,3 +82,10 @@ Method(
         r"\min_{\omega} \max_{\lambda \in \Delta} \sum_i \lambda_i F_i"
     ),
 ).register()
+Method(
+    "stch",
+    w.Tchebycheff,
+    summary="smooth maximum of what is left of each loss",
+    source="Lin, Zhang et al. 2024",
+    equation=r"p_i = r_i^{1 / \mu} / F_i, \quad \min_{\omega} \mu \log \sum_i r_i^{1 / \mu}",
+).register()

@@ -27,6 +27,14 @@ Method(
     equation=(r"\log p_i \leftarrow s \log p_i + (1 - s) \log q_i, \quad q_i = r_i^{\gamma} / G_i"),
 ).register()
 Method(
+    "equal-norms",
+    GradNorm,
+    {"rule": "direct", "gamma": 0.0},
+    summary="the direct rule without its pace term: equal gradient norms",
+    source="this package; the gradient balance of DB-MTL, Lin, Jiang et al. 2023",
+    equation=r"\log p_i \leftarrow s \log p_i - (1 - s) \log G_i",
+).register()
+Method(
     "fedgradnorm-steady",
     Steady,
     summary="the same from means over all rounds: for small clients",

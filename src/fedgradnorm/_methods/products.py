@@ -107,9 +107,8 @@ Method(
     "nash-mtl",
     w.NashMTL,
     summary="the bargaining solution",
-    source="Navon et al. 2022, algorithm 1",
+    source="Navon et al. 2022, section 3.2",
     equation=r"(G p)_i = 1 / p_i",
-    cost=PROGRAM,
 ).register()
 Method(
     "imtl-g",

@@ -27,6 +27,7 @@ from fedgradnorm.weighting._loss_based import (
     GeometricMean,
     InverseFirstLoss,
     RandomWeights,
+    Tchebycheff,
     Uncertainty,
 )
 from fedgradnorm.weighting._mgda import FedCMOO, FedMGDA
@@ -64,6 +65,7 @@ __all__ = [
     "Signals",
     "Static",
     "Steady",
+    "Tchebycheff",
     "TorchJD",
     "TrimmedMean",
     "UPGrad",

@@ -101,6 +101,36 @@ class QFFL(ByLog):
         return self.q * safe_log(signals.loss, signals.active)
 
 
+class Tchebycheff(ByLog):
+    r"""p_i = r_i^(1/mu) / F_i: the task with the largest remaining share of its loss counts most.
+
+    The gradient of the smooth Tchebycheff scalarization
+
+    .. math:: \mu \log \sum_i e^{f_i / \mu}, \qquad f_i = \log (F_i / F_i^0) = \log r_i .
+
+    As ``mu`` goes to 0 only the worst task counts; mu = 1 is :class:`InverseFirstLoss`, and mu to
+    infinity :class:`GeometricMean`.
+    Source: Lin, Zhang, Yang, Liu, Wang, Zhang, "Smooth Tchebycheff scalarization for
+    multi-objective optimization" (2024), arXiv 2402.19078, applied to logarithmic losses, with
+    equal preferences and the first loss as the unit of each loss.
+
+    Args:
+        mu: the smoothness, above 0.
+    """
+
+    needs = Needs.LOSS
+    losses: ClassVar[tuple[str, ...]] = ("loss", "loss_ratio")
+
+    def __init__(self, mu: float = 0.5) -> None:
+        super().__init__()
+        self.mu = bounded("Tchebycheff's mu", mu, above=True)
+
+    def log_weight(self, signals: Signals) -> Tensor:
+        """log r_i / mu - log F_i."""
+        ratio = safe_log(signals.loss_ratio, signals.active)
+        return ratio / self.mu - safe_log(signals.loss, signals.active)
+
+
 class AFL(Weighting):
     """The worst mixture of the clients: lambda steps up the losses, p_i = N lambda_i.
 

@@ -1,114 +1,62 @@
-"""Nash-MTL: the clients bargain about the direction."""
+"""Nash-MTL: the clients bargain about the direction of the step."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgradnorm._checks import whole
-from fedgradnorm._errors import ConfigError
 from fedgradnorm.weighting._gram import GramWeighting
 
-Vector = NDArray[np.float64]
-
-CLOSE, STILL, TINY = 1e-3, 1e-6, 1e-10  # |G p - 1/p|, |p - last p|, beside a p of 0: as published
+RIDGE, CLOSE = 1e-12, 1e-13
+"""What is added to G's diagonal relative to its mean, and the Newton decrement that ends."""
 
 
 class NashMTL(GramWeighting):
-    """The Nash bargaining solution: G p = 1 / p, approached from the last round's p.
+    r"""The Nash bargaining solution: weights with :math:`(G p)_i = 1 / p_i`.
 
-    By at most ``iterations`` convex programs a round, each the bargain linearised at the last
-    answer. The answers are TorchJD's, which keeps its last one for a single fixed set of clients;
-    here it is a row of state per client, and the program is set up once for each number of them.
-    The paper's bound on the length of the direction is left out, since all methods' weights sum to
-    the number of clients.
+    It maximizes :math:`\sum_i \log(g_i \cdot d)` over directions :math:`d = \sum_j p_j g_j` of
+    bounded length. The condition is the gradient of a strictly convex function,
+
+    .. math:: \min_{p > 0} \; \tfrac{1}{2} p^\top G p - \sum_i \log p_i ,
+
+    which is self-concordant, so damped Newton steps find its minimum from any start. (The paper
+    approximates it by a sequence of linearized convex programs, which stop short of the solution
+    for some G.) The paper's bound on the length of the direction is left out, since all methods'
+    weights sum to the number of clients.
     Source: Navon et al., "Multi-task learning as a bargaining game" (2022), arXiv 2202.01017,
-    algorithm 1 and section 3.2.
+    section 3.2.
 
     Args:
-        iterations: convex programs in a round at most, 1 or more.
+        iterations: Newton steps per round at most, 1 or more.
     """
 
-    starts: ClassVar[Mapping[str, float]] = {**GramWeighting.starts, "bargain": 1.0}
-
-    def __init__(self, iterations: int = 20) -> None:
+    def __init__(self, iterations: int = 100) -> None:
         super().__init__()
         self.iterations = whole("Nash-MTL's iterations", iterations, 1)
-        self._bargains: dict[int, Bargain] = {}
-        _cvxpy()  # what is not installed is said now, not in the first round
 
-    def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:
-        """The bargain among the clients that are here."""
-        if len(names) not in self._bargains:
-            self._bargains[len(names)] = Bargain(len(names))
-        rows = [self.clients.index(name) for name in names]
-        kept = self.rows["bargain"]
-        last = kept[rows].cpu().numpy()
-        found = self._bargains[len(names)].solve(gram.numpy(), last, self.iterations)
-        weights = torch.from_numpy(found)
-        usable = torch.isfinite(weights).all() and bool((weights > 0).all())
-        kept[rows] = weights.to(kept) if usable else torch.ones_like(kept[rows])
-        return weights
+    def solve(self, gram: Tensor, names: Sequence[str]) -> Tensor:  # noqa: ARG002
+        """The bargain among the active clients."""
+        return bargain(gram, self.iterations)
 
 
-class Bargain:
-    """The convex program of ``count`` clients, stated so that only its numbers change.
+def bargain(gram: Tensor, iterations: int = 100) -> Tensor:
+    """The p > 0 with G p = 1 / p, for a positive semidefinite G.
 
-    The norm of G is the unit. With s the slope of sum_i log p_i + log (G p)_i at the last p:
-
-        minimise over p:  sum_i (G p)_i + s . p     where log p_i + log (G p)_i >= 0
+    Where gradients cancel, G is singular along a positive p and no finite solution exists; the
+    ridge then selects one that points along it.
     """
-
-    def __init__(self, count: int) -> None:
-        cp = _cvxpy()
-        self.p = cp.Variable(count, nonneg=True)
-        self.gram = cp.Parameter((count, count))
-        self.slope = cp.Parameter(count)
-        self.unit = cp.Parameter(pos=True)
-        agreed = -cp.log(self.p * self.unit) - cp.log(self.gram @ self.p) <= 0
-        self.program = cp.Problem(cp.Minimize(self.slope @ self.p), [agreed])
-
-    def solve(self, gram: Vector, p: Vector, iterations: int) -> Vector:
-        """Programs from ``p`` on, until one is answered or changes nothing more."""
-        self.unit.value = np.linalg.norm(gram)
-        self.gram.value = gram = gram / self.unit.value
-        for _ in range(iterations):
-            answer = self._step(gram, p)
-            if answer is None or np.linalg.norm(answer - p) < STILL:
-                break
-            if np.linalg.norm(gram @ p - 1 / (p + TINY)) < CLOSE:
-                break
-            p = answer
-        return p
-
-    def _step(self, gram: Vector, p: Vector) -> Vector | None:
-        cp = _cvxpy()
-        bend = 1 / p + gram @ (1 / (gram @ p))
-        try:
-            self.slope.value = gram.sum(axis=0) + bend / self.unit.value
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the solver's advice
-                self.program.solve(solver=cp.ECOS, warm_start=True, max_iters=100)
-        except (cp.SolverError, ValueError):
-            return None
-        found: Vector | None = self.p.value
-        return found
-
-
-def _cvxpy() -> Any:
-    try:
-        cvxpy = import_module("cvxpy")
-        import_module("ecos")  # its solver for logarithms
-    except ImportError as error:
-        raise ConfigError(
-            f"NashMTL needs solvers that are not all here ({error}); "
-            "pip install 'fedgradnorm[methods]'"
-        ) from error
-    return cvxpy
+    gram = gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    p = gram.diagonal().rsqrt()  # the solution if the gradients were orthogonal
+    for _ in range(iterations):
+        slope = gram @ p - 1 / p
+        # The Hessian G + diag(1 / p^2), scaled by p on both sides to be well conditioned.
+        hessian = torch.outer(p, p) * gram + torch.eye(len(p), dtype=p.dtype)
+        scaled = torch.linalg.solve(hessian, p * slope)
+        decrement = float((p * slope) @ scaled) ** 0.5
+        p = p - p * scaled / (1 + decrement if decrement > 0.25 else 1)
+        if decrement < CLOSE:
+            break
+    return p
