@@ -72,8 +72,8 @@ NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 NOISE_KEY, LEDGER, RELEASES = "noise.key", "privacy.json", "client-privacy.json"
 """Beside them, of a private client: the secret of its noise, and what it has spent."""
 BEST, RESULT, OWN_HISTORY = "best.safetensors", "result", "history.jsonl"
-"""Beside them: the state that is best on its validation rows, the run folder of its result, and what
-it measured in each round."""
+"""Beside them: the state that is best on its validation rows, the run folder of its result, and
+what it measured in each round."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Beside them, in a private federation: keys of attempts, the client's level, and its update."""
