@@ -140,7 +140,7 @@ class Walk:
         return max((int(line.split(",")[0]) for line in lines), default=0)
 
     def _carry(self) -> None:
-        """What people do by hand: archives go to the machine they name, public keys to the server."""
+        """What people do by hand: archives go to the machine named, public keys to the server."""
         for archive in self.folder.glob("*/*.tar.gz"):
             owner = archive.name.removesuffix(".tar.gz")
             if archive.parent.name != owner:
