@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from record import Row, about, begin, options, wanted, write
 from torch import Tensor, nn
 
@@ -102,8 +101,10 @@ class Liars:
 
     def __init__(self, engine: Engine, scalars: tuple[str, ...], lie: Lie) -> None:
         self.engine, self.scalars, self.lie = engine, scalars, lie
+        self.ordered: dict[str, int] = {}
+        self.seconds, self.seen = dict[str, float](), dict[str, float]()
 
-    def ask(self, orders: Mapping[str, Order], _seconds: float) -> dict[str, RecordDict | str]:
+    def ask(self, orders: Mapping[str, Order], _seconds: float) -> dict[str, bytes]:
         """Every client's answer as it would travel."""
         first = next(iter(orders.values()))
         reports = self.engine.run_clients(first.shared, first.round, list(orders))

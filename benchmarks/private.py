@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 from record import Row, about, begin, options, wanted, write
 from torch import nn
 
@@ -31,7 +29,7 @@ from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.silo import Silo
-from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.roster import make_key, read_signer
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.server import ServerState
@@ -40,7 +38,6 @@ from fedgradnorm.models import network2
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.weighting import Weighting
 
-TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as if in a run
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "small": lambda: nn.Sequential(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()),
     "Network 2": network2,
@@ -59,24 +56,17 @@ COLUMNS = {
 }
 
 
-class Timed:
-    """An exchange without a network that knows how long clients took."""
+class Timed(Exchange):
+    """An exchange in memory that knows how long clients took."""
 
     def __init__(self, participants: Mapping[str, Participant]) -> None:
-        self.participants, self.seconds, self.calls = participants, 0.0, 0
-
-    def online(self) -> list[str]:
-        return list(self.participants)
+        super().__init__(InMemory({name: one.respond for name, one in participants.items()}))
+        self.busy, self.calls = 0.0, 0
 
     def ask(self, orders: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         self.calls += 1
-        found: dict[str, Any] = {}
-        for name, order in orders.items():
-            message = Message(order.records(), 1, "train", ttl=seconds)
-            began = time.perf_counter()
-            reply = answered(message, self.participants[name].respond)
-            self.seconds += time.perf_counter() - began
-            found[name] = reply.error.reason if reply.has_error() else reply.content
+        found = super().ask(orders, seconds)
+        self.busy += sum(self.seconds[name] for name in orders)
         return found
 
 
@@ -125,12 +115,12 @@ def measured(network: str, count: int, method: str, private: bool) -> Row:
         server = federation(NETWORKS[network], count, method, private, Path(folder))
         exchange: Any = server.exchange
         server.advance()  # its own keys and letters; memory is warm afterwards
-        calls, seconds, sent = exchange.calls, exchange.seconds, sum(server.bytes.values())
+        calls, seconds, sent = exchange.calls, exchange.busy, sum(server.bytes.values())
         began = time.perf_counter()
         while not server.done:
             server.advance()
         whole, rounds = time.perf_counter() - began, ROUNDS - 1
-    own = exchange.seconds - seconds
+    own = exchange.busy - seconds
     return {
         "network": network,
         "clients": count,

@@ -52,7 +52,7 @@ def test_importing_loads_torch_and_numpy_and_nothing_heavier() -> None:
     [
         ("any command", "fedgradnorm, fedgradnorm._cli"),
         ("what restarts a client", "fedgradnorm._flower.join"),
-        ("SuperLink", "fedgradnorm._flower.wire.link, fedgradnorm._flower.wire.door"),
+        ("SuperLink", "fedgradnorm._flower.wire.flower, fedgradnorm._flower.wire.transport"),
     ],
 )
 def test_what_trains_nothing_starts_without_torch(process: str, modules: str) -> None:

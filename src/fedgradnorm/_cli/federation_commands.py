@@ -1,8 +1,9 @@
-"""``federation init``, ``federation try``, ``serve`` and ``join``."""
+"""The commands ``federation``, ``serve`` and ``join``."""
 
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from fedgradnorm._cli.output import data_bar, err, say
 from fedgradnorm._cli.training_commands import Allow, ConfigFile, Overrides, allowing
-from fedgradnorm._runs.layout import AGREED, CLIENT
+from fedgradnorm._runs.layout import CLIENTS, RESULT, STATE
 
 if TYPE_CHECKING:
     from fedgradnorm._flower.coordinator import Coordinator
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Set up a federation between machines, or try one on this.", no_args_is_help=True
 )
+Federation = Annotated[
+    Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
+]
+ClientFileArgument = Annotated[
+    Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")
+]
 Private = Annotated[
     bool, typer.Option("--private", help="The server sees only sums over the clients.")
 ]
@@ -35,7 +42,7 @@ def init(
     port: Annotated[int, typer.Option("--port", help="Where the server listens.")] = 9092,
     private: Private = False,
 ) -> None:
-    """Make the certificates and keys of a federation, and a folder to hand to each client.
+    """Make a federation's certificates, and a folder to hand to each client.
 
     Example: `fedgradnorm federation init fed --clients north,south --host fed.example.org`
     """
@@ -44,10 +51,151 @@ def init(
 
     check_installed()
     names, hosts = ([w.strip() for w in text.split(",") if w.strip()] for text in (clients, host))
-    for home in init_federation(folder, names, hosts, port, private):
-        say(f"for client {home.name}: {home} (its key is secret: hand it over safely)")
-    say(f"server:  fedgradnorm serve CONFIG --federation {folder}")
-    say(f"clients: put {AGREED} and data into the folder, then fedgradnorm join {CLIENT}")
+    for home in init_federation(folder, names, hosts, port, private, keys=False):
+        say(f"for client {home.name}: {home} (nothing in it is secret)")
+    say("clients: fedgradnorm federation key NAME, and hand NAME.public.toml to the server")
+    say(f"server:  fedgradnorm federation roster NAME.public.toml ... --federation {folder}")
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
+    folder: Annotated[Path, typer.Option("--folder", help="The client's folder.")] = Path(),
+    renew: Annotated[bool, typer.Option("--renew", help="Replace keys; old ones stay.")] = False,
+) -> None:
+    """Make a client's keys, on the client; only NAME.public.toml is handed to the server.
+
+    Compare the fingerprint over another channel, such as the telephone.
+    """
+    from fedgradnorm._flower.setup import make_keys, public_file
+    from fedgradnorm._flower.wire import check_installed
+
+    check_installed()
+    made = make_keys(folder, name, renew)
+    say(f"public keys of {name}: {folder / public_file(name)}")
+    say(f"fingerprint: {made.fingerprint}")
+
+
+@app.command()
+def roster(
+    public: Annotated[
+        list[Path], typer.Argument(metavar="PUBLIC...", help="Files made by federation key.")
+    ],
+    federation: Federation,
+) -> None:
+    """Register clients' public keys on the server, or replace a client's after a renewal.
+
+    Prints a fingerprint per client and one of the whole roster. In a private federation it writes
+    roster.toml as soon as all clients are registered: hand that file to every client.
+    """
+    from fedgradnorm._flower.private.private_terms import read_terms
+    from fedgradnorm._flower.setup import read_public, register, roster_fingerprint
+    from fedgradnorm._flower.wire import check_installed
+    from fedgradnorm._runs.layout import ROSTER
+
+    check_installed()
+    found = register(federation, [read_public(path) for path in public])
+    table = Table("client", "fingerprint")
+    for name, one in found.items():
+        table.add_row(name, one.fingerprint)
+    say(table)
+    file = federation / ROSTER
+    if file.exists():
+        say(f"hand to every client: {file}")
+        say(f"fingerprint of the roster, as join prints it: {read_terms(file).roster.fingerprint}")
+    else:
+        say(f"fingerprint of all: {roster_fingerprint(found)}")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")],
+    federation: Federation,
+) -> None:
+    """Let a client in no more; a server that is running notices before its next round."""
+    from fedgradnorm._flower.setup import revoke as revoke_client
+
+    one = revoke_client(federation, name)
+    say(f"revoked: {name}, {one.fingerprint}")
+
+
+@app.command()
+def approve(
+    client: ClientFileArgument,
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="The run's name.")] = "",
+) -> None:
+    """Approve a run that asks for a client's data; without RUN, list the runs that ask.
+
+    The log of join names the run, its settings, what leaves the machine, and epsilon.
+    """
+    from fedgradnorm._flower.approval import Approvals
+    from fedgradnorm._flower.federation_file import read_client
+
+    approvals = Approvals(read_client(client).path("state"))
+    if run:
+        approvals.approve(run)
+        say(f"approved: {run}")
+        return
+    waiting = approvals.waiting()
+    for name, settings in waiting.items():
+        say(f"{name}  settings {settings[:12]}")
+    if not waiting:
+        say("no run asks for approval")
+
+
+@app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A federation, or a state folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Check an audit log and print it: `fed/` on the server, `state/` on a client."""
+    import json
+
+    from fedgradnorm._flower.audit import Audit
+
+    log = Audit(folder)
+    for line in log.lines():
+        shown = {k: v for k, v in line.items() if k not in ("time", "event", "previous")}
+        facts = ", ".join(f"{k}={v}" for k, v in shown.items())
+        say(json.dumps(line) if as_json else f"{line['time'][:19]}  {line['event']}  {facts}")
+    if not as_json:
+        say(f"{log.path}: the chain is whole")
+
+
+@app.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show how the run of a federation is doing, also while it is being served.
+
+    A private federation's server knows no client's weight, and shows none.
+    """
+    import json
+
+    from fedgradnorm._flower.status import read_status
+
+    found = read_status(folder)
+    if as_json:
+        say(json.dumps(found))
+        return
+    names = ("client", "connected", "last seen", "round time", "MB", "rounds", "weight")
+    table = Table(*names, "left out", "refused", "bounded", "")
+    for one in found["clients"]:
+        seen = "-" if one["seen"] is None else f"{time.time() - one['seen']:.0f} s ago"
+        took = "-" if one["seconds"] is None else f"{one['seconds']:.2f} s"
+        weight = "-" if one["weight"] is None else f"{one['weight']:.4f}"
+        counts = (str(one[key]) for key in ("left_out", "refused", "bounded"))
+        connected = "yes" if one["connected"] else "no"
+        size = f"{one['bytes'] / 1e6:.2f}"
+        row = (one["client"], connected, seen, took, size, str(one["rounds"]), weight)
+        table.add_row(*row, *counts, one["state"])
+    say(table)
+    spent = "" if found["epsilon"] is None else f", epsilon {found['epsilon']:.3g} spent"
+    ago = time.time() - found["seconds_since_1970"]
+    where = f"round {found['round']} of {found['rounds']}"
+    say(f"{found['stage']}: {where}{spent}; written {ago:.0f} s ago; run {found['run']}")
+    say(f"run folder: {found['folder']}")
 
 
 @app.command("try")
@@ -79,15 +227,14 @@ def try_(
     with live_display(None, "federation", err) as show:
         done = try_federation(wanted, clients, folder, show=show, waiting=_waiting, private=private)
     _show(done, folder)
+    _show_scores(folder)
 
 
 def serve(
     config: ConfigFile,
     overrides: Overrides = None,
     *,
-    federation: Annotated[
-        Path, typer.Option("--federation", "-f", help="The folder that federation init made.")
-    ],
+    federation: Federation,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the stopped run.")] = False,
     allow: Allow = None,
 ) -> None:
@@ -120,16 +267,16 @@ def serve(
 
 
 def join(
-    client: Annotated[Path, typer.Argument(metavar="CLIENT_CONFIG", help="Its client.toml.")],
+    client: ClientFileArgument,
     once: Annotated[bool, typer.Option("--once", hidden=True)] = False,
     *,
     allow: Allow = None,
 ) -> None:
-    """Take part in a federation as the client that CLIENT_CONFIG describes, until stopped.
+    """Take part in a federation as the client that CLIENT_CONFIG describes, until the run is over.
 
     Data and labels stay here. What leaves is said when it starts: the update of the shared network,
     the numbers that the agreed method needs, and the head only where it is agreed that heads are
-    shared. Reconnects by itself.
+    shared. Reconnects by itself, and ends when the run has finished.
     """
     from fedgradnorm._flower.wire import check_installed
 
@@ -148,8 +295,10 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt("stopped; start it again with the same command")
 
 
-def _waiting(missing: list[str]) -> None:
-    err.print(f"waiting for: {', '.join(missing)}", markup=False)
+def _waiting(missing: list[str], seconds: float) -> None:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+    words = f"waiting for: {', '.join(missing)} (until {until}; wait, in federation.toml)"
+    err.print(words, markup=False)
 
 
 def _show(done: Coordinator, folder: Path) -> None:
@@ -163,3 +312,26 @@ def _show(done: Coordinator, folder: Path) -> None:
         table.add_row(row, *map(str, numbers), f"{done.bytes[name] / 1e6:.2f}")
     say(table)
     say(f"run folder: {folder}")
+
+
+def _show_scores(folder: Path) -> None:
+    """What each client's own result says of its own test examples."""
+    import fedgradnorm as fgn
+
+    results = sorted(folder.glob(f"federation/{CLIENTS}/*/{STATE}/*/{RESULT}"))
+    rows = {client: row for path in results for client, row in _summary(fgn.load(path))}
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    table = Table("client", *columns)
+    for client, row in rows.items():
+        table.add_row(client, *(_cell(row.get(key)) for key in columns))
+    if rows:
+        say(table)
+
+
+def _summary(run: Any) -> list[tuple[str, dict[str, Any]]]:
+    frame = run.summary()
+    return [(str(name), row.dropna().to_dict()) for name, row in frame.iterrows()]
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

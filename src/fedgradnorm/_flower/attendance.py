@@ -51,10 +51,19 @@ class Attendance:
         self.pauses = dict.fromkeys(names, 0)  # in a row
         self.until = dict.fromkeys(names, 0)  # the round that asks it again; 0: not suspended
         self.away = dict.fromkeys(names, 0)  # 1: seen disconnected since it was suspended
+        self.revoked: frozenset[str] = frozenset()  # whose keys are not registered any more
 
     def shut_out(self, name: str) -> bool:
         """Whether the client is not asked any more."""
-        return 0 < self.rules.refusals <= self.refusals[name]
+        return name in self.revoked or 0 < self.rules.refusals <= self.refusals[name]
+
+    def state_of(self, name: str, round: int) -> str:
+        """In a word or two, for ``federation status``."""
+        if name in self.revoked:
+            return "revoked"
+        if self.shut_out(name):
+            return "shut out"
+        return "" if self.takes_part(name, round) else f"suspended to round {self.until[name] + 1}"
 
     def takes_part(self, name: str, round: int) -> bool:
         """Whether the client is asked in this round."""

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,14 @@ from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.attendance import Attendance, Patience
 from fedgradnorm._flower.group_heads import GroupHeads
 from fedgradnorm._flower.notices import Notices
-from fedgradnorm._flower.wire.collecting import Asking
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Order,
     Refused,
     check_grad_norm,
     decode_answer,
-    size_in_bytes,
 )
+from fedgradnorm._flower.wire.transport import Asking, Content, Exchange
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
 from fedgradnorm._round.reports import SENT, Reports, pairs
@@ -34,22 +33,7 @@ from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS
 from fedgradnorm._training.callbacks import Progress
 
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
-
 log = logging.getLogger("fedgradnorm")
-
-
-class Exchange(Protocol):
-    """Whoever carries orders to clients and their answers back."""
-
-    def ask(
-        self, orders: Mapping[str, Asking], seconds: float
-    ) -> Mapping[str, RecordDict | Refused | str]:
-        """Each client's records, why they are refused, or what went wrong, within ``seconds``."""
-
-    def online(self) -> Sequence[str]:
-        """The clients that are connected."""
 
 
 class Coordinator:
@@ -80,7 +64,8 @@ class Coordinator:
         self.states = dict.fromkeys(names, 0)  # rounds each client has completed
         self.refused, self.missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self.bytes, self.bounded = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-        self.sizes: dict[str, float] = {}  # rows that each client first said it has
+        self.sizes: dict[str, float] = {}  # examples that each client first reported
+        self.given: dict[str, Any] = dict.fromkeys(names, ())  # weights after its last round
         self.notices = Notices(names, list(self.rows), agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
@@ -95,6 +80,32 @@ class Coordinator:
     def weights(self) -> dict[str, float]:
         """Each client's weight, as far as the server knows it."""
         return dict(zip(self.rows, self.server.weighting.weight.tolist(), strict=True))
+
+    @property
+    def epsilon_spent(self) -> float | None:
+        """What clients' privacy has cost so far, where the server knows that."""
+        spent: float | None = getattr(self, "epsilon", None)
+        return spent
+
+    def board(self, connected: Sequence[str]) -> list[dict[str, Any]]:
+        """What ``federation status`` shows of each client, or of each of its tasks."""
+        weights, exchange = self.weights(), self.exchange
+        return [
+            {
+                "client": row,
+                "connected": name in connected,
+                "seen": exchange.seen.get(name),
+                "seconds": exchange.seconds.get(name),
+                "rounds": self.states[name],
+                "weight": weights.get(row),
+                "bytes": self.bytes[name],
+                "left_out": self.missed[name],
+                "refused": self.refused[name],
+                "bounded": self.bounded[name],
+                "state": self.attendance.state_of(name, self.round),
+            }
+            for row, name in self.rows.items()
+        ]
 
     @property
     def done(self) -> bool:
@@ -150,7 +161,8 @@ class Coordinator:
         shared = self.server.shared.data.clone()
         group, head = self.heads.of(name) if self.heads else ("", None)
         about = (kind, self.run, self.agreement.digest, self.round, self.states[name])
-        return Order(*about, shared, group, head, updates=len(self.tasks.get(name, ())) or 1)
+        count = len(self.tasks.get(name, ())) or 1
+        return Order(*about, shared, group, head, updates=count, weights=self.given[name])
 
     def _collect(self, orders: Mapping[str, Asking]) -> dict[str, Any]:
         """The answers that can be used; all others are logged and counted."""
@@ -180,17 +192,18 @@ class Coordinator:
         """An answer was read and can be used."""
         self.attendance.good(name)
 
-    def _tried(self, name: str, content: RecordDict | Refused, order: Any) -> Any:
+    def _tried(self, name: str, content: Content, order: Any) -> Any:
         """The answer, or why it is refused: in words, for an error would hold what it came from."""
         if isinstance(content, Refused):
             return str(content)
-        self.bytes[name] += size_in_bytes(order.records()) + size_in_bytes(content)
+        assert isinstance(content, bytes)
+        self.bytes[name] += self.exchange.ordered.get(name, 0) + len(content)
         try:
             return self._checked(name, content, order)
         except Refused as error:
             return str(error)
 
-    def _checked(self, name: str, content: RecordDict, order: Any) -> Any:
+    def _checked(self, name: str, content: bytes, order: Any) -> Any:
         tasks, longest = self.tasks.get(name, ()), self.patience.longest
         answer = decode_answer(content, order, self.agreement.scalars, longest, tasks)
         if order.kind == "train":
@@ -229,6 +242,9 @@ class Coordinator:
         recorded = self.agreement.settings.records_conflict(self.round)
         for name in good:
             self.states[name] += 1
+            self.given[name] = [
+                w for w, one in zip(weights, self.rows.values(), strict=True) if one == name
+            ]
         self.round += 1
         frozen = self.server.weighting.frozen
         rows: list[Row] = []
@@ -311,7 +327,7 @@ class Coordinator:
         self.attendance.load_state_dict(state["attendance"])
 
 
-_TABLES = ("states", "refused", "missed", "bytes", "bounded")
+_TABLES = ("states", "refused", "missed", "bytes", "bounded", "given")
 
 
 def row_name(client: str, task: str) -> str:

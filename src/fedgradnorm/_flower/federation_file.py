@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._flower.approval import HOWS
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
@@ -17,6 +18,7 @@ from fedgradnorm.experiments._config.config_file import Config, clients_of, load
 from fedgradnorm.experiments._config.private_clients import beside
 from fedgradnorm.experiments._config.toml_text import read_toml
 
+Kind = TypeVar("Kind")
 LONGEST_NAME = 100  # letters of a task's name; it travels with the head
 
 
@@ -90,6 +92,8 @@ class FederationFile:
     private: bool = False
 
     def __post_init__(self) -> None:
+        _check_names(self.clients)
+        _check_port(self.port)
         if not self.clients or len(set(self.clients)) != len(self.clients):
             raise ConfigError("clients: give at least one name, and none twice")
         if not 0 <= self.minimum <= len(self.clients):
@@ -153,6 +157,19 @@ def _tasks(given: Any, clients: Sequence[str]) -> dict[str, TaskTerms]:
     return found
 
 
+def _check_names(clients: Any) -> None:
+    if not isinstance(clients, list) or not all(isinstance(name, str) for name in clients):
+        example = '["north", "south"]'
+        raise ConfigError(
+            f"clients must be a list of names, such as {example}, not {clients!r:.40}"
+        )
+
+
+def _check_port(port: int) -> None:
+    if not 0 < port < 65536:
+        raise ConfigError(f"port must be from 1 to 65535, not {port}")
+
+
 @dataclass(frozen=True)
 class ClientFile:
     """``client.toml``: which client this is, of which server, with which data.
@@ -167,6 +184,9 @@ class ClientFile:
         private: whether the client answers only a server that sees nothing but sums.
         roster: the clients' public signing keys, for a private federation.
         signing: this client's own signing key, for a private federation.
+        approve: which runs are approved without asking the owner: "first" (the first run of the
+            agreed settings; any other must be approved), "ask" (none) or "all". The command
+            ``fedgradnorm federation approve`` approves one.
         data: the client's data, a table like [data] of a config.
         privacy: what the client promises its rows, a table like [privacy] of a config.
     """
@@ -180,9 +200,20 @@ class ClientFile:
     private: bool = False
     roster: str = ROSTER
     signing: str = SIGNING
+    approve: str = "first"
     data: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        choose(self.approve, HOWS, "approve")
+        host, _, port = self.server.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(
+                "server must be a host and a port, such as fed.example.org:9092, not "
+                f"{self.server!r}"
+            )
+        _check_port(int(port))
 
     def path(self, name: str) -> Path:
         """One of its paths, looked for beside the file."""
@@ -209,19 +240,19 @@ class ClientFile:
 
 def read_federation(folder: Path) -> FederationFile:
     """The federation in ``folder``."""
-    return FederationFile(**_checked(folder / FEDERATION, FederationFile))
+    return made_from(folder / FEDERATION, FederationFile)
 
 
 def read_client(path: Path) -> ClientFile:
     """A client's file; paths in it hold from where it lies."""
-    table = _checked(path, ClientFile, without=("folder",))
-    return ClientFile(**table, folder=path.parent.resolve())
+    return made_from(path, ClientFile, folder=path.parent.resolve())
 
 
-def _checked(path: Path, kind: Any, without: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def made_from(path: Path, kind: Callable[..., Kind], **own: Any) -> Kind:
+    """A dataclass from a TOML file; errors name the file."""
     try:
         table = read_toml(path)
-        check_options("this file", table, options_of(kind, without=without))
-        return table
-    except (ConfigError, TypeError) as error:
+        check_options("this file", table, options_of(kind, without=tuple(own)))
+        return kind(**table, **own)
+    except (ConfigError, TypeError, OverflowError) as error:
         raise ConfigError(f"{path}: {error}") from None

@@ -1,8 +1,8 @@
-"""``join``: this client's node, connected as long as anybody wants it.
+"""``join``: this client's node, connected until the run has finished.
 
 The node works in a process of its own. When it ends (a lost key, a crash, kill -9), this process
 starts another one, with growing pauses, until it is stopped itself. It trains nothing, so it starts
-at once and holds little memory.
+at once and holds little memory. When this process is killed, the node ends by itself.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.wire import QUIET
-from fedgradnorm._runs.layout import CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
+from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
 from fedgradnorm._runs.locking import HINT, alone
 from fedgradnorm.experiments._config.toml_text import read_toml
 
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedgradnorm")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+POLL = 0.5  # seconds between two looks for orders
 BAD_INPUT = 2
+STAYING = 10.0  # seconds until the server has the last answer: of who is gone it takes none
+LEAVING = 5.0  # seconds that an earlier node has to end
+KEEPER = "FEDGRADNORM_KEEPER"  # the process that starts a node again
 AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
 WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
 
@@ -73,7 +79,7 @@ def joined(homes: list[Path], allow: Sequence[str] = ()) -> Iterator[list[subpro
 
 
 def join(path: Path, allow: Sequence[str] = ()) -> None:
-    """Keep a node running; only wrong input ends it, a missing file before any node is started."""
+    """Keep a node running until the run has finished; wrong input ends it before."""
     try:
         read_toml(path)
     except ConfigError as error:
@@ -82,13 +88,16 @@ def join(path: Path, allow: Sequence[str] = ()) -> None:
     pause = FIRST_PAUSE
     while True:
         began = time.monotonic()
-        process = subprocess.Popen(command, env={**os.environ, **QUIET})
+        own = {**os.environ, **QUIET, KEEPER: str(os.getpid())}
+        process = subprocess.Popen(command, env=own)
         try:
             code = process.wait()
         except BaseException:
             process.terminate()
             process.wait()
             raise
+        if code == 0:
+            return
         if code == BAD_INPUT:
             raise SystemExit(code)
         pause = FIRST_PAUSE if time.monotonic() - began > LONGEST_PAUSE else pause
@@ -98,45 +107,69 @@ def join(path: Path, allow: Sequence[str] = ()) -> None:
 
 
 def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ()) -> None:
-    """One node: load data, check the server's certificate, answer orders until the end."""
+    """One node: load data, check the server's certificate, answer orders until the run is over."""
     from fedgradnorm._flower.agreement import agree
     from fedgradnorm._flower.federation_file import read_client
+    from fedgradnorm._runs.checkpoint import write_atomically
     from fedgradnorm.experiments._config.config_file import build
 
+    end_with_keeper()
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config, private_terms(given))
-    network, clients, weighting, _ = build(config, given.load(config))
     for name in ("ca", "key", *(("signing",) if given.private else ())):
         if not given.path(name).is_file():
-            raise ConfigError(f"{given.path(name)}: no such file")
+            made = "" if name == "ca" else f"; fedgradnorm federation key {given.name} makes it"
+            raise ConfigError(f"{given.path(name)}: no such file{made}")
+    trusted(given.path("ca"))
+    network, clients, weighting, _ = build(config, given.load(config))
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     participant = _participant(given, network, clients, agreement, weighting)
     sent = ", ".join(agreement.sent)
     sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
-    _until_trusted(given)
+    if agreement.private is not None:
+        roster = agreement.private.roster.fingerprint
+        say(f"client {given.name}: fingerprint of the roster (compare it by telephone): {roster}")
 
-    from fedgradnorm._flower.wire.node import answer_orders
-
-    last = state / NODE
-    before = int(last.read_text()) if last.exists() else None
-
-    def connected(node: int) -> None:
-        last.write_text(str(node))
-        say(f"client {given.name}: connected to {given.server} as node {node}")
+    from fedgradnorm._flower.session import Session
+    from fedgradnorm._flower.wire.flower import FlowerClient
+    from fedgradnorm._flower.wire.transport import answer_next
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with _alone(state):
-        answer_orders(
-            given.server,
-            given.path("ca"),
-            given.path("key"),
-            participant.respond,
-            connected,
-            before,
-        )
+        session = Session(given, participant, agreement, path)
+        _until_trusted(given)
+        last = state / NODE
+        client = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
+        with client as transport:
+            write_atomically(last, str(transport.node).encode())
+            say(f"client {given.name}: connected to {given.server} as node {transport.node}")
+            while participant.result is None:
+                if not answer_next(transport, session.respond):
+                    time.sleep(POLL)
+            say(f"client {given.name}: the run has finished; its result is in {participant.result}")
+            time.sleep(STAYING)
+
+
+def node_of(path: Path) -> int | None:
+    """The node of the last process of this client, where that is known."""
+    text = path.read_text(errors="replace").strip() if path.exists() else ""
+    return int(text) if text.isdecimal() else None
+
+
+def end_with_keeper() -> None:
+    """End this process when the one that would start it again is gone, however that ended."""
+    keeper = os.environ.get(KEEPER, "")
+
+    def watch() -> None:
+        while os.getppid() == int(keeper):
+            time.sleep(POLL)
+        os.kill(os.getpid(), signal.SIGKILL)  # as a kill at any other moment: the files are whole
+
+    if keeper.isdecimal():
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def private_terms(given: ClientFile) -> PrivateTerms | None:
@@ -173,12 +206,17 @@ def _participant(
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """One process at a time works with a client's state; the lock ends with the process."""
+    end = time.monotonic() + LEAVING
     with ExitStack() as held:
-        try:
-            held.enter_context(alone(state / LOCK))
-        except BlockingIOError as error:
-            in_use = f"{state} is in use: this client is running already{HINT}"
-            raise ConfigError(in_use) from error
+        while True:
+            try:
+                held.enter_context(alone(state / LOCK))
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    in_use = f"{state} is in use: this client is running already{HINT}"
+                    raise ConfigError(in_use) from error
+            time.sleep(POLL)
         yield
 
 
@@ -189,17 +227,35 @@ def _until_trusted(given: ClientFile) -> None:
         try:
             check_server(given.server, given.path("ca"))
             return
+        except WrongClock as error:
+            log.warning("%s; trying again", error)
         except OSError as error:
             log.warning("%s is not there yet (%s); trying again", given.server, error)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+class WrongClock(ConfigError):
+    """One of two clocks must be set; nothing else needs to be done."""
+
+
+def trusted(authority: Path) -> ssl.SSLContext:
+    """What trusts the federation's authority alone; a ConfigError if its file is damaged."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cafile=str(authority))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{authority}: no certificate can be read from it; take the server's {CA} again"
+        ) from error
+    return context
+
+
 def check_server(server: str, authority: Path) -> None:
     """A ConfigError unless this is a server of the federation, under its own name."""
     host, _, port = server.rpartition(":")
-    context = ssl.create_default_context(cafile=str(authority))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = trusted(authority)
     try:
         with (
             socket.create_connection((host, int(port)), timeout=10) as plain,
@@ -223,14 +279,14 @@ def check_server(server: str, authority: Path) -> None:
 
 
 def check_clock(server: str, theirs: float | None, ours: float) -> None:
-    """A ConfigError if the server would not take this machine's signatures for new ones."""
+    """WrongClock if the server would not take this machine's signatures for new ones."""
     ahead = 0.0 if theirs is None else ours - theirs
     if -BEHIND < ahead < AHEAD:
         return
     where = "ahead of" if ahead > 0 else "behind"
-    raise ConfigError(
+    raise WrongClock(
         f"this machine's clock is {abs(ahead):.0f} s {where} the clock of {server}, which would "
-        "refuse its signatures: set the wrong one of the two (NTP does), then join again"
+        "refuse its signatures: set the wrong one of the two (NTP does)"
     )
 
 

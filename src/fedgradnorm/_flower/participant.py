@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,23 @@ from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.group_heads import ALL
 from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.ledger import ClientLedger, at_home
+from fedgradnorm._flower.own_history import OwnHistory
 from fedgradnorm._flower.slots import Slots, StateLost
-from fedgradnorm._flower.wire.messages import THERE, Answer, Order, Refused
+from fedgradnorm._flower.wire.messages import (
+    PRESENT,
+    Answer,
+    Order,
+    Refused,
+    decode_order,
+    encode_answer,
+)
 from fedgradnorm._round.numerics import numerics
 from fedgradnorm._round.participation import Presence
 from fedgradnorm._round.private.private_gradients import question
 from fedgradnorm._round.private.private_plan import check_private, expected_rounds, plan_of
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs.blueprint import blueprints
+from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import SPENT, History
 from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.manifest import FORMAT, of_task
@@ -46,9 +55,6 @@ from fedgradnorm.models._dividing import divided, log_division
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._norm_layer import find_norm_layer
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 log = logging.getLogger("fedgradnorm")
 
@@ -111,6 +117,8 @@ class Participant:
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
         self._keeping: dict[str, Keeping] = {}  # by run
         self.reported: dict[str, float] = {}  # of its last round, where it has one task
+        self.measured: dict[str, dict[str, float]] = {}  # of its last round, by task
+        self.result: Path | None = None  # once the run is over
         every = max(1, round(settings.rounds_per_epoch([client.drawn])))
         self.every = every if settings.eval_every is None else settings.eval_every
         if settings.keeps_best and not self._judges:
@@ -126,12 +134,14 @@ class Participant:
         """Whether its history says what was spent."""
         return self.ledger is not None
 
-    def respond(self, content: RecordDict) -> RecordDict:
-        """The answer to a message, both as Flower's records."""
-        from fedgradnorm._flower.wire.messages import decode_order, encode_answer
-
+    def respond(self, content: bytes) -> bytes:
+        """The answer to a message."""
         order = decode_order(content, self.like, self.group, self.like_head)
-        return encode_answer(self.answer(order))
+        answer, own = self.answer(order), OwnHistory(self.folder / order.run)
+        if order.kind == "train":
+            rows = [_row(order.round + 1, *one) for one in self.measured.items()]
+            own.add(order.state_round + 1, rows)
+        return encode_answer(answer)
 
     def answer(self, order: Order) -> Answer:
         """Carry out an order that fits what was agreed and what this client remembers."""
@@ -151,9 +161,14 @@ class Participant:
             heads[:, self._common] = order.head.to(heads)
             self.engine.set_head_rows([self.rows[0].name], heads)
         self.present.shared = order.shared.to(self.engine.device)
+        own = OwnHistory(self.folder / order.run)
+        first = not own.begun
+        own.settle(order.state_round, dict(zip(self.present.names, order.weights, strict=False)))
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
                 return self._finish(order, keeping)
+            if first:
+                own.add(0, self._evaluations(order.round, kept=keeping is not None))
             if keeping is not None and keeping.is_due(order.round, self.every):
                 keeping.judge(order.round)
             return self._train(order, slots)
@@ -189,11 +204,12 @@ class Participant:
         for name in active:
             loss = told[name][1]
             log.info("round %d: %sloss %.6g%s", order.round + 1, self._who(name), loss, spent)
+        self.measured = {name: dict(zip(columns, told[name], strict=True)) for name in active}
         scalars = dict[str, float]()
         for task, name in zip(self.tasks or [""], names, strict=True):
-            every = dict(zip(columns, told[name], strict=True)) | {THERE: float(name in active)}
+            every = dict(zip(columns, told[name], strict=True)) | {PRESENT: float(name in active)}
             end = f"/{task}" if task else ""
-            wanted = ((THERE,) if task else ()) + self.agreement.scalars
+            wanted = ((PRESENT,) if task else ()) + self.agreement.scalars
             scalars |= {key + end: every[key] for key in wanted}
         sent = reports.gradients().cpu().clone()  # the next round writes over it
         updates = sent.new_zeros(len(names), sent.shape[1])
@@ -219,6 +235,7 @@ class Participant:
         if known.get("question") != asked:
             return None
         self.reported = dict(known["reported"])
+        self.measured = {self.rows[0].name: self.reported}
         told = {key: known[key] for key in ("update", "scalars", "head") if key in known}
         return Answer(order.run, order.round, order.state_round + 1, group=order.group, **told)
 
@@ -248,6 +265,7 @@ class Participant:
         more: dict[str, Any] = {"personal": personal} if personal else {}
         run = self._run(order, keeping, more | (keeping.for_manifest() if keeping else {}))
         place = run.save(self.folder / order.run / RESULT)
+        self.result = Path(place)
         log.info("finished: network and head in %s", place)
         return Answer(order.run, order.round, order.state_round)
 
@@ -279,22 +297,41 @@ class Participant:
         return Run(trained, manifest, self._history(order.run, order.round, keeping), shared)
 
     def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
-        """The evaluations on the way, where there were any, and that of what is kept.
+        """What this client measured in its rounds, its evaluations, and that of what is kept.
 
         For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
         history = History(metrics, [SPENT] if self.tells_epsilon else ())
-        history.append([] if self.ledger is None else self.ledger.rows(run, self.rows[0].name))
-        found = [(k, VALIDATION, v) for k, v in (keeping.values if keeping else {}).items()]
-        parts = [part for part in found if part[0] < round_number]
-        for split in SPLITS:
-            parts.append((round_number, split, self.engine.evaluate(self.present.shared, split)))
-        for number, split, table in parts:
-            for name, values in table.items():
-                about = {"round": number, "epoch": 0.0, "client": name}
-                history.append([{**about, "split": split, **values}])
+        spent = [] if self.ledger is None else self.ledger.rows(run, self.rows[0].name)
+        own = OwnHistory(self.folder / run).rows()
+        batches = {(r["round"], r["client"]): r for r in own if r["split"] == "batch"}
+        for row in spent:
+            key = (row["round"], row["client"])
+            batches[key] = {**batches.get(key, {}), **row}
+        history.append([r for r in own if r["split"] != "batch"] + list(batches.values()))
+        for number, values in (keeping.values if keeping else {}).items():
+            if number < round_number:
+                history.append(_evaluated(number, VALIDATION, values))
+        history.append(self._evaluations(round_number))
         return history
+
+    def _evaluations(self, number: int, kept: bool = False) -> list[Row]:
+        """What the network that was sent does on each split; ``kept`` has the validation split."""
+        shared, splits = self.present.shared, [s for s in SPLITS if not (kept and s == VALIDATION)]
+        tables = {split: self.engine.evaluate(shared, split) for split in splits}
+        return [row for split, table in tables.items() for row in _evaluated(number, split, table)]
+
+
+def _row(number: int, name: str, values: Mapping[str, float]) -> Row:
+    """The history's row of a client's round."""
+    about: Row = {"round": number, "epoch": float(number), "client": name, "split": "batch"}
+    return {**about, "active": 1, **{key: values[key] for key in SENT}}
+
+
+def _evaluated(number: int, split: str, table: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    about = {"round": number, "epoch": float(number), "split": split}
+    return [{**about, "client": name, **values} for name, values in table.items()]
 
 
 def _info(client: Client) -> dict[str, Any]:

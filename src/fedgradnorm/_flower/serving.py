@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,21 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
 from fedgradnorm._flower.agreement import Agreement, agree
 from fedgradnorm._flower.attendance import Patience, Rules
+from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.coordinator import Coordinator, rows_of
 from fedgradnorm._flower.federation_file import FederationFile, read_federation
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
+from fedgradnorm._flower.setup import registered, roster_fingerprint
+from fedgradnorm._flower.status import write_status
+from fedgradnorm._flower.wire.flower import FlowerServer
 from fedgradnorm._flower.wire.keys import public_key_pem
-from fedgradnorm._flower.wire.operator import Operator
+from fedgradnorm._flower.wire.messages import largest_answer
 from fedgradnorm._flower.wire.process import SuperLink
 from fedgradnorm._flower.wire.sum_messages import SumOrder
+from fedgradnorm._flower.wire.transport import Exchange
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.folder import RunFolder
@@ -39,8 +45,8 @@ from fedgradnorm._runs.layout import (
     LINK_DATABASE,
     LINK_LOG,
     MANIFEST,
+    REVOKED,
     ROSTER,
-    public_key,
 )
 from fedgradnorm._runs.manifest import FORMAT, describe_weighting, now, read_manifest
 from fedgradnorm._runs.run import Run
@@ -56,6 +62,7 @@ from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
+FINISHED = 30.0  # seconds that a resumed run without rounds left waits for clients
 INPUTS = {"network1": (1, 40, 40), "network2": (256,)}
 Show = Callable[[Progress], None] | None
 
@@ -67,11 +74,12 @@ def serve(
     *,
     resume: bool = False,
     show: Show = None,
-    waiting: Callable[[list[str]], None] | None = None,
+    waiting: Callable[[list[str], float], None] | None = None,
 ) -> Coordinator:
     """Run all rounds with the clients of ``federation``; everything is kept in ``folder``.
 
-    ``waiting`` is told who is not connected yet. A run that was stopped goes on with ``resume``.
+    ``waiting`` is told who is not connected yet, and how many seconds are left to connect.
+    ``resume`` continues a run that was stopped.
     """
     terms = read_federation(federation)
     agreement = agree(config, _private(federation, terms))
@@ -86,35 +94,157 @@ def serve(
         )
     heads = _heads(network, config, terms, agreement)
     files = (federation / LINK_DATABASE, folder / LINK_LOG)
-    sizes = _answer_sizes(FlatNetwork(network).vector, heads, agreement, terms)
-    link = SuperLink(federation, terms.listen, terms.port, *files, *sizes)
-    operator = Operator(terms.address, (federation / CA).read_bytes(), link)
+    size = _answer_size(FlatNetwork(network).vector, heads, agreement, terms)
+    link = SuperLink(federation, terms.listen, terms.port, *files, size)
+    server = FlowerServer(terms.address, (federation / CA).read_bytes(), link)
+    check_registered(federation, terms)
+    audit = Audit(federation)
+    audit.lines()  # a log that was changed is not continued
     with FolderLock(folder, config.text()) as folder_lock:
         link.check_free()
-        coordinator = _coordinator(network, weighting, config, terms, agreement, operator, heads)
+        coordinator = _coordinator(network, weighting, config, terms, agreement, server, heads)
         manifest = _manifest(network, weighting, agreement, terms)
         # A refusal starts no process. Clients answer a round once: a server does not go back.
-        keeper = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
-        with closing(keeper), link:
+        saved = RunFolder(folder_lock, coordinator, manifest, resume, go_back=False)
+        serving = _Serving(federation, folder, terms, coordinator, server, audit)
+        with closing(saved), link:
             try:
                 if not resume:
-                    keeper.save_checkpoint()  # the run's name must be known before anybody hears it
-                keys = {n: public_key_pem(public_key(federation, n)) for n in terms.clients}
-                operator.register(keys)
-                operator.start()
-                _meet(operator, terms, coordinator, waiting)
-                _rounds(coordinator, keeper, show)
+                    saved.save_checkpoint()  # the run's name must be known before anybody hears it
+                serving.check_keys()
+                server.start()
+                serving.begin(agreement, resume)
+                serving.meet(waiting)
+                serving.rounds(saved, show)
                 coordinator.notices.sum_up(coordinator.round)
-                log.info("finished; the network was taken by: %s", ", ".join(coordinator.finish()))
+                names = coordinator.finish()
+                log.info("finished; the network was taken by: %s", ", ".join(names))
                 network_now = _trained(network, coordinator)
                 manifest = {
-                    **keeper.manifest,
+                    **saved.manifest,
                     "weight_frozen": coordinator.notices.monitor.frozen.times,
                 }
-                keeper.finish(Run({}, manifest, coordinator.history, network_now))
+                saved.finish(Run({}, manifest, coordinator.history, network_now))
+                serving.end("finished", network_taken_by=names)
+            except BaseException as error:
+                serving.end("stopped", why=f"{error or type(error).__name__}"[:200])
+                raise
             finally:
-                operator.stop()
+                server.stop()
     return coordinator
+
+
+def check_registered(federation: Path, terms: FederationFile) -> None:
+    """A ConfigError unless every client has handed in its public keys, or was revoked."""
+    known = registered(federation)
+    never = [
+        name
+        for name in terms.clients
+        if name not in known and not list((federation / REVOKED).glob(f"{name}-*"))
+    ]
+    if never:
+        raise ConfigError(
+            f"{federation}: no public key of {', '.join(never)}; on each client run `fedgradnorm "
+            "federation key NAME`, then here `fedgradnorm federation roster` with the files that "
+            "it made"
+        )
+
+
+class _Serving:
+    """What goes on around the rounds: who is let in, who is there, the status, the audit log."""
+
+    def __init__(
+        self,
+        federation: Path,
+        folder: Path,
+        terms: FederationFile,
+        coordinator: Coordinator,
+        server: FlowerServer,
+        audit: Audit,
+    ) -> None:
+        self.federation, self.folder, self.terms = federation, folder, terms
+        self.coordinator, self.server, self.audit = coordinator, server, audit
+        self.keys: dict[str, str] = {}
+        self.known: dict[str, str] = {}  # the last state of each client that the audit log has
+
+    def check_keys(self) -> None:
+        """Let in exactly the clients whose keys are registered now; the others count as revoked."""
+        keys = {name: one.key for name, one in registered(self.federation).items()}
+        if keys == self.keys:
+            return
+        missing = [n for n in self.terms.clients if n not in keys]
+        wanted = {n: public_key_pem(keys[n].encode()) for n in self.terms.clients if n in keys}
+        self.server.register(wanted)
+        self.coordinator.attendance.revoked = frozenset(missing)
+        self.keys = keys
+
+    def begin(self, agreement: Agreement, resume: bool) -> None:
+        """Note the start."""
+        about = {"run": self.coordinator.run, "settings": agreement.digest}
+        keys = roster_fingerprint(registered(self.federation))
+        self.audit.add("resumed" if resume else "started", **about, roster=keys)
+
+    def end(self, event: str, **facts: Any) -> None:
+        """Note the end."""
+        run, number = self.coordinator.run, self.coordinator.round
+        self.audit.add(event, run=run, round=number, **facts)
+        with suppress(TrainingError):
+            self.status([], event)
+
+    def status(self, connected: list[str], stage: str) -> None:
+        """Write what ``federation status`` shows, and a client's new state to the audit log."""
+        write_status(self.federation, self.folder, self.coordinator, connected, stage)
+        coordinator = self.coordinator
+        for name in coordinator.names:
+            state = coordinator.attendance.state_of(name, coordinator.round)
+            if state != self.known.get(name, ""):
+                about = {"run": coordinator.run, "round": coordinator.round}
+                self.audit.add(state or "takes part again", client=name, **about)
+                self.known[name] = state
+
+    def rounds(self, saved: RunFolder, show: Show) -> None:
+        """All rounds, with a checkpoint after each."""
+        while not self.coordinator.done:
+            try:
+                self.check_keys()
+                event = self.coordinator.advance()
+                saved.save_checkpoint()
+                self.status(self.server.connected(), "training")
+            except TrainingError as error:
+                saved.save_checkpoint()
+                raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
+            if show is not None:
+                show(event)
+
+    def meet(self, waiting: Callable[[list[str], float], None] | None) -> None:
+        """Wait for all who take part; after ``wait`` seconds the least number will do.
+
+        A run whose rounds are over waits only for those who may want its network.
+        """
+        attendance, number = self.coordinator.attendance, self.coordinator.round
+        wanted = [name for name in self.terms.clients if attendance.takes_part(name, number)]
+        seconds = min(self.terms.wait, FINISHED) if self.coordinator.done else self.terms.wait
+        end, missing = time.monotonic() + seconds, [""]
+        while missing and time.monotonic() < end:
+            here = self.server.connected()
+            absent = [name for name in wanted if name not in here]
+            if absent != missing:
+                self.status(here, "waiting" if absent else "training")
+                if absent and waiting is not None:
+                    waiting(absent, end - time.monotonic())
+            missing = absent
+            time.sleep(0.2 if missing else 0)
+        if not missing or self.coordinator.done:
+            return
+        log.warning("not connected after %.0f s: %s", seconds, ", ".join(missing))
+        here = self.server.connected()
+        least = max(1, self.terms.minimum)
+        if len(here) < least:
+            raise TrainingError(
+                f"{len(here)} of {len(wanted)} clients connected in {seconds:.0f} s (wait, in "
+                f"{FEDERATION}), {least} are needed; missing: {', '.join(missing)}; start them "
+                "(fedgradnorm join), then --resume"
+            )
 
 
 def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
@@ -127,54 +257,15 @@ def _private(federation: Path, terms: FederationFile) -> PrivateTerms | None:
     return found
 
 
-def _answer_sizes(
+def _answer_size(
     vector: Tensor, heads: GroupHeads | None, agreement: Agreement, terms: FederationFile
-) -> tuple[int, int]:
-    """Bytes of the two vectors that an answer may have."""
+) -> int:
+    """Bytes of the largest answer."""
     if agreement.private is None:
         most = max(map(len, terms.several.values()), default=1)  # updates in one message
-        return most * vector.nbytes, heads.largest if heads else 0
+        return largest_answer(most * vector.nbytes, heads.largest if heads else 0, most)
     count = len(agreement.private.clients)
     return SumOrder("", "", 0, 0, {}, None, len(vector) + 1, count).room()
-
-
-def _rounds(coordinator: Coordinator, keeper: RunFolder, show: Show) -> None:
-    while not coordinator.done:
-        try:
-            event = coordinator.advance()
-        except TrainingError as error:
-            keeper.save_checkpoint()
-            raise TrainingError(f"{error}; checkpoint kept, go on with --resume") from error
-        keeper.save_checkpoint()
-        if show is not None:
-            show(event)
-
-
-def _meet(
-    operator: Operator,
-    terms: FederationFile,
-    coordinator: Coordinator,
-    waiting: Callable[[list[str]], None] | None,
-) -> None:
-    """Wait for all who take part; after ``wait`` seconds the least number will do."""
-    attendance, now = coordinator.attendance, coordinator.round
-    wanted = [name for name in terms.clients if attendance.takes_part(name, now)]
-    end, missing = time.monotonic() + terms.wait, [""]
-    while missing and time.monotonic() < end:
-        here = operator.online()
-        absent = [name for name in wanted if name not in here]
-        if absent != missing and absent and waiting is not None:
-            waiting(absent)
-        missing = absent
-        time.sleep(0.2 if missing else 0)
-    if missing:
-        log.warning("not connected after %.0f s: %s", terms.wait, ", ".join(missing))
-    here = operator.online()
-    if len(here) < max(1, terms.minimum):
-        raise TrainingError(
-            f"only {len(here)} of {len(terms.clients)} clients connected "
-            f"in {terms.wait:.0f} s; start the others (fedgradnorm join), then --resume"
-        )
 
 
 def run_folder(config: Config, resume: bool) -> Path:
@@ -183,7 +274,8 @@ def run_folder(config: Config, resume: bool) -> Path:
     name = f"{config.name}-{config.method}-seed{config.seed}"
     if not resume:
         return free_folder(parent, name)
-    found = [p.parent for p in parent.glob(f"{name}*/{MANIFEST}")]
+    own = re.compile(re.escape(name) + r"(-\d+)?")  # seed1, seed1-2, not seed10
+    found = [p.parent for p in parent.glob(f"*/{MANIFEST}") if own.fullmatch(p.parent.name)]
     open_ones = [p for p in found if not read_manifest(p)["finished"]]
     if not open_ones:
         raise RunFolderError(f"{parent} holds no unfinished run {name}: nothing to resume")
@@ -196,7 +288,7 @@ def _coordinator(
     config: Config,
     terms: FederationFile,
     agreement: Agreement,
-    operator: Operator,
+    transport: FlowerServer,
     heads: GroupHeads | None,
 ) -> Coordinator:
     settings = agreement.settings
@@ -212,7 +304,15 @@ def _coordinator(
     rules = Rules(terms.misses, terms.refusals, terms.pause)
     patience = Patience(terms.deadline, terms.minimum, terms.attempts, terms.longest, rules)
     norm_layer = _norm_layer(network, config)
-    given = (server, list(terms.clients), agreement, operator, patience, norm_layer, heads)
+    given = (
+        server,
+        list(terms.clients),
+        agreement,
+        Exchange(transport),
+        patience,
+        norm_layer,
+        heads,
+    )
     if agreement.private is not None:
         noisy = settings.privacy is not None
         return NoisyCoordinator(*given) if noisy else PrivateCoordinator(*given)

@@ -1,16 +1,21 @@
-"""``federation init``: the folder of a federation, and in it a folder to hand to each client."""
+"""``federation init``, ``key``, ``roster`` and ``revoke``: folders, keys, and who is let in."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm._checks import shown
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, choose
+from fedgradnorm._flower.audit import Audit
+from fedgradnorm._flower.federation_file import FederationFile, made_from, read_federation
+from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._round.bounds import Bounds
+from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import (
     AGREED,
     CA,
@@ -18,10 +23,11 @@ from fedgradnorm._runs.layout import (
     CLIENTS,
     FEDERATION,
     KEY,
+    REGISTERED,
+    REVOKED,
     ROSTER,
     SIGNING,
     STATE,
-    public_key,
 )
 from fedgradnorm.experiments._config.toml_text import to_toml
 
@@ -63,22 +69,24 @@ def init_federation(
     hosts: Sequence[str],
     port: int = 9092,
     private: bool = False,
+    keys: bool = True,
     **options: Any,
 ) -> list[Path]:
-    """Certificates, keys and configs in a new ``folder``; the clients' folders.
+    """Certificates and configs in a new ``folder``; the clients' folders.
 
     ``hosts`` are the names or addresses by which clients may reach the server; the first is what
     their configs say. ``options`` go to federation.toml. With ``private`` the server will see only
-    sums, and every client gets a key to sign with and the roster of all public ones.
+    sums. With ``keys`` the clients' keys are made here, for a federation on one machine; otherwise
+    each client makes its own (:func:`make_keys`) and the server registers them (:func:`register`).
+    Everything is written beside ``folder`` first: after a kill there is no half a federation.
     """
-    from fedgradnorm._flower.wire.keys import make_authority, make_client_key
+    from fedgradnorm._flower.wire.keys import make_authority
 
+    hosts = [_ascii(host) for host in hosts]
     _check(folder, clients, hosts, private)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    make_authority(folder, hosts)
     table = {
         "clients": list(clients),
-        "host": hosts[0],
+        "host": next(iter(hosts), ""),
         "port": port,
         "listen": "0.0.0.0",
         "deadline": 600.0,
@@ -92,33 +100,25 @@ def init_federation(
         **({"private": True} if private else {}),
         **options,
     }
-    (folder / FEDERATION).write_text(to_toml(table), encoding="utf-8")
-    made = []
+    FederationFile(**{**table, "tasks": {}, "several": {}})
+    here = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(here, ignore_errors=True)
+    here.mkdir(parents=True, mode=0o700)
+    make_authority(here, hosts)
+    (here / FEDERATION).write_text(to_toml(table), encoding="utf-8")
     for name in clients:
-        own = folder / CLIENTS / name
-        make_client_key(own / KEY, public_key(folder, name))
-        (own / CA).write_bytes((folder / CA).read_bytes())
+        own = here / CLIENTS / name
+        own.mkdir(parents=True, mode=0o700)
+        (own / CA).write_bytes((here / CA).read_bytes())
         text = _CLIENT.format(name=name, server=f"{hosts[0]}:{port}", **_FILES)
+        text = text.replace("\nkey = ", "\nprivate = true\nkey = ") if private else text
         (own / CLIENT).write_text(text, encoding="utf-8")
-        made.append(own)
-    if private:
-        _make_private(folder, made, table["longest"], table["largest_ratio"])
-    return made
-
-
-def _make_private(folder: Path, homes: Sequence[Path], longest: float, ratio: float) -> None:
-    """A key to sign with for every client, and the roster in all folders."""
-    from fedgradnorm._flower.private.private_terms import PrivateTerms
-    from fedgradnorm._masking.roster import make_key
-
-    keys = {home.name: make_key(home, SIGNING).text for home in homes}
-    terms = PrivateTerms(keys, longest, ratio)
-    for place in (folder, *homes):
-        terms.write(place / ROSTER)
-    for home in homes:
-        path = home / CLIENT
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace("\nkey = ", "\nprivate = true\nkey = "), encoding="utf-8")
+    if keys:
+        register(here, [make_keys(here / CLIENTS / name, name) for name in clients])
+        for name in clients if private else ():
+            shutil.copy(here / ROSTER, here / CLIENTS / name / ROSTER)
+    here.replace(folder)
+    return [folder / CLIENTS / name for name in clients]
 
 
 def fill_client(folder: Path, config: str, data: Mapping[str, Any]) -> None:
@@ -134,6 +134,10 @@ def fill_client(folder: Path, config: str, data: Mapping[str, Any]) -> None:
 def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str], private: bool) -> None:
     if (folder / FEDERATION).exists():
         raise ConfigError(f"{folder} already holds a federation; its keys are not overwritten")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: remove it, or give another folder")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give another name for the folder")
     if not clients or len(set(clients)) != len(clients):
         raise ConfigError("give at least one client, and no name twice")
     if private and len(clients) < FEWEST:
@@ -142,9 +146,138 @@ def _check(folder: Path, clients: Sequence[str], hosts: Sequence[str], private: 
             "each knows the other by the sum"
         )
     for name in clients:
-        if not re.fullmatch(r"\w[\w.-]*", name):
-            raise ConfigError(f"client {name!r}: use letters, digits, '.', '-' and '_' in names")
-        if len(name) > LONGEST:
-            raise ConfigError(f"client {shown(name)}: use at most {LONGEST} characters in names")
+        _check_name(name)
     if not hosts:
         raise ConfigError("give the server's host name, as the clients will reach it")
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(f"client {name!r}: use letters, digits, '.', '-' and '_' in names")
+    if len(name) > LONGEST:
+        raise ConfigError(f"client {shown(name)}: use at most {LONGEST} characters in names")
+
+
+def _ascii(host: str) -> str:
+    """A host name as certificates and sockets have it: ä.org is xn--4ca.org."""
+    try:
+        return host if ":" in host else host.encode("idna").decode()
+    except UnicodeError as error:
+        raise ConfigError(f"host {host!r} is not a host name or address: {error}") from None
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """What a client hands to the server: the public halves of its two keys.
+
+    Args:
+        name: the client's name.
+        key: proves to the server who connects, an OpenSSH public key.
+        signing: signs what the client sends in a private federation.
+    """
+
+    name: str
+    key: str
+    signing: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with either key; compare it over another channel, such as the telephone."""
+        from fedgradnorm._masking.roster import fingerprint
+
+        return fingerprint(f"{self.name}\n{self.key}\n{self.signing}".encode())
+
+
+def make_keys(folder: Path, name: str, renew: bool = False) -> PublicKeys:
+    """Make a client's keys in its own folder, where they stay, and NAME.public.toml beside them.
+
+    With ``renew`` the old private keys are kept as ``*.old``.
+    """
+    from fedgradnorm._flower.wire.keys import make_client_key
+    from fedgradnorm._masking.roster import make_key
+
+    _check_name(name)
+    for file in (KEY, SIGNING):
+        if not (folder / file).exists():
+            continue
+        if not renew:
+            raise ConfigError(f"{folder / file} already exists; --renew replaces a client's keys")
+        (folder / file).replace(folder / f"{file}.old")
+    found = PublicKeys(name, make_client_key(folder / KEY), make_key(folder, SIGNING).text)
+    path = folder / public_file(name)
+    path.write_text(to_toml(asdict(found)), encoding="utf-8")
+    return found
+
+
+def public_file(name: str) -> str:
+    """What the file with a client's public keys is called."""
+    return f"{name}.public.toml"
+
+
+def read_public(path: Path) -> PublicKeys:
+    """The public keys in a client's file."""
+    return made_from(path, PublicKeys)
+
+
+def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKeys]:
+    """Add clients' public keys to the federation in ``folder``, or replace them; all that it has.
+
+    One key under two names, or a key that was revoked, is refused.
+    """
+    from fedgradnorm._flower.wire.keys import public_key_pem
+
+    terms = read_federation(folder)
+    found = registered(folder) | {one.name: one for one in given}
+    owners: dict[str, str] = {}
+    revoked = {read_public(path).key for path in (folder / REVOKED).glob("*.toml")}
+    for one in found.values():
+        choose(one.name, terms.clients, f"client in {FEDERATION}")
+        try:
+            public_key_pem(one.key.encode())
+        except ValueError as error:
+            raise ConfigError(f"client {one.name!r}: its public key cannot be read") from error
+        for key in (one.key, one.signing):
+            if owners.setdefault(key, one.name) != one.name:
+                raise ConfigError(
+                    f"clients {owners[key]!r} and {one.name!r} have the same key: it would count "
+                    "twice; each client makes its own (fedgradnorm federation key NAME)"
+                )
+        if one.key in revoked:
+            raise ConfigError(f"client {one.name!r}: this key was revoked; make another (--renew)")
+    (folder / REGISTERED).mkdir(mode=0o700, exist_ok=True)
+    for one in given:
+        text = to_toml(asdict(one)).encode()
+        checkpoint.write_atomically(folder / REGISTERED / public_file(one.name), text)
+    if terms.private and set(found) == set(terms.clients):
+        keys = {name: found[name].signing for name in terms.clients}
+        PrivateTerms(keys, terms.longest, terms.largest_ratio).write(folder / ROSTER)
+    audit = Audit(folder)
+    for one in given:
+        audit.add("registered", client=one.name, fingerprint=one.fingerprint)
+    return found
+
+
+def registered(folder: Path) -> dict[str, PublicKeys]:
+    """The public keys of all clients that are registered and not revoked, by name."""
+    found = [read_public(path) for path in sorted((folder / REGISTERED).glob("*.toml"))]
+    return {one.name: one for one in found}
+
+
+def revoke(folder: Path, name: str) -> PublicKeys:
+    """Let a client in no more; a server that is running notices before its next round."""
+    choose(name, read_federation(folder).clients, f"client in {FEDERATION}")
+    path = folder / REGISTERED / public_file(name)
+    if not path.exists():
+        raise ConfigError(f"client {name!r} has no registered key: there is nothing to revoke")
+    one = read_public(path)
+    (folder / REVOKED).mkdir(mode=0o700, exist_ok=True)
+    path.replace(folder / REVOKED / f"{name}-{one.fingerprint}.toml")
+    Audit(folder).add("revoked", client=name, fingerprint=one.fingerprint)
+    return one
+
+
+def roster_fingerprint(keys: Mapping[str, PublicKeys]) -> str:
+    """One name for all clients' keys."""
+    from fedgradnorm._masking.roster import fingerprint
+
+    return fingerprint("\n".join(keys[name].fingerprint for name in sorted(keys)).encode())

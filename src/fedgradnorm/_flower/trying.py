@@ -27,7 +27,7 @@ def try_federation(
     folder: Path,
     *,
     show: Show = None,
-    waiting: Callable[[list[str]], None] | None = None,
+    waiting: Callable[[list[str], float], None] | None = None,
     private: bool = False,
 ) -> Coordinator:
     """Keys, server and clients over TLS on loopback; the run is kept in ``folder``."""

@@ -52,8 +52,10 @@ TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
 WATCHED = "wandb-runs"
 """Beside the run folders, where Weights & Biases is told of them."""
 
-FEDERATION, LINK_DATABASE, REGISTERED = "federation.toml", "superlink.db", "registered"
-"""In a federation's folder: who takes part, Flower's database, and the clients' public keys."""
+FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
+REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"
+"""In a federation's folder: who takes part, Flower's database, the clients' public keys, those that
+are let in no more, and how the run is doing."""
 
 CLIENT, AGREED, JOIN_LOG = "client.toml", "run.toml", "join.log"
 """In a client's own folder: who it is, the run it agreed to, and what ``join`` said."""
@@ -69,8 +71,9 @@ NODE, SLOTS = "node", ("state-0.safetensors", "state-1.safetensors")
 """In the folder of a client's state: which node it was, and its last two rounds."""
 LEDGER, LEDGER_SEEN = "privacy.jsonl", "privacy.witness"
 """Beside them, of a private client: what it has spent, and in a run's folder what that run saw."""
-BEST, RESULT = "best.safetensors", "result"
-"""Beside them: the state that is best on its validation rows, and the run folder of its result."""
+BEST, RESULT, OWN_HISTORY = "best.safetensors", "result", "history.jsonl"
+"""Beside them: the state that is best on its validation rows, the run folder of its result, and
+what it measured in each round."""
 
 MASKING, LEVELS, TRAINED = "masking.json", "levels", "trained.safetensors"
 """Beside them, in a private federation: keys of attempts, the client's level, and its update."""
@@ -89,11 +92,6 @@ def client_file(folder: Path, name: str) -> Path:
     if len(safe) > _LONGEST:
         safe = f"{safe[:_LONGEST]}~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
     return folder / CLIENTS / f"{safe}.safetensors"
-
-
-def public_key(federation: Path, name: str) -> Path:
-    """Where a federation keeps a client's public key."""
-    return federation / REGISTERED / f"{name}.pub"
 
 
 def temporary(path: Path) -> Path:

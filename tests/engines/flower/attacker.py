@@ -7,24 +7,24 @@ sends as much as the SuperLink takes: ``attacker.py ADDRESS HOME``
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from engines.flower.wire import Packed, Wire, packed, part_not_sent
 
 # isort: split
 import httpx
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.app.error import Error
-from flwr.app.message import Array
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.run import RunNotRunningException
 
-from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.messages import Answer, encode_answer
+from fedgradnorm._flower.wire.flower import Limits, unwrapped, wrapped
+from fedgradnorm._flower.wire.messages import encode, largest_answer, unpack
 
 
 def failed(order: Message) -> Packed:
@@ -36,7 +36,11 @@ def unsent(order: Message) -> Packed:
 
 
 def limits(order: Message) -> Limits:
-    return Limits(order.content["shared"]["shared"].numpy().nbytes)
+    return Limits(largest_answer(asked(order)[1]["shared"].nbytes, 0))
+
+
+def asked(order: Message) -> tuple[dict[str, Any], dict[str, Any]]:
+    return unpack(unwrapped(order.content))
 
 
 def flooded(order: Message) -> Packed:
@@ -52,30 +56,34 @@ def flooded(order: Message) -> Packed:
     return Packed(pack.message, ObjectTree(object_id=root, children=children), parts)
 
 
-def with_update(order: Message, array: Array) -> Packed:
-    """An answer that is right but for its update."""
-    asked = order.content["order"]
-    content = encode_answer(Answer(asked["run"], asked["round"], asked["state_round"] + 1))
-    content["update"] = ArrayRecord({"update": array})
-    pack = packed(Message(content, reply_to=order))
+def with_bytes(order: Message, content: bytes) -> Packed:
+    pack = packed(Message(wrapped(content), reply_to=order))
     pack.message.content.Clear()  # it travels in parts
     pack.message.content.SetInParent()
     return pack
 
 
+def with_update(order: Message, update: Any) -> bytes:
+    """An answer that is right but for its update."""
+    facts = asked(order)[0]
+    told = {"run": facts["run"], "round": facts["round"], "state_round": facts["state_round"] + 1}
+    return encode(told, {"update": update})
+
+
 def claimed(order: Message) -> Packed:
     """An array of the right number of bytes that says it has two thousand million numbers."""
-    file, vector = io.BytesIO(), order.content["shared"]["shared"].numpy()
-    header = {"descr": "<f4", "fortran_order": False, "shape": (2**31 - 1,)}
-    np.lib.format.write_array_header_1_0(file, header)
-    data = file.getvalue() + vector.tobytes()
-    return with_update(order, Array("float32", (2**31 - 1,), "numpy.ndarray", data))
+    content = with_update(order, asked(order)[1]["shared"])
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["update"]["shape"] = [2**31 - 1]
+    text = json.dumps(header).encode()
+    return with_bytes(order, len(text).to_bytes(8, "little") + text + content[8 + size :])
 
 
 def largest(order: Message) -> Packed:
     """An update of the right shape, and no number in it."""
-    vector = order.content["shared"]["shared"].numpy()
-    return with_update(order, Array(np.full_like(vector, np.nan)))
+    vector = asked(order)[1]["shared"]
+    return with_bytes(order, with_update(order, np.full_like(vector, np.nan)))
 
 
 ANSWERS = (failed, failed, unsent, flooded, claimed, largest, flooded)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-
+import numpy as np
 import torch
-from flwr.app import Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 import fedgradnorm as fgn
@@ -24,44 +20,56 @@ from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
 from fedgradnorm._flower.participant import Participant
-from fedgradnorm._flower.wire.messages import Order
-from fedgradnorm._flower.wire.node import answered
+from fedgradnorm._flower.wire.messages import Order, encode, unpack
+from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.weighting import Weighting
 
-TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # as if in a run
-
-Tamper = Callable[[str, Order, RecordDict], Any]
+Tamper = Callable[[str, Order, dict[str, Any]], Any]
 ANYBODY = Patience(minimum=1)
 AS_SERVED = Bounds()
 OPTIONS = {"rounds": 6, "batch_size": 8, "lr": 0.02, "seed": 3, "device": "cpu"}
 
 
-class Direct:
-    """An exchange without a network; ``tamper`` may change or drop what a client sends."""
+class Direct(Exchange):
+    """An exchange in memory; ``tamper`` may change or drop what a client sends.
+
+    It is given facts and arrays of the message in one table, and may return that table, a reason
+    in words, or a refusal.
+    """
 
     def __init__(self, participants: dict[str, Participant]) -> None:
         self.participants = participants
-        self.sent: list[tuple[str, RecordDict]] = []
+        super().__init__(InMemory({name: partial(self._respond, name) for name in participants}))
+        self.sent: list[tuple[str, dict[str, Any]]] = []
         self.tamper: Tamper = lambda *message: message[-1]
 
-    def online(self):
-        return list(self.participants)
+    def _respond(self, name: str, content: bytes) -> bytes:
+        return self.participants[name].respond(content)
 
     def ask(self, orders, seconds):
-        found: dict[str, Any] = {}
-        for name, order in orders.items():
-            message = Message(order.records(), 1, "train", ttl=seconds)
-            reply = answered(message, self.participants[name].respond)
-            if reply.has_error():
-                found[name] = reply.error.reason
-                continue
-            self.sent.append((name, reply.content))
-            found[name] = self.tamper(name, order, reply.content)
+        found = super().ask(orders, seconds)
+        for name, content in found.items():
+            if isinstance(content, bytes):
+                self.sent.append((name, opened(content)))
+                changed = self.tamper(name, orders[name], opened(content))
+                found[name] = closed(changed) if isinstance(changed, dict) else changed
         return found
+
+
+def opened(content: bytes) -> dict[str, Any]:
+    """Facts and arrays of a message in one table."""
+    facts, arrays = unpack(content)
+    return {**facts, **arrays}
+
+
+def closed(table: dict[str, Any]) -> bytes:
+    """The message with these facts and arrays."""
+    arrays = {k: v for k, v in table.items() if isinstance(v, np.ndarray)}
+    return encode({k: v for k, v in table.items() if k not in arrays}, arrays)
 
 
 class Together:

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-
 import torch
 
 import fedgradnorm as fgn

@@ -13,41 +13,47 @@ from pathlib import Path
 
 import pytest
 
-from engines.flower.wire import SHARED, Packed, Wire, honest, order, packed, started, with_root
+from engines.flower.wire import LIMITS, Packed, Wire, honest, order, packed, started, with_root
 
 # isort: split
 import httpx
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 
-from fedgradnorm._flower.wire.collecting import Incoming, collect
-from fedgradnorm._flower.wire.door import Guard, Turned
-from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.message_parts import put_together
+from fedgradnorm._flower.wire.flower import (
+    NODES,
+    OPEN,
+    Fleet,
+    Incoming,
+    Limits,
+    check_order,
+    collect,
+    put_together,
+    wrapped,
+)
 from fedgradnorm._flower.wire.messages import (
     Answer,
     Refused,
     decode_answer,
     encode_answer,
-    encode_order,
+    largest_answer,
 )
-from fedgradnorm._flower.wire.node import check_order
-from fedgradnorm._flower.wire.requests import NODES, OPEN, check_request
+from fedgradnorm._flower.wire.request_filter import Rejected, RequestFilter
 
 CASES = int(os.environ.get("FEDGRADNORM_FUZZ", "300"))
-LIMITS, NODE, ASKED = Limits(SHARED.nbytes), 77, "a" * 64
+NODE, ASKED = 77, "a" * 64
 
 
 def answer() -> Message:
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
-    asked = Message(encode_order(order()), NODE, "train", ttl=60.0)
+    asked = Message(wrapped(order().encoded()), NODE, "train", ttl=60.0)
     asked.metadata.__dict__["_message_id"] = ASKED
     return honest(asked)
 
@@ -110,7 +116,8 @@ def shelves(rng: random.Random) -> Iterable[Shelf]:
 
 def outcome(shelf: Shelf) -> object:
     """What the server makes of it, as far as an answer that it uses."""
-    found = collect([Incoming("x", NODE, ASKED)], shelf, LIMITS, end=0.0).get("x", "no answer")
+    replies = list(collect([Incoming("x", NODE, ASKED, LIMITS)], shelf, 0.0))
+    found = replies[0].content if replies else "no answer"
     if isinstance(found, (str, Refused)):
         return found
     try:
@@ -129,12 +136,13 @@ def test_the_answer_that_is_mutated_is_a_good_one():
 )
 def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
     """One piece, one that just does not fit into a piece, several; the same of a shared head."""
-    limits, update = Limits(4 * numbers, 4 * own), torch.rand(numbers)
+    limits, update = Limits(largest_answer(4 * numbers, 4 * own)), torch.rand(numbers)
     head = ("ä" * 100, torch.rand(own)) if own else ("", None)
     content = encode_answer(
         Answer("r" * 16, 10**6, 10**6, update, {"loss": 1.0, "grad_norm": 2.0}, *head)
     )
-    pack = packed(Message(content, reply_to=answer()))
+    assert len(content) <= limits.size
+    pack = packed(Message(wrapped(content), reply_to=answer()))
     assert len(pack.parts) <= limits.parts
     assert sum(map(len, pack.parts.values())) <= limits.total
     for name, part in pack.parts.items():
@@ -149,9 +157,9 @@ def test_an_honest_answer_of_any_size_is_within_its_limits(numbers, own):
 def test_nothing_is_held_of_an_answer_but_its_records_or_a_word():
     """An error would hold the frames that it was raised in, and they the parts."""
     flood = {name: part + bytes(LIMITS.total) for name, part in GOOD.parts.items()}
-    for parts, kind in ((GOOD.parts, RecordDict), (flood, Refused)):
-        one = Incoming("x", NODE, ASKED)
-        found = collect([one], Shelf(GOOD.tree, dict(parts)), LIMITS, end=0.0)["x"]
+    for parts, kind in ((GOOD.parts, bytes), (flood, Refused)):
+        one = Incoming("x", NODE, ASKED, LIMITS)
+        ((_, found, _),) = collect([one], Shelf(GOOD.tree, dict(parts)), 0.0)
         assert isinstance(found, kind)
         assert not one.parts
         assert getattr(found, "__traceback__", None) is None
@@ -177,23 +185,25 @@ def test_a_mutated_request_is_passed_on_or_refused():
     )
     body, path = push.SerializeToString(), NODES + "push-messages"
     here = GOOD.message.metadata.run_id
-    check_request(path, NODE, body, LIMITS, here.__eq__)
+    fleet = Fleet(LIMITS, {}.get, lambda: [here])
+    fleet.check(path, NODE, body)
     with pytest.raises(Refused, match="no such run"):
-        check_request(path, NODE, body, LIMITS, (here + 1).__eq__)
+        Fleet(LIMITS, {}.get, lambda: [here + 1]).check(path, NODE, body)
     push.messages_list[0].ClearField("content")
     with pytest.raises(Refused, match="a content or an error"):
-        check_request(path, NODE, push.SerializeToString(), LIMITS, here.__eq__)
+        fleet.check(path, NODE, push.SerializeToString())
     rng, refused = random.Random(1), 0
     for _ in range(CASES):
         try:
-            check_request(rng.choice(sorted(OPEN)), NODE, mutated(rng, body), LIMITS, here.__eq__)
+            fleet.check(rng.choice(sorted(OPEN)), NODE, mutated(rng, body))
         except Refused:
             refused += 1
     assert refused > CASES // 10
 
 
 def test_a_mutated_head_is_turned_away():
-    guard, rng = Guard(None, "secret", LIMITS, {}.get, list), random.Random(2)
+    fleet, rng = Fleet(LIMITS, {}.get, list), random.Random(2)
+    door = RequestFilter(None, "secret", fleet)
     part = PushObjectRequest(object_content=b"x" * 50).SerializeToString()
     head = [
         (b"content-length", b"%d" % len(part)),
@@ -203,12 +213,12 @@ def test_a_mutated_head_is_turned_away():
     ]
 
     def entered(path: str, lines: list[tuple[bytes, bytes]]) -> None:
-        guard.check_head("POST", path, dict(lines))
-        guard.signer({"type": "http", "method": "POST", "path": path, "headers": lines})
+        door.check_head("POST", path, dict(lines))
+        fleet.signer({"type": "http", "method": "POST", "path": path, "headers": lines})
 
     for _ in range(CASES):
         lines = [(mutated(rng, k) if rng.random() < 0.2 else k, mutated(rng, v)) for k, v in head]
-        with pytest.raises(Turned):
+        with pytest.raises(Rejected):
             entered(rng.choice(sorted(OPEN)), lines)
 
 
@@ -229,7 +239,7 @@ def test_one_piece_named_many_times_is_counted_each_time():
 )
 def test_a_client_takes_orders_from_the_server_alone(change):
     GOOD  # noqa: B018 (it sets whose task this is)
-    about = Message(encode_order(order()), NODE, "train", ttl=60.0).metadata
+    about = Message(wrapped(order().encoded()), NODE, "train", ttl=60.0).metadata
     check_order(about, NODE)
     about.__dict__.update(change)
     with pytest.raises(Refused):
@@ -286,10 +296,10 @@ def test_a_live_superlink_takes_no_harm_and_honest_answers_count(tmp_path: Path)
         for _ in range(5):
             good.well()
             attacking = bad.answering(attack)
-            found = live.operator.ask(dict.fromkeys(live.wires, order()), DEADLINE)
+            found = live.ask(dict.fromkeys(live.wires, order()), DEADLINE)
             attacking.join()
-            assert isinstance(found["good"], RecordDict)
-            refused += not isinstance(found["bad"], RecordDict)
+            assert isinstance(found["good"], bytes)
+            refused += not isinstance(found["bad"], bytes)
         assert live.operator.link.process.poll() is None
         grown = live.memory() - before
     counts = {code: statuses.count(code) for code in sorted(set(statuses))}

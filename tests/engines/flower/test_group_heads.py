@@ -6,14 +6,9 @@ import copy
 import logging
 import re
 
-import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-
 import numpy as np
+import pytest
 import torch
-from flwr.app import ArrayRecord
-from flwr.app.message import Array
 
 import fedgradnorm as fgn
 import flat
@@ -23,7 +18,7 @@ from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._federation.heads import flat_head
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
-from fedgradnorm._flower.wire.messages import GRAINS, Refused, decode_order, encode_order
+from fedgradnorm._flower.wire.messages import Refused, decode_order
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.settings import Settings
@@ -100,9 +95,9 @@ def test_a_head_leaves_only_where_it_is_shared(tmp_path):
     assert not heads_in(own)
     assert own.agreement.sent == ("update", "loss_ratio", "grad_norm")
     assert together.agreement.sent == ("update", "loss_ratio", "grad_norm", "head")
-    array = 128 + 8 * (18 + GRAINS)  # as it is stored, with its header; twice in each round
-    assert together.server.bytes["a"] - own.server.bytes["a"] == 2 * 2 * array
-    assert together.server.bytes["e"] == own.server.bytes["e"]
+    heads, names = 2 * 2 * 8 * 18, 2 * 2 * 100  # both ways in each round
+    assert heads < together.server.bytes["a"] - own.server.bytes["a"] < heads + names
+    assert abs(together.server.bytes["e"] - own.server.bytes["e"]) < 50  # digits of its numbers
 
 
 def test_a_bias_of_ones_own_never_leaves(tmp_path):
@@ -115,15 +110,15 @@ def test_a_bias_of_ones_own_never_leaves(tmp_path):
     assert {vector.numel() for vector in together.server.heads.vectors.values()} == {5 * 3}
     whole = served(tmp_path / "whole")
     whole.run(2)
-    assert whole.server.bytes["a"] - together.server.bytes["a"] == 2 * 2 * 8 * 3
-    assert whole.server.bytes["e"] == together.server.bytes["e"]
+    saved = whole.server.bytes["a"] - together.server.bytes["a"]
+    assert abs(saved - 2 * 2 * 8 * 3) < 50  # digits of its numbers
 
 
 def test_a_client_that_keeps_its_bias_gives_no_whole_head_away(tmp_path):
     order = served(tmp_path / "whole").server._order("train", "a")
     careful = served(tmp_path / "bias", head_own="bias").exchange.participants["a"]
-    with pytest.raises(Refused, match=r"float64\[22\] instead of float64\[19\]"):
-        careful.respond(encode_order(order))
+    with pytest.raises(Refused, match=r"float64\[18\] instead of float64\[15\]"):
+        careful.respond(order.encoded())
 
 
 def test_what_clients_keep_must_be_part_of_the_servers_head():
@@ -137,41 +132,38 @@ def test_a_client_that_has_not_agreed_gives_no_head_away(tmp_path):
     """Whatever the server asks: its settings say that heads are its own."""
     order = served(tmp_path / "task").server._order("train", "a")
     own = served(tmp_path / "own", heads="own").exchange.participants["a"]
-    with pytest.raises(Refused, match="not agreed on: head"):
-        own.respond(encode_order(order))
+    with pytest.raises(Refused, match="not agreed on: group, head"):
+        own.respond(order.encoded())
 
 
 def test_a_client_shares_with_its_own_task_alone(tmp_path):
     together = served(tmp_path)
     order = together.server._order("train", "a")
     south = together.exchange.participants["b"]
-    with pytest.raises(Refused, match="head 'south': missing or not agreed on: north, south"):
-        south.respond(encode_order(order))
-    with pytest.raises(Refused, match=r"float64\[22\] instead of float64\[9\]"):
-        decode_order(encode_order(order), order.shared, "north", torch.zeros(5).double())
+    with pytest.raises(Refused, match="group: 'north' instead of 'south'"):
+        south.respond(order.encoded())
+    with pytest.raises(Refused, match=r"float64\[18\] instead of float64\[5\]"):
+        decode_order(order.encoded(), order.shared, "north", torch.zeros(5).double())
 
 
 # ------------------------------------------------------------------------------ hostile heads
 
 
-def record(values, key="north", dtype=np.float64) -> ArrayRecord:
-    return ArrayRecord({key: Array(np.asarray(values, dtype=dtype))})
+def record(values, key="north", dtype=np.float64) -> dict:
+    return {"group": key, "head": np.asarray(values, dtype=dtype)}
 
 
-NUMBERS = 18 + GRAINS
+NUMBERS = 18
 BAD = {
-    "another shape": (record(np.zeros(NUMBERS + 1)), r"float64\[23\] instead of float64\[22\]"),
+    "another shape": (record(np.zeros(NUMBERS + 1)), r"float64\[19\] instead of float64\[18\]"),
     "another kind": (record(np.zeros(NUMBERS), dtype=np.float32), "instead of float64"),
     "NaN": (record([np.nan] * NUMBERS), "not finite"),
     "infinite": (record([np.inf] * NUMBERS), "not finite"),
     "far too long": (record([1e9] * NUMBERS), "its head has length"),
-    "another task": (record(np.zeros(NUMBERS), key="south"), "missing or not agreed on"),
-    "two heads": (
-        ArrayRecord({k: Array(np.zeros(NUMBERS)) for k in ("north", "south")}),
-        "not agreed on: south",
-    ),
-    "a flood": (record(np.zeros(5000)), "bytes for 22 numbers"),
-    "none": (None, "missing or not agreed on: head"),
+    "another task": (record(np.zeros(NUMBERS), key="south"), "group: 'south' instead of 'north'"),
+    "two heads": ({**record(np.zeros(NUMBERS)), "south": np.zeros(NUMBERS)}, "agreed on: south"),
+    "a flood": (record(np.zeros(5000)), "bytes, more than"),
+    "none": ({}, "missing or not agreed on: group, head"),
 }
 
 
@@ -181,9 +173,8 @@ def test_a_bad_head_is_refused_counted_and_left_out(name, tmp_path, caplog):
 
     def tamper(who, order, content):
         if who == "c" and order.round == 1:
-            content.pop("head")
-            if bad is not None:
-                content["head"] = bad
+            del content["head"], content["group"]
+            content |= bad
         return content
 
     together = served(tmp_path, rounds=3)
@@ -202,7 +193,7 @@ def test_who_is_alone_with_its_task_may_not_send_a_head(tmp_path):
 
     def tamper(who, order, content):
         if who == "e":
-            content["head"] = record(np.zeros(NUMBERS), key="alone")
+            content |= record(np.zeros(NUMBERS), key="alone")
         return content
 
     together.exchange.tamper = tamper
@@ -246,7 +237,7 @@ def test_a_bounded_head_is_counted(tmp_path):
     def tamper(who, order, content):
         if who == "c":
             head = order.head + 1000
-            content["head"] = record(np.append(head.numpy(), [0.5] * GRAINS))
+            content |= record(head.numpy())
         return content
 
     together.exchange.tamper = tamper

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from engines.flower.wire import SHARED, Packed, honest, order, packed
+from engines.flower.wire import LIMITS, Packed, honest, order, packed
 
 # isort: split
 import httpx
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.app.error import Error
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -35,20 +35,28 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedgradnorm._flower.wire.collecting import Incoming, collect
-from fedgradnorm._flower.wire.door import STRANGERS, Guard, Turned
-from fedgradnorm._flower.wire.limits import Limits
-from fedgradnorm._flower.wire.messages import Refused, encode_order
-from fedgradnorm._flower.wire.node import carry_out
-from fedgradnorm._flower.wire.requests import ACTIVATE, NODES, OPEN, check_request
-from fedgradnorm._flower.wire.store import Store
+from fedgradnorm._flower.wire.flower import (
+    ACTIVATE,
+    NODES,
+    OPEN,
+    STRANGERS,
+    Fleet,
+    FlowerClient,
+    Incoming,
+    Store,
+    collect,
+    wrapped,
+)
+from fedgradnorm._flower.wire.messages import Refused
+from fedgradnorm._flower.wire.request_filter import Rejected
+from fedgradnorm._flower.wire.transport import answer_next
 
-LIMITS, NODE, OTHER, ASKED = Limits(SHARED.nbytes), 77, 78, "a" * 64
+NODE, OTHER, ASKED = 77, 78, "a" * 64
 
 
 def asked() -> Message:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
-    sent = Message(encode_order(order()), NODE, "train", ttl=60.0)
+    sent = Message(wrapped(order().encoded()), NODE, "train", ttl=60.0)
     sent.metadata.__dict__["_message_id"] = ASKED
     return sent
 
@@ -101,8 +109,8 @@ def with_parts(*names: str) -> Callable[[PushMessagesRequest], None]:
 
 
 REQUESTS = {
-    "another's name": (about(src_node_id=OTHER), "from another node"),
-    "the server's name": (about(src_node_id=SUPERLINK_NODE_ID), "from another node"),
+    "another's name": (about(src_node_id=OTHER), "from another client"),
+    "the server's name": (about(src_node_id=SUPERLINK_NODE_ID), "from another client"),
     "to another client": (about(dst_node_id=OTHER), "an answer to the server"),
     "no answer": (about(reply_to_message_id=""), "an answer to the server"),
     "time without end": (about(ttl=math.inf), "time in the message is not finite"),
@@ -121,15 +129,15 @@ REQUESTS = {
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_with_one_thing_wrong_is_refused_for_that(name):
     change, words = REQUESTS[name]
-    path, is_run = NODES + "push-messages", (1).__eq__
-    check_request(path, NODE, pushed(lambda _: None), LIMITS, is_run)
+    path, fleet = NODES + "push-messages", Fleet(LIMITS, {}.get, lambda: [1])
+    fleet.check(path, NODE, pushed(lambda _: None))
     with pytest.raises(Refused, match=words):
-        check_request(path, NODE, pushed(change), LIMITS, is_run)
+        fleet.check(path, NODE, pushed(change))
 
 
 def test_a_request_that_cannot_be_read_is_refused():
     with pytest.raises(Refused, match="cannot be read"):
-        check_request(NODES + "push-messages", NODE, b"\xff" * 9, LIMITS, bool)
+        Fleet(LIMITS, {}.get, list).check(NODES + "push-messages", NODE, b"\xff" * 9)
 
 
 def signed(path: str, length: int = 10) -> tuple[bytes, dict[str, Any]]:
@@ -147,12 +155,12 @@ def signed(path: str, length: int = 10) -> tuple[bytes, dict[str, Any]]:
 def test_a_key_that_is_not_registered_may_ask_to_be_let_in_and_nothing_else():
     for path in sorted(OPEN - {ACTIVATE}):
         key, scope = signed(path)
-        with pytest.raises(Turned, match="not registered"):
-            Guard(None, "secret", LIMITS, {}.get, list).signer(scope)
-        assert Guard(None, "secret", LIMITS, {key: NODE}.get, list).signer(scope) == NODE
-    stranger = Guard(None, "secret", LIMITS, {}.get, list)
+        with pytest.raises(Rejected, match="not registered"):
+            Fleet(LIMITS, {}.get, list).signer(scope)
+        assert Fleet(LIMITS, {key: NODE}.get, list).signer(scope) == NODE
+    stranger = Fleet(LIMITS, {}.get, list)
     assert stranger.signer(signed(ACTIVATE)[1]) is None
-    with pytest.raises(Turned, match="not registered"):
+    with pytest.raises(Rejected, match="not registered"):
         stranger.signer(signed(ACTIVATE, STRANGERS + 1)[1])
 
 
@@ -176,11 +184,12 @@ class Shelf:
 
 
 def said(shelf: Shelf, end: float = 0.0) -> Any:
-    return collect([Incoming("x", NODE, ASKED)], shelf, LIMITS, end).get("x")
+    replies = list(collect([Incoming("x", NODE, ASKED, LIMITS)], shelf, end))
+    return replies[0].content if replies else None
 
 
 def test_an_answer_is_of_who_was_asked_and_to_what_it_was_asked():
-    assert isinstance(said(Shelf(answer())), RecordDict)
+    assert isinstance(said(Shelf(answer())), bytes)
     assert "from another client" in str(said(Shelf(answer(src_node_id=OTHER))))
     assert "was not given" in str(said(Shelf(answer(reply_to_message_id="b" * 64))))
 
@@ -227,14 +236,13 @@ def test_a_part_that_does_not_come_is_not_waited_for(forever):
     shelf = Shelf(pack, {last: math.inf if forever else now + 0.3})
     found = said(shelf, end=now + 0.6)
     assert time.monotonic() - now < 3
-    assert found is None if forever else isinstance(found, RecordDict)
+    assert found is None if forever else isinstance(found, bytes)
     assert shelf.forgotten == [pack.tree.object_id]
 
 
 def test_an_answer_that_lies_there_at_the_end_is_used():
     """However long it took to look at the others'."""
-    found = said(Shelf(answer()), end=time.monotonic() - 100)
-    assert isinstance(found, RecordDict)
+    assert isinstance(said(Shelf(answer()), end=time.monotonic() - 100), bytes)
 
 
 @contextmanager
@@ -312,25 +320,31 @@ def test_an_answer_to_another_order_is_none():
 # What a client carries out.
 
 
-class Wired:
-    """What a client's connection does: parts out of a message, and what is sent, kept."""
+class Wired(FlowerClient):
+    """A client whose connection is parts out of a message, and what is sent, kept."""
 
-    def __init__(self, inner: Message) -> None:
+    def __init__(self, outer: Message, inner: Message) -> None:
         found = get_all_nested_objects(inner)
         self.parts = {name: part.deflate() for name, part in found.items()}
-        self.pulled, self.sent = list[str](), list[Message]()
+        self.pulled, self.sent, self.node = list[str](), list[Message](), NODE
+        self.found: Any = (outer, get_object_tree(inner))
+        self._order, self._confirm, self._push = None, print, print
 
-    def pull(self, _: int, name: str) -> bytes:
+    def _receive(self) -> Any:
+        found, self.found = self.found, None
+        return found
+
+    def _pull(self, _: int, name: str) -> bytes:
         self.pulled.append(name)
         return self.parts[name]
 
-    def send(self, reply: Message, *_: Any) -> tuple[set[str], str]:
+    def _send(self, reply: Message, *_: Any) -> tuple[set[str], str]:
         self.sent.append(reply)
         return set(), "session"
 
-    def carries_out(self, outer: Message, inner: Message) -> None:
-        found, parts = (outer, get_object_tree(inner)), (self.pull, print, lambda *_: None)
-        carry_out(found, NODE, lambda content: content, self.send, *parts)
+    def carries_out(self) -> None:
+        while answer_next(self, lambda content: content):
+            pass
 
 
 @pytest.mark.parametrize("where", ["on it", "in it"])
@@ -347,9 +361,9 @@ def test_an_order_is_the_servers_and_to_this_client_on_it_and_in_it(where, chang
     outer, inner = asked(), asked()
     made = {"on it": outer, "in it": inner}[where]
     made.metadata.__dict__.update({f"_{key}": value for key, value in change.items()})
-    wired = Wired(inner)
+    wired = Wired(outer, inner)
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        wired.carries_out(outer, inner)
+        wired.carries_out()
     assert caplog.messages == [f"order refused: {words}"]
     assert not wired.sent
     assert bool(wired.pulled) == (where == "in it")
@@ -357,8 +371,8 @@ def test_an_order_is_the_servers_and_to_this_client_on_it_and_in_it(where, chang
 
 def test_the_servers_order_is_carried_out():
     whole = asked()
-    wired = Wired(whole)
-    wired.carries_out(whole, whole)
+    wired = Wired(whole, whole)
+    wired.carries_out()
     (reply,) = wired.sent
     assert reply.metadata.reply_to_message_id == whole.object_id
     assert not reply.has_error()
@@ -367,9 +381,9 @@ def test_the_servers_order_is_carried_out():
 @pytest.mark.parametrize("broken", [b"", b"Message  9\x00" + b"\xff" * 9])
 def test_an_order_that_cannot_be_read_ends_no_client(broken, caplog):
     whole = asked()
-    wired = Wired(whole)
+    wired = Wired(whole, whole)
     wired.parts[whole.object_id] = broken
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        wired.carries_out(whole, whole)
+        wired.carries_out()
     assert "order refused: it cannot be read" in caplog.text
     assert not wired.sent

@@ -34,6 +34,7 @@ from engines.flower.machines import (
     most_memory,
     until,
 )
+from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.join import joined
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import read_rows
@@ -298,3 +299,20 @@ def _status(machines: Machines, path: str) -> int:
     context = ssl.create_default_context(cafile=str(machines.federation / "ca.pem"))
     with httpx.Client(verify=context) as client:
         return client.post(url).status_code
+
+
+def test_a_killed_keeper_leaves_no_node_that_blocks_the_next(tmp_path):
+    machines = Machines(tmp_path, rounds=3)
+    home = machines.homes["class"]
+    with machines.started("join", home / "client.toml") as keeper:
+        until(lambda: (home / "state" / ".lock").exists())
+        (node,) = children(keeper)
+        kill(keeper.pid)
+        until(lambda: not Path(f"/proc/{node}/exe").exists(), 20)
+    with machines.started("join", home / "client.toml") as again:
+        until(lambda: "joined" in _events(home)[1:])
+        assert again.poll() is None
+
+
+def _events(home: Path) -> list[str]:
+    return [line["event"] for line in Audit(home / "state").lines()]

@@ -7,10 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-
-from flwr.app import Array, ArrayRecord
-
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.attendance import Patience, Rules
 
@@ -20,7 +16,7 @@ NEVER_SUSPENDED = Patience(minimum=1, rules=Rules(misses=0, refusals=0))
 
 def poisoned(name, order, content):
     if name == "place" and order.round < LAST_BAD:
-        content["update"] = ArrayRecord({"update": Array(np.full(101, np.nan))})
+        content["update"] = np.full(101, np.nan, dtype=np.float64)
     return content
 
 

@@ -150,9 +150,9 @@ def test_the_server_holds_sums_only(tmp_path):
     rows = secret.server.history.rows
     assert {row["client"] for row in rows} == {"all"}
     assert secret.server.weights() == {}
-    numbers = [r.metric_records["answer"] for _, r in secret.exchange.sent]
-    assert all(set(one) == {"round", "state_round", "salt"} for one in numbers)
-    masked = [r["masked"]["masked"].numpy() for _, r in secret.exchange.sent if "masked" in r]
+    told = {key for _, answer in secret.exchange.sent for key in answer}
+    assert told == {"run", "round", "state_round", "gives", "masked"}
+    masked = [r["masked"] for _, r in secret.exchange.sent if "masked" in r]
     assert len(masked) == 2 * 5
     assert np.abs(np.concatenate(masked).view(np.int64) / 2.0**63).mean() == pytest.approx(
         0.5, abs=0.05
@@ -184,9 +184,9 @@ def asked(secret: Secret, **changes) -> SumOrder:
 def test_a_private_client_answers_no_server_that_is_not(tmp_path):
     secret, plain = Secret(tmp_path / "secret"), Together(tmp_path / "plain", clients=five)
     with pytest.raises(Refused, match="it would see this client's own update"):
-        secret.exchange.participants["side"].respond(plain.server._order("train", "side").records())
+        secret.exchange.participants["side"].respond(plain.server._order("train", "side").encoded())
     with pytest.raises(Refused, match="missing or not agreed on"):
-        plain.exchange.participants["side"].respond(asked(secret).records())
+        plain.exchange.participants["side"].respond(asked(secret).encoded())
 
 
 def test_other_terms_are_another_agreement():

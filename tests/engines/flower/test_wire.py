@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from engines.flower.wire import (
-    SHARED,
+    LIMITS,
     Live,
     Wire,
     honest,
@@ -24,7 +24,6 @@ from engines.flower.wire import (
 
 # isort: split
 import httpx
-from flwr.app import RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.protobuf.client import ProtobufRequestContext
@@ -32,13 +31,10 @@ from flwr.supercore.protobuf.client import ProtobufRequestContext
 import fedgradnorm as fgn
 from fedgradnorm._flower import join
 from fedgradnorm._flower.trying import free_port
-from fedgradnorm._flower.wire.collecting import collect
-from fedgradnorm._flower.wire.connections import HEAD
-from fedgradnorm._flower.wire.limits import Limits
+from fedgradnorm._flower.wire.flower import STARTING, FlowerServer
 from fedgradnorm._flower.wire.messages import Refused
-from fedgradnorm._flower.wire.operator import STARTING, Operator
 from fedgradnorm._flower.wire.process import SuperLink
-from fedgradnorm._flower.wire.store import Store
+from fedgradnorm._flower.wire.request_filter import HEAD
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +48,7 @@ def live(tmp_path_factory):
 
 
 def asked(live: Live, seconds: float = 60.0) -> dict:
-    return live.operator.ask(dict.fromkeys(live.wires, order()), seconds)
+    return live.ask(dict.fromkeys(live.wires, order()), seconds)
 
 
 def not_a_message(pack):
@@ -77,7 +73,7 @@ def test_whatever_a_client_sends_is_refused_and_the_others_count(name, live):
     good.well()
     bad.answering(lambda found: bad.push(change(packed(honest(found)))))
     found = asked(live)
-    assert isinstance(found["good"], RecordDict)
+    assert isinstance(found["good"], bytes)
     assert isinstance(found["bad"], Refused)
     assert words in str(found["bad"])
 
@@ -94,19 +90,18 @@ def test_half_an_answer_does_not_hold_up_the_round(live):
     began = time.monotonic()
     found = asked(live, 12.0)
     assert time.monotonic() - began < 12 + 15  # Flower would wait for minutes
-    assert isinstance(found["good"], RecordDict)
+    assert isinstance(found["good"], bytes)
     assert found["bad"] == "no answer in 12 s"
 
 
 def test_an_answer_in_time_counts_however_late_it_is_looked_at(live):
     """A server that is busy with others' answers comes to it after the deadline."""
     answered = live.wires["good"].well()
-    expected = live.operator._sent({"good": order()}, 1.0)
+    live.operator.send("good", order().encoded(), order().room(), 1.0)
     answered.join(30)
     time.sleep(1.5)
-    store, limits = Store(live.operator._running), Limits(SHARED.nbytes)
-    found = collect(expected, store, limits, end=time.monotonic())
-    assert isinstance(found["good"], RecordDict)
+    (reply,) = live.operator.collect(time.monotonic())
+    assert isinstance(reply.content, bytes)
 
 
 def status(call, *given) -> int:
@@ -135,7 +130,7 @@ def test_a_client_speaks_for_itself_alone(live):
     bad.answering(impersonate)
     found = asked(live)
     assert seen == [400, 400]
-    assert all(isinstance(content, RecordDict) for content in found.values())
+    assert all(isinstance(content, bytes) for content in found.values())
     assert good.order(1) is None
 
 
@@ -151,12 +146,12 @@ def test_an_answer_to_anothers_order_is_not_kept(live):
     good.answering(steal)
     bad.answering(lambda found: bad.push(packed(honest(found))))
     found = asked(live)
-    assert isinstance(found["good"], RecordDict)
-    assert isinstance(found["bad"], RecordDict)
+    assert isinstance(found["good"], bytes)
+    assert isinstance(found["bad"], bytes)
 
 
 def test_an_answer_has_a_largest_size(live):
-    bad, limits = live.wires["bad"], Limits(SHARED.nbytes)
+    bad, limits = live.wires["bad"], LIMITS
 
     def flood(found):
         pack = packed(honest(found))
@@ -167,7 +162,7 @@ def test_an_answer_has_a_largest_size(live):
 
     seen: list[int] = []
     bad.answering(flood)
-    found = live.operator.ask({"bad": order()}, 6.0)
+    found = live.ask({"bad": order()}, 6.0)
     assert seen == [400, 413]
     assert isinstance(found["bad"], str)
 
@@ -206,7 +201,7 @@ def test_strangers_make_the_superlink_hold_nothing(head, code, live, record_test
 
 
 def test_a_body_without_a_signature_is_not_read(live):
-    length = Limits(SHARED.nbytes).request
+    length = LIMITS.request
     assert b"401" in sent(live, f"Content-Length: {length}", 0)
 
 
@@ -271,7 +266,7 @@ def test_a_superlink_that_died_at_the_start_is_named(live, tmp_path):
     port, authority = free_port(), (live.federation / "ca.pem").read_bytes()
     began, files = time.monotonic(), (tmp_path / "db", tmp_path / "superlink.log")
     with SuperLink(tmp_path, "127.0.0.1", port, *files, 1) as link:
-        operator = Operator(f"localhost:{port}", authority, link)
+        operator = FlowerServer(f"localhost:{port}", authority, link)
         with pytest.raises(fgn.TrainingError, match="the SuperLink has ended"):
             operator.register({})
         operator.stop()

@@ -33,16 +33,17 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedgradnorm._flower.setup import init_federation
+from fedgradnorm._flower.setup import init_federation, registered
 from fedgradnorm._flower.trying import free_port
+from fedgradnorm._flower.wire.flower import FlowerServer, Limits, read_key, unwrapped, wrapped
 from fedgradnorm._flower.wire.keys import public_key_pem
 from fedgradnorm._flower.wire.messages import Answer, Order, decode_order, encode_answer
-from fedgradnorm._flower.wire.node import _keys
-from fedgradnorm._flower.wire.operator import Operator
 from fedgradnorm._flower.wire.process import SuperLink
+from fedgradnorm._flower.wire.transport import Exchange
 
 SHARED = torch.arange(400, dtype=torch.float32)
 NAMES = ("good", "bad")
+LIMITS = Limits(Order("train", "r", "", 0, 0, SHARED).room())
 
 
 def order(round: int = 0) -> Order:
@@ -66,9 +67,9 @@ def packed(message: Message) -> Packed:
 
 def honest(asked: Message) -> Message:
     """The answer that the server wants."""
-    given = decode_order(asked.content, SHARED)
+    given = decode_order(unwrapped(asked.content), SHARED)
     answer = Answer(given.run, given.round, given.state_round + 1, SHARED / 2, {"loss": 1.0})
-    return Message(encode_answer(answer), reply_to=asked)
+    return Message(wrapped(encode_answer(answer)), reply_to=asked)
 
 
 def with_root(pack: Packed, content: bytes, children: Any = None) -> Packed:
@@ -91,7 +92,7 @@ class Wire:
     """A registered client that may send whatever it likes."""
 
     def __init__(self, address: str, home: Path) -> None:
-        keys = _keys(home / "client.key")
+        keys = read_key(home / "client.key")
         about = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         self.client = FleetHttpClient.from_server_address(
             address, False, (home / "ca.pem").read_bytes(), [about, NodeAuthHttpInterceptor(*keys)]
@@ -171,10 +172,13 @@ class Wire:
 class Live:
     """A SuperLink, its operator, and a wire for each client."""
 
-    operator: Operator
+    operator: FlowerServer
     wires: Mapping[str, Wire]
     federation: Path
     port: int
+
+    def ask(self, orders: Mapping[str, Order], seconds: float) -> dict[str, Any]:
+        return Exchange(self.operator).ask(orders, seconds)
 
     def memory(self) -> int:
         """MB that the SuperLink has held at most."""
@@ -187,9 +191,9 @@ def started(folder: Path) -> Iterator[Live]:
     federation, port = folder / "federation", free_port()
     homes = init_federation(federation, NAMES, ("localhost",), port, listen="127.0.0.1")
     files = (federation / "superlink.db", folder / "superlink.log")
-    with SuperLink(federation, "127.0.0.1", port, *files, SHARED.nbytes) as link:
-        operator = Operator(f"localhost:{port}", (federation / "ca.pem").read_bytes(), link)
-        keys = {name: public_key_pem(federation / "registered" / f"{name}.pub") for name in NAMES}
+    with SuperLink(federation, "127.0.0.1", port, *files, LIMITS.size) as link:
+        operator = FlowerServer(f"localhost:{port}", (federation / "ca.pem").read_bytes(), link)
+        keys = {n: public_key_pem(one.key.encode()) for n, one in registered(federation).items()}
         try:
             operator.register(keys)
             with warnings.catch_warnings():  # what Flower uses warns of its own future

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -33,9 +33,6 @@ from fedgradnorm._masking.subject import Subject
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._training.callbacks import Progress
 from fedgradnorm.weighting._secure_sums import secure_sums
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 log = logging.getLogger("fedgradnorm")
 
@@ -200,7 +197,7 @@ class PrivateCoordinator(Coordinator):
         """How many masked words come with an update."""
         return len(self.server.shared)
 
-    def _checked(self, name: str, content: RecordDict, order: Any) -> Any:  # noqa: ARG002
+    def _checked(self, name: str, content: bytes, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)
 
     def _read(self, name: str) -> None:

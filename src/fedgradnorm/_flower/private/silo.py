@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,9 +41,6 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.history import History, read_history
 from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, REVEALED, TRAINED
 from fedgradnorm.weighting import Weighting
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 log = logging.getLogger("fedgradnorm")
 
@@ -78,8 +75,8 @@ class Silo(Participant):
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
 
-    def respond(self, content: RecordDict) -> RecordDict:
-        """The answer to a message, both as Flower's records."""
+    def respond(self, content: bytes) -> bytes:
+        """The answer to a message."""
         order = decode_sum_order(content, self.like)
         try:
             return encode_sum_answer(self.give(order))

@@ -1,20 +1,12 @@
-"""Clients in other organisations, over Flower: TLS, a key per client, one message a round.
+"""Clients in other organisations: TLS, a key per client, one message per round and client.
 
-The only room that imports flwr. Flower carries the messages; it does not carry code. Ordinarily a
-SuperNode runs whatever program the server sends it, and whoever reaches a SuperLink may register
-nodes and submit programs. Here neither holds: ``node`` answers with the program installed beside
-the data, and ``link`` opens nothing but the nodes' own interface to the network.
-
-messages   what is said, as Flower's records, and the checks of everything that arrives
-keys       the authority's certificate, the server's, and a key pair per client
-link       the SuperLink, closed to all but nodes and its operator
-door       ... who gets in, before a request's body is read (requests: what a node may ask)
-connections ... and how long a connection may say nothing
-process    ... as a process beside the server's
-operator   the server's side: register nodes, send, collect
-collecting ... the answers, one client at a time (store: where they lie; parts: put together)
-limits     how large a message may be
-node       a client's side: receive, answer
+messages        what is said: one codec, with a schema and a size limit for each message
+sum_messages    ... in a private federation, with the same codec
+transport       how messages travel: the interface, and a transport in memory
+flower          ... over Flower: the only module that imports it
+process         the SuperLink, as a process beside the server's
+request_filter  what gets in there, before a request's body is read
+keys            the authority's certificate, the server's, and a key pair per client
 """
 
 from __future__ import annotations

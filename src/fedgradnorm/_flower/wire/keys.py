@@ -54,20 +54,20 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
     (folder / SERVER_CERTIFICATE).write_bytes(server.public_bytes(form.Encoding.PEM))
 
 
-def make_client_key(private: Path, public: Path) -> None:
-    """A P-384 key pair in the forms that Flower reads."""
+def make_client_key(private: Path) -> str:
+    """Write a P-384 private key in the form that Flower reads; its public half as text."""
     key = _key()
     openssh = form.PrivateFormat.OpenSSH
     write_private(private, key.private_bytes(form.Encoding.PEM, openssh, form.NoEncryption()))
-    public.parent.mkdir(parents=True, exist_ok=True)
-    public.write_bytes(
-        key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    )
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return public.decode()
 
 
-def public_key_pem(path: Path) -> bytes:
-    """A public key file as Flower's registry keeps it."""
-    key = form.load_ssh_public_key(path.read_bytes())
+def public_key_pem(text: bytes) -> bytes:
+    """A public key as Flower's registry keeps it; a ValueError if it is none of P-384."""
+    key = form.load_ssh_public_key(text)
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
+        raise ValueError("not a public key of the curve P-384")
     return key.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
 
 

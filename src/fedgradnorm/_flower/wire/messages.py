@@ -1,21 +1,24 @@
-"""What server and clients say to each other, as Flower's records; nothing that arrives is trusted.
+"""The messages between server and clients: one codec, with a schema and a size limit for each.
 
-An order goes down: which run, which round, which of the client's states to start from, and
-``shared``. An answer comes back: the same numbers, the update, and the scalars that were agreed on.
-Where clients share a head, it goes both ways too, under the name of the group that shares it.
+A message is a safetensors file in memory: its arrays by name, and all its plain values as JSON in
+the array ``facts``. Nothing that arrives is trusted: :func:`decode` checks the length before
+anything is unpacked, then the names, then each value against the schema of the message.
+
+The server sends an :class:`Order`, a client returns an :class:`Answer`. Secure sums have their own
+two messages in ``sum_messages``, written with the same codec.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.app.message import Array
 
 from fedgradnorm._errors import FedGradNormError
 
@@ -23,28 +26,203 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["train", "finish"]
-MESSAGE_TYPE = "train"  # Flower's word for any message of ours; what is asked for is inside
-SLACK = 1024  # bytes of a stored array beside its numbers
-SALT = "salt"
-"""Chance in each part of an answer. The SuperLink keeps parts by their content, so nobody else may
-be able to guess it, and register it before its owner does."""
-GRAINS = 4  # numbers of chance at the end of a head: two clients may well have the same one
-TOLERANCE = 1e-3  # relative, between a gradient norm and the update it is said to be of
-ABSURD = 1e30  # no loss, ratio or length of a training that goes on is as large
+FACTS, SALT = "facts", "salt"
+"""The salt is random. The SuperLink stores parts of messages by their content, so nobody may be
+able to guess one and register it before its owner does."""
+SLACK = 4096  # bytes of a message beyond its arrays and long values: names, numbers, shapes
+EACH = 64  # bytes of one number of the facts, beyond its name
+TOLERANCE = 1e-3  # relative, between a gradient norm and the update that it is reported for
+ABSURD = 1e30  # no loss, ratio or length of a running training is as large
+PRESENT = "there"
+"""Whether one of several tasks took part: 0 where the round's batches have no label of it."""
 
 
 class Refused(FedGradNormError):
     """A message that was not used; the text says why."""
 
 
+Check = Callable[[str, Any], Any]
+Kinds = tuple[str, tuple[int, ...]]
+"""Dtype and shape of an array."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a message must have: a check for each fact, and an array like each of ``arrays``.
+
+    ``longest`` is how many bytes the facts may have beyond their plain numbers and names.
+    """
+
+    facts: Mapping[str, Check]
+    arrays: Mapping[str, Kinds] = field(default_factory=dict)
+    longest: int = 0
+
+    @property
+    def most(self) -> int:
+        """Bytes of the largest message of this kind."""
+        names = sum(len(name.encode()) + EACH for name in (*self.facts, *self.arrays))
+        return SLACK + self.longest + names + sum(map(_nbytes, self.arrays.values()))
+
+
+def _nbytes(array: Kinds) -> int:
+    return np.dtype(array[0]).itemsize * math.prod(array[1])
+
+
+def like(tensor: Tensor) -> Kinds:
+    """The schema of an array with the dtype and shape of ``tensor``."""
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def encode(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
+    """A message as bytes; ``arrays`` are tensors or NumPy arrays."""
+    from safetensors.numpy import save
+
+    text = json.dumps({**facts, SALT: secrets.token_hex(16)}, allow_nan=False).encode()
+    found = {name: _as_numpy(array) for name, array in arrays.items()}
+    return bytes(save({FACTS: np.frombuffer(text, dtype=np.uint8), **found}))
+
+
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and arrays of a message, unchecked; Refused if they cannot be read."""
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(content)
+        facts = json.loads(arrays.pop(FACTS).tobytes(), parse_constant=_not_finite)
+    except Refused:
+        raise
+    except Exception as error:  # of safetensors, NumPy, json: there is no list of what they raise
+        raise Refused(f"the message cannot be read ({type(error).__name__})") from error
+    if not isinstance(facts, dict):
+        raise Refused("the message cannot be read (its facts are no table)")
+    facts.pop(SALT, None)
+    return facts, arrays
+
+
+def facts_of(content: bytes) -> dict[str, Any]:
+    """The facts of a message alone, unchecked; its arrays are not copied."""
+    try:
+        start = 8 + int.from_bytes(content[:8], "little")
+        first, end = json.loads(content[8:start])[FACTS]["data_offsets"]
+        facts = json.loads(content[start + first : start + end], parse_constant=_not_finite)
+        return dict(facts)
+    except Refused:
+        raise
+    except Exception as error:  # as in unpack
+        raise Refused(f"the message cannot be read ({type(error).__name__})") from error
+
+
+def decode(content: bytes, schema: Schema) -> dict[str, Any]:
+    """Facts and arrays of a message by name, checked against ``schema``; arrays are tensors."""
+    if len(content) > schema.most:
+        raise Refused(f"the message has {len(content)} bytes, more than {schema.most}")
+    facts, arrays = unpack(content)
+    same_names("message", {**facts, **arrays}, (*schema.facts, *schema.arrays))
+    same_names("arrays", arrays, tuple(schema.arrays))
+    found = {name: check(name, facts[name]) for name, check in schema.facts.items()}
+    return found | {k: _checked(k, arrays[k], *v) for k, v in schema.arrays.items()}
+
+
+def _checked(name: str, values: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    if values.dtype != np.dtype(dtype) or values.shape != shape:
+        raise Refused(f"{name}: {values.dtype}{list(values.shape)} instead of {dtype}{list(shape)}")
+    if not np.isfinite(values).all():
+        raise Refused(f"{name}: holds numbers that are not finite")
+    import torch  # not at the top: the SuperLink's process needs no torch
+
+    unsigned = dtype.startswith("uint")
+    return values if unsigned else torch.from_numpy(np.require(values, requirements="W"))
+
+
+def _as_numpy(array: Any) -> Any:
+    found = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
+    return np.ascontiguousarray(found)
+
+
+def _not_finite(word: str) -> float:
+    raise Refused(f"a number of the message is not finite ({word})")
+
+
+def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
+    """The names must be exactly these: none missing, none in addition."""
+    odd = set(table) ^ set(wanted)
+    if odd:
+        names = ", ".join(sorted(map(str, odd)))[:80]
+        raise Refused(f"{what}: missing or not agreed on: {names}")
+
+
+def text(name: str, value: Any, longest: int = 200) -> str:
+    """A text of at most ``longest`` characters."""
+    if not isinstance(value, str) or len(value) > longest:
+        raise Refused(f"{name}: not a text of at most {longest} characters")
+    return value
+
+
+def word(name: str, value: Any) -> str:
+    """A text that may be the name of a folder."""
+    if not text(name, value, 64).isalnum():
+        raise Refused(f"{name}: not a plain word")
+    return str(value)
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number, 0 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise Refused(f"{name}: not a whole number >= 0")
+    return value
+
+
+def exactly(wanted: Any, name: str, value: Any) -> Any:
+    """Exactly this value."""
+    if value != wanted or type(value) is not type(wanted):
+        raise Refused(f"{name}: {str(value)[:40]!r} instead of {wanted!r}")
+    return value
+
+
+def numbers(name: str, value: Any) -> list[float]:
+    """A short list of finite numbers."""
+    if not isinstance(value, list) or len(value) > 1000:
+        raise Refused(f"{name}: not a short list of numbers")
+    return [_number(name, one) for one in value]
+
+
+def table(name: str, value: Any) -> dict[str, Any]:
+    """A table whose content is checked by whoever reads it."""
+    if not isinstance(value, dict):
+        raise Refused(f"{name}: not a table")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) in (int, float) and -ABSURD <= value <= ABSURD:  # not so for NaN
+        return float(value)
+    raise Refused(f"{name}: not a finite number of at most {ABSURD:.0e}")
+
+
+def possible(name: str, value: Any) -> float:
+    """A number that an honest client can have computed.
+
+    A loss of 0 is possible, and so is its ratio. A custom loss may be negative, but then it has no
+    ratio: choose a method that needs none.
+    """
+    number, kind = _number(name, value), name.partition("/")[0]
+    if kind == PRESENT and number not in (0, 1):
+        raise Refused(f"{name}: {number:.3g} is neither 0 nor 1")
+    if kind in ("loss_ratio", "grad_norm") and number < 0:
+        raise Refused(f"{name}: {number:.3g} is negative")
+    if kind == "size" and not (number >= 1 and number.is_integer()):
+        raise Refused(f"size: {number:.6g} is not a whole number >= 1")
+    return number
+
+
 @dataclass(frozen=True)
 class Order:
-    """What the server asks of a client.
+    """A server's request to one client.
 
-    ``digest`` names the settings that both sides agreed on, ``state_round`` how many rounds the
-    client has completed so far as the server knows. ``head`` is the one that the client shares with
-    others, ``group`` the name of what they have in common; None where its head is its own.
-    ``updates`` is how many the answer has: one, or one for each of several tasks.
+    ``digest`` identifies the agreed settings, ``state_round`` how many rounds the client has
+    completed according to the server, ``weights`` the weight of each of its tasks after its last
+    one. ``head`` is the shared head of the client's ``group``; None where its head is personal.
+    ``updates`` is how many updates the answer has: one, or one for each of several tasks.
     """
 
     kind: Kind
@@ -56,23 +234,67 @@ class Order:
     group: str = ""
     head: Tensor | None = None
     updates: int = 1
+    weights: Sequence[float] = ()
 
-    def records(self) -> RecordDict:
-        """As it travels."""
-        return encode_order(self)
+    def encoded(self) -> bytes:
+        """The message."""
+        names = ("kind", "run", "digest", "round", "state_round")
+        facts = {name: getattr(self, name) for name in names} | {"weights": list(self.weights)}
+        arrays = {"shared": self.shared}
+        if self.head is not None:
+            facts["group"], arrays["head"] = self.group, self.head
+        return encode(facts, arrays)
 
-    def room(self) -> tuple[int, int]:
-        """Bytes of the two vectors that an answer may have: the update, and a head."""
-        return self.updates * self.shared.nbytes, 0 if self.head is None else self.head.nbytes
+    def room(self) -> int:
+        """Bytes of the largest answer."""
+        head = 0 if self.head is None else self.head.nbytes
+        return largest_answer(self.updates * self.shared.nbytes, head, self.updates)
+
+
+def largest_answer(update: int, head: int, tasks: int = 1) -> int:
+    """Bytes of the largest answer with an update and a head of so many bytes."""
+    return SLACK * (1 + tasks) + update + head
+
+
+def order_schema(shared: Tensor, group: str = "", head: Tensor | None = None) -> Schema:
+    """What an order must have; ``shared`` and ``head`` are tensors like those in it."""
+    facts: dict[str, Check] = {
+        "kind": _kind, "run": word, "digest": text, "round": count, "state_round": count,
+        "weights": numbers,
+    }  # fmt: skip
+    arrays = {"shared": like(shared)}
+    if head is not None:
+        facts["group"], arrays["head"] = partial(exactly, group), like(head)
+    return Schema(facts, arrays, longest=16 << 10)
+
+
+def _kind(name: str, value: Any) -> str:
+    if value not in ("train", "finish"):
+        raise Refused(f"{name}: unknown kind {str(value)[:20]!r}")
+    return str(value)
+
+
+def decode_order(
+    content: bytes, shared: Tensor, group: str = "", head: Tensor | None = None
+) -> Order:
+    """The order, checked; ``shared`` is a tensor like the network.
+
+    A head may be in it only where the client has agreed to share its own: then ``head`` is a tensor
+    like it, and ``group`` the name of those to share it with.
+    """
+    if head is not None and "group" not in facts_of(content):
+        head = None  # nobody else of its group takes part
+    found = decode(content, order_schema(shared, group, head))
+    return Order(**found)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client sends: the update, and the agreed scalars; ``state_round`` is its new state's.
+    """A client's reply: the update and the agreed scalars; ``state_round`` is its new state's.
 
-    ``head`` is there where the order had one. An answer to ``finish`` has none of them. A client
-    with several tasks sends one answer: its update is [tasks, numbers], its scalars have the name
-    of their task at the end, as in "loss/state", and "there/state" says whether there was a label.
+    ``head`` is present where the order had one. An answer to ``finish`` has none of them. A client
+    with several tasks sends one answer: its update is [tasks, numbers], and its scalars end with
+    the name of their task, as in "loss/state"; "there/state" is whether there was a label.
     """
 
     run: str
@@ -91,13 +313,9 @@ class Answer:
         found = {}
         for row, task in enumerate(tasks):
             own = {k.removesuffix(f"/{task}"): v for k, v in self.scalars.items() if _of(k, task)}
-            if own.pop(THERE):
+            if own.pop(PRESENT):
                 found[task] = self.update[row], own
         return found
-
-
-THERE = "there"
-"""Whether a task of several took part: it sits a round out whose batches have no label of it."""
 
 
 def _of(key: str, task: str) -> bool:
@@ -108,215 +326,60 @@ def scalars_of(scalars: Sequence[str], tasks: Sequence[str]) -> tuple[str, ...]:
     """The names of a client's numbers, for each of its tasks where it has several."""
     if not tasks:
         return tuple(scalars)
-    return tuple(f"{name}/{task}" for task in tasks for name in (THERE, *scalars))
+    return tuple(f"{name}/{task}" for task in tasks for name in (PRESENT, *scalars))
 
 
-def encode_order(order: Order) -> RecordDict:
-    """The order as Flower's records."""
-    facts: dict[str, Any] = {
-        "kind": order.kind,
-        "run": order.run,
-        "digest": order.digest,
-        "round": order.round,
-        "state_round": order.state_round,
-    }
-    records: dict[str, Any] = {
-        "order": ConfigRecord(facts),
-        "shared": packed("shared", order.shared),
-        **_packed_head(order.group, order.head),
-    }
-    return RecordDict(records)
-
-
-def decode_order(
-    content: RecordDict, like: Tensor, group: str = "", like_head: Tensor | None = None
-) -> Order:
-    """The order, checked; ``like`` is a tensor as ``shared`` must be.
-
-    A head may be in it only where the client has agreed to share its own: then ``like_head`` is a
-    tensor as that must be, and ``group`` the name of those to share it with.
-    """
-    shares = like_head is not None and "head" in content
-    same_names("records", content, ("order", "shared", *(("head",) if shares else ())))
-    facts = content["order"]
-    if not isinstance(facts, ConfigRecord):
-        raise Refused("order: not a table of settings")
-    same_names("order", facts, ("kind", "run", "digest", "round", "state_round"))
-    kind, run, digest = (text_of(facts, key) for key in ("kind", "run", "digest"))
-    if kind not in ("train", "finish"):
-        raise Refused(f"order: unknown kind {kind[:20]!r}")
-    if not run.isalnum() or len(run) > 64:
-        raise Refused("order: the run's name is no plain word")
-    number, state = (count_of(facts, key) for key in ("round", "state_round"))
-    shared = unpacked(content["shared"], "shared", like)
-    known: Kind = "train" if kind == "train" else "finish"
-    if not shares or like_head is None:
-        return Order(known, run, digest, number, state, shared)
-    head = _unpacked_head(content["head"], group, like_head)
-    return Order(known, run, digest, number, state, shared, group, head)
-
-
-def encode_answer(answer: Answer) -> RecordDict:
-    """The answer as Flower's records."""
-    numbers: dict[str, Any] = {
-        "round": answer.round,
-        "state_round": answer.state_round,
-        **{name: float(value) for name, value in answer.scalars.items()},
-    }
-    records: dict[str, Any] = {
-        "answer": MetricRecord({**numbers, SALT: secrets.randbits(62)}),
-        "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
-    }
+def encode_answer(answer: Answer) -> bytes:
+    """The answer as a message."""
+    facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
+    arrays: dict[str, Tensor] = {}
     if answer.update is not None:
-        records["update"] = packed("update", answer.update.flatten())
-    return RecordDict({**records, **_packed_head(answer.group, answer.head)})
+        arrays["update"] = answer.update.flatten()
+    if answer.head is not None:
+        facts["group"], arrays["head"] = answer.group, answer.head
+    return encode({**facts, **answer.scalars}, arrays)
 
 
 def decode_answer(
-    content: RecordDict,
+    content: bytes,
     order: Order,
     scalars: Sequence[str],
     longest: float,
     tasks: Sequence[str] = (),
 ) -> Answer:
     """The answer to ``order``, checked: names, types, shape, round, finiteness, length."""
-    scalars = scalars_of(scalars, tasks)
     training = order.kind == "train"
-    shares = training and order.head is not None
-    more = (*(("update",) if training else ()), *(("head",) if shares else ()))
-    same_names("records", content, ("answer", "run", *more))
-    numbers, run = content["answer"], content["run"]
-    if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
-        raise Refused("answer: records of the wrong kind")
-    same_names("run", run, ("run", SALT))
-    same_names("answer", numbers, ("round", "state_round", SALT, *(scalars if training else ())))
-    if text_of(run, "run") != order.run:
-        raise Refused("it answers to another run")
-    if count_of(numbers, "round") != order.round:
-        raise Refused(f"it answers to round {numbers['round']}, not {order.round}")
-    expected = order.state_round + training
-    if count_of(numbers, "state_round") != expected:
-        raise Refused(f"its state is of round {numbers['state_round']}, not {expected}")
+    names = scalars_of(scalars, tasks) if training else ()
+    head = order.head if training else None
+    facts: dict[str, Check] = {
+        "run": partial(exactly, order.run),
+        "round": partial(exactly, order.round),
+        "state_round": partial(exactly, order.state_round + training),
+        **dict.fromkeys(names, possible),
+    }
+    count_of = len(tasks) or 1
+    size = (count_of * order.shared.numel(),)
+    arrays: dict[str, Kinds] = {"update": (like(order.shared)[0], size)} if training else {}
+    if head is not None:
+        facts["group"], arrays["head"] = partial(exactly, order.group), like(head)
+    found = decode(content, Schema(facts, arrays, longest=SLACK))
+    told = Answer(order.run, order.round, order.state_round + training)
     if not training:
-        return Answer(order.run, order.round, expected)
-    found = {name: _possible(numbers, name) for name in scalars}
-    update = unpacked(content["update"], "update", order.shared.repeat(max(1, len(tasks))))
-    update = update.view(len(tasks), -1) if tasks else update
-    for one in update if tasks else [update]:
-        _check_length("update", one, longest)
-    if order.head is None:
-        return Answer(order.run, order.round, expected, update, found)
-    head = _unpacked_head(content["head"], order.group, order.head)
-    _check_length("head", head, longest)
-    return Answer(order.run, order.round, expected, update, found, order.group, head)
+        return told
+    update = found["update"].view(count_of, -1)
+    for what, one in [*(("update", row) for row in update), ("head", found.get("head"))]:
+        length = 0.0 if one is None else float(one.double().norm())
+        if length > longest:
+            raise Refused(f"its {what} has length {length:.3g}, over the {longest:.3g} allowed")
+    update = update if tasks else update[0]
+    own = {name: found[name] for name in names}
+    return Answer(
+        told.run, told.round, told.state_round, update, own, order.group, found.get("head")
+    )
 
 
-def _check_length(what: str, vector: Tensor, longest: float) -> None:
-    length = float(vector.double().norm())
-    if length > longest:
-        raise Refused(f"its {what} has length {length:.3g}, more than the {longest:.3g} allowed")
-
-
-def check_grad_norm(update: Tensor, said: float, norm_layer: Tensor) -> None:
+def check_grad_norm(update: Tensor, reported: float, norm_layer: Tensor) -> None:
     """Refuse an answer whose gradient norm is not that of its own update."""
     measured = float(update[norm_layer].double().norm())
-    if abs(said - measured) > TOLERANCE * max(said, measured):
-        raise Refused(f"its gradient norm is {measured:.4g}, but it says {said:.4g}")
-
-
-def size_in_bytes(content: RecordDict) -> int:
-    """Bytes of all arrays and numbers in a message, as they travel."""
-    arrays = [a for record in content.array_records.values() for a in record.values()]
-    numbers = [n for record in content.metric_records.values() for n in record.values()]
-    return sum(len(array.data) for array in arrays) + 8 * len(numbers)
-
-
-def packed(name: str, tensor: Tensor) -> ArrayRecord:
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy())})
-
-
-def _packed_head(group: str, head: Tensor | None) -> dict[str, ArrayRecord]:
-    """The record of a shared head, if there is one. Chance at its end: see ``SALT``."""
-    import torch
-
-    if head is None:
-        return {}
-    numbers = head.detach().cpu()
-    chance = [secrets.randbits(24) / 2**24 for _ in range(GRAINS)]
-    return {"head": packed(group, torch.cat([numbers, numbers.new_tensor(chance)]))}
-
-
-def _unpacked_head(record: Any, group: str, like: Tensor) -> Tensor:
-    """The head of this group, and of no other."""
-    import torch
-
-    whole = unpacked(record, group, torch.cat([like, like.new_zeros(GRAINS)]), f"head {group!r}")
-    return whole[:-GRAINS].clone()
-
-
-def unpacked(record: Any, key: str, like: Tensor, name: str = "") -> Tensor:
-    """The array as a tensor like ``like``; sizes are looked at before anything is unpacked."""
-    import torch  # not at the top: the SuperLink needs this module's limits alone
-
-    name = name or key
-    if not isinstance(record, ArrayRecord):
-        raise Refused(f"{name}: not an array")
-    same_names(name, record, (key,))
-    array = record[key]
-    if len(array.data) > like.numel() * like.element_size() + SLACK:
-        raise Refused(f"{name}: {len(array.data)} bytes for {like.numel()} numbers")
-    try:
-        values = array.numpy()
-    except Exception as error:
-        raise Refused(f"{name}: cannot be read ({type(error).__name__})") from error
-    wanted = np.dtype(str(like.dtype).removeprefix("torch."))
-    if values.dtype != wanted or values.shape != tuple(like.shape):
-        raise Refused(
-            f"{name}: {values.dtype}{list(values.shape)} instead of {wanted}{list(like.shape)}"
-        )
-    if not np.isfinite(values).all():
-        raise Refused(f"{name}: holds numbers that are not finite")
-    return torch.from_numpy(values.copy())
-
-
-def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:
-    """The names must be exactly these: nothing missing, nothing beside them."""
-    odd = set(table) ^ set(wanted)
-    if odd:
-        names = ", ".join(sorted(map(str, odd)))[:80]
-        raise Refused(f"{what}: missing or not agreed on: {names}")
-
-
-def text_of(table: Mapping[str, Any], key: str) -> str:
-    value = table[key]
-    if not isinstance(value, str):
-        raise Refused(f"{key}: not a text")
-    return value
-
-
-def count_of(table: Mapping[str, Any], key: str) -> int:
-    value = table[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Refused(f"{key}: not a whole number >= 0")
-    return value
-
-
-def _possible(table: Mapping[str, Any], key: str) -> float:
-    """A number that an honest client can have come to.
-
-    A loss of 0 is possible, and so is its ratio. A loss of one's own making may be negative, but
-    then it has no ratio: choose a method that needs none.
-    """
-    value = table[key]
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise Refused(f"{key}: not a finite number")
-    if abs(value) > ABSURD:
-        raise Refused(f"{key}: {value:.3g} is beyond {ABSURD:.0e}")
-    kind = key.partition("/")[0]
-    if kind == THERE and value not in (0, 1):
-        raise Refused(f"{key}: {value:.3g} is neither 0 nor 1")
-    if kind in ("loss_ratio", "grad_norm") and value < 0:
-        raise Refused(f"{key}: {value:.3g} is negative")
-    if kind == "size" and not (value >= 1 and float(value).is_integer()):
-        raise Refused(f"size: {value:.6g} is no whole number >= 1")
-    return float(value)
+    if abs(reported - measured) > TOLERANCE * max(reported, measured):
+        raise Refused(f"its gradient norm is {measured:.4g}, but it reports {reported:.4g}")

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 from fedgradnorm._errors import ConfigError, TrainingError
-from fedgradnorm._flower.wire import QUIET, link
+from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, FEDERATION, SERVER_CERTIFICATE, SERVER_KEY
 
+PASSED = ("FEDGRADNORM_OPERATOR", "FEDGRADNORM_PARENT", "FEDGRADNORM_ANSWER")
+"""Environment variables of that process alone: the operator's secret, the process that started it,
+and the bytes of the largest answer."""
 WHY = {
     errno.EADDRINUSE: "something listens there already: stop it, or give another port",
     errno.EADDRNOTAVAIL: "this machine has no such address: give another listen",
@@ -23,35 +26,30 @@ WHY = {
 
 
 class SuperLink:
-    """A SuperLink that runs while it is entered: the operator's secret, and where it writes."""
+    """A SuperLink that runs while it is entered: the operator's secret, and where it writes.
+
+    It has the certificates in ``folder``, and takes answers of at most ``answer`` bytes.
+    """
 
     def __init__(
-        self,
-        folder: Path,
-        host: str,
-        port: int,
-        database: Path,
-        output: Path,
-        vector: int,
-        head: int = 0,
+        self, folder: Path, host: str, port: int, database: Path, output: Path, answer: int
     ) -> None:
-        """With the certificates in ``folder``, for a shared vector and head of so many bytes."""
         self.secret, self.output, self.address = secrets.token_hex(32), output, (host, port)
-        command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.link"]
+        command = [sys.executable, "-P", "-m", "fedgradnorm._flower.wire.flower"]
         command += ["--ssl-ca-certfile", str(folder / CA), "--isolation", "process"]
         command += ["--ssl-certfile", str(folder / SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(folder / SERVER_KEY), "--enable-supernode-auth"]
         command += ["--disable-runtime-dependency-installation", "--database", str(database)]
         self._command = [*command, "--host", host, "--port", str(port)]
-        self._own = {link.SECRET: self.secret, link.VECTOR: str(vector), link.HEAD: str(head)}
+        self._answer = answer
 
     def __enter__(self) -> SuperLink:
         self.check_free()
-        own = {**self._own, link.PARENT: str(os.getpid())}
+        own = zip(PASSED, (self.secret, str(os.getpid()), str(self._answer)), strict=True)
         with self.output.open("ab") as file:
             self.process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **QUIET, **own},
+                env={**os.environ, **QUIET, **dict(own)},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -74,8 +72,9 @@ class SuperLink:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 trial.bind((host, port))
-            except OSError as error:
-                why = WHY.get(error.errno or 0, str(error.strerror or error))
+            except (OSError, OverflowError, UnicodeError) as error:
+                number = getattr(error, "errno", None) or 0
+                why = WHY.get(number, str(getattr(error, "strerror", None) or error))
                 raise ConfigError(
                     f"cannot listen on {host}:{port}: {why} ({FEDERATION})"
                 ) from error

@@ -1,4 +1,4 @@
-"""What is said in a private federation, as Flower's records; nothing that arrives is trusted.
+"""The messages of a private federation, written with the codec of ``messages``.
 
 An order says what is asked for, in one table: keys, letters, an input, a name under a list, shares.
 It carries the shared network where the client is to train. An answer has the same entries, and a
@@ -7,26 +7,29 @@ masked vector where one was asked for. What the entries mean is known elsewhere 
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.app.message import Array
 
 from fedgradnorm._flower.wire.messages import (
-    SALT,
     SLACK,
+    Check,
     Refused,
-    count_of,
-    packed,
+    Schema,
+    count,
+    decode,
+    encode,
+    exactly,
+    like,
     same_names,
-    text_of,
-    unpacked,
+    table,
+    text,
+    unpack,
+    word,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 KIND = "private"
 PER_CLIENT = 2048  # bytes of an answer's table for each client of the federation, at most
+MASKED = "masked"
 
 
 @dataclass(frozen=True)
@@ -53,23 +57,16 @@ class SumOrder:
     words: int = 0
     clients: int = 0
 
-    def records(self) -> RecordDict:
-        """As it travels."""
-        facts: dict[str, Any] = {
-            "kind": KIND,
-            "run": self.run,
-            "digest": self.digest,
-            "round": self.round,
-            "state_round": self.state_round,
-        }
-        records: dict[str, Any] = {"order": ConfigRecord(facts), "asks": _table(self.asks)}
-        if self.shared is not None:
-            records["shared"] = packed("shared", self.shared)
-        return RecordDict(records)
+    def encoded(self) -> bytes:
+        """The message."""
+        names = ("run", "digest", "round", "state_round")
+        facts = {name: getattr(self, name) for name in names}
+        arrays = {} if self.shared is None else {"shared": self.shared}
+        return encode({"kind": KIND, **facts, "asks": dict(self.asks)}, arrays)
 
-    def room(self) -> tuple[int, int]:
-        """Bytes of the masked vector, and of the table."""
-        return 8 * self.words, PER_CLIENT * (self.clients + 2)
+    def room(self) -> int:
+        """Bytes of the largest answer: a masked vector, and a table."""
+        return 2 * SLACK + 8 * self.words + PER_CLIENT * (self.clients + 2)
 
 
 @dataclass(frozen=True)
@@ -83,95 +80,45 @@ class SumAnswer:
     masked: npt.NDArray[np.uint64] | None = None
 
 
-def decode_sum_order(content: RecordDict, like: Tensor) -> SumOrder:
-    """The order, checked; ``like`` is a tensor as ``shared`` must be."""
-    facts = content.get("order")
-    if isinstance(facts, ConfigRecord) and facts.get("kind") != KIND:
+def decode_sum_order(content: bytes, shared: Tensor) -> SumOrder:
+    """The order, checked; ``shared`` is a tensor as the network must be."""
+    facts, arrays = unpack(content)
+    if facts.get("kind") != KIND:
         raise Refused(
             "this client takes part in a private federation, and the server asks for a plain "
             "answer: it would see this client's own update"
         )
-    more = ("shared",) if "shared" in content else ()
-    same_names("records", content, ("order", "asks", *more))
-    if not isinstance(facts, ConfigRecord):
-        raise Refused("order: not a table of settings")
-    same_names("order", facts, ("kind", "run", "digest", "round", "state_round"))
-    run, digest = text_of(facts, "run"), text_of(facts, "digest")
-    if not run.isalnum() or len(run) > 64:
-        raise Refused("order: the run's name is no plain word")
-    number, state = (count_of(facts, key) for key in ("round", "state_round"))
-    shared = unpacked(content["shared"], "shared", like) if more else None
-    asks = _untabled(content["asks"], 1 << 30)
-    return SumOrder(run, digest, number, state, asks, shared)
+    checks: dict[str, Check] = {
+        "kind": partial(exactly, KIND), "run": word, "digest": text, "round": count,
+        "state_round": count, "asks": table,
+    }  # fmt: skip
+    kinds = {"shared": like(shared)} if "shared" in arrays else {}
+    found = decode(content, Schema(checks, kinds, longest=1 << 30))
+    del found["kind"]
+    return SumOrder(**found)
 
 
-def encode_sum_answer(answer: SumAnswer) -> RecordDict:
-    """The answer as Flower's records."""
-    numbers: dict[str, Any] = {"round": answer.round, "state_round": answer.state_round}
-    records: dict[str, Any] = {
-        "answer": MetricRecord({**numbers, SALT: secrets.randbits(62)}),
-        "run": ConfigRecord({"run": answer.run, SALT: secrets.token_hex(8)}),
-        "gives": _table({**answer.gives, SALT: secrets.token_hex(8)}),
-    }
-    if answer.masked is not None:
-        records["masked"] = ArrayRecord({"masked": Array(answer.masked)})
-    return RecordDict(records)
+def encode_sum_answer(answer: SumAnswer) -> bytes:
+    """The answer as a message."""
+    facts = {"run": answer.run, "round": answer.round, "state_round": answer.state_round}
+    arrays = {} if answer.masked is None else {MASKED: answer.masked}
+    return encode({**facts, "gives": dict(answer.gives)}, arrays)
 
 
-def decode_sum_answer(content: RecordDict, order: SumOrder) -> SumAnswer:
+def decode_sum_answer(content: bytes, order: SumOrder) -> SumAnswer:
     """The answer to ``order``, checked as far as can be: masked words say nothing."""
-    masks = bool(order.words)
-    same_names("records", content, ("answer", "run", "gives", *(("masked",) if masks else ())))
-    numbers, run = content["answer"], content["run"]
-    if not isinstance(numbers, MetricRecord) or not isinstance(run, ConfigRecord):
-        raise Refused("answer: records of the wrong kind")
-    same_names("run", run, ("run", SALT))
-    same_names("answer", numbers, ("round", "state_round", SALT))
-    if text_of(run, "run") != order.run or count_of(numbers, "round") != order.round:
-        raise Refused("it answers to another run or round")
-    if count_of(numbers, "state_round") != order.state_round:
-        raise Refused("it answers from another state")
-    gives = _untabled(content["gives"], order.room()[1])
-    gives.pop(SALT, None)
-    same_names("answer", gives, [name for name in order.asks if name in ANSWERED])
-    masked = _words(content["masked"], order.words) if masks else None
-    return SumAnswer(order.run, order.round, order.state_round, gives, masked)
+    checks: dict[str, Check] = {
+        "run": partial(exactly, order.run),
+        "round": partial(exactly, order.round),
+        "state_round": partial(exactly, order.state_round),
+        "gives": table,
+    }
+    kinds = {MASKED: ("uint64", (order.words,))} if order.words else {}
+    longest = PER_CLIENT * (order.clients + 2)
+    found = decode(content, Schema(checks, kinds, longest=longest))
+    same_names("answer", found["gives"], [name for name in order.asks if name in ANSWERED])
+    return SumAnswer(order.run, order.round, order.state_round, found["gives"], found.get(MASKED))
 
 
 ANSWERED = ("keys", "letters", "input", "agree", "reveal")
 """What an answer has an entry for, where it was asked for."""
-
-
-def _table(values: Mapping[str, Any]) -> ArrayRecord:
-    text = json.dumps(dict(values), allow_nan=False).encode()
-    return ArrayRecord({"table": Array(np.frombuffer(text, dtype=np.uint8))})
-
-
-def _untabled(record: Any, most: int) -> dict[str, Any]:
-    if not isinstance(record, ArrayRecord):
-        raise Refused("table: not an array")
-    same_names("table", record, ("table",))
-    if len(record["table"].data) > most + SLACK:
-        raise Refused(f"table: {len(record['table'].data)} bytes, more than {most}")
-    try:
-        found = json.loads(record["table"].numpy().astype(np.uint8).tobytes())
-    except Exception as error:  # of Flower, NumPy, json: there is no list of what they raise
-        raise Refused(f"table: cannot be read ({type(error).__name__})") from error
-    if not isinstance(found, dict):
-        raise Refused("table: holds no table")
-    return found
-
-
-def _words(record: Any, count: int) -> npt.NDArray[np.uint64]:
-    if not isinstance(record, ArrayRecord):
-        raise Refused("masked: not an array")
-    same_names("masked", record, ("masked",))
-    if len(record["masked"].data) > 8 * count + SLACK:
-        raise Refused(f"masked: {len(record['masked'].data)} bytes for {count} words")
-    try:
-        words = record["masked"].numpy()
-    except Exception as error:
-        raise Refused(f"masked: cannot be read ({type(error).__name__})") from error
-    if words.dtype != np.uint64 or words.shape != (count,):
-        raise Refused(f"masked: {words.dtype}{list(words.shape)} instead of uint64[{count}]")
-    return words.copy()

@@ -1,0 +1,69 @@
+"""A client's own history of a run: what it measured, and the weight that the server gave it.
+
+One line of JSON is appended per order. Each names the client's state, its number of completed
+rounds, so a round that the server repeats replaces the lines of the attempt that did not count.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.layout import OWN_HISTORY
+
+
+class OwnHistory:
+    """The lines of one run, in a file that only its owner reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / OWN_HISTORY
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything yet."""
+        return self.path.exists()
+
+    def add(self, state: int, rows: Sequence[Row]) -> None:
+        """What was measured on the way to the state after so many rounds."""
+        self._append({"state": state, "rows": list(rows)})
+
+    def settle(self, state: int, weights: Mapping[str, float]) -> None:
+        """The last state that counts, and the weights that its rows had, as the next order says."""
+        self._append({"state": state, "weights": dict(weights)})
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def rows(self) -> list[Row]:
+        """The rows of all rounds that counted, with their weights."""
+        rows, weights, last = dict[int, list[Row]](), dict[int, dict[str, float]](), math.inf
+        text = self.path.read_text(encoding="utf-8") if self.begun else ""
+        for line in text.splitlines():
+            try:
+                one = json.loads(line)
+            except ValueError:
+                continue  # half a line, of a process that was killed
+            if "rows" in one:
+                rows[one["state"]] = one["rows"]
+            else:
+                weights[last := one["state"]] = one["weights"]
+        found = [
+            {**row, **_weight(row, weights.get(state, {}))}
+            for state in sorted(rows)
+            if state <= last
+            for row in rows[state]
+        ]
+        return sorted(found, key=lambda row: row["round"])
+
+
+def _weight(row: Row, weights: Mapping[str, float]) -> Row:
+    known = row["split"] == "batch" and row["client"] in weights
+    return {"weight": weights[row["client"]]} if known else {}
