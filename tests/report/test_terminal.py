@@ -19,7 +19,6 @@ from fedgradnorm._cli import app, watching
 from fedgradnorm._cli.report_files import keep_fresh
 from fedgradnorm._cli.watching import Board
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._methods import METHODS
 from fedgradnorm._report.frame import read_report
 from fedgradnorm._report.grid import to_terminal
 from fedgradnorm._report.tables import shown_grids, tasks_grid

@@ -112,7 +112,11 @@ def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
     found = {
         column for one in curves.values() for split, column in one.columns() if split == "batch"
     }
-    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {SPENT, NOT_PRIVATE_EPSILON, COSINE}
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {
+        SPENT,
+        NOT_PRIVATE_EPSILON,
+        COSINE,
+    }
     drawn = own | {AGAINST, LENGTH, TARGET}
     names = sorted(n for n in found if n not in drawn and not n.startswith(cosine_with("")))
     told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]

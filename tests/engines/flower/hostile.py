@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedgradnorm._flower.wire.node import answered
 from flwr.app import Message
 from torch import Tensor
 
 from engines.flower.secret import Secret
 from fedgradnorm._flower.private.told_sums import chained, network_digest, sums_of, told
-from fedgradnorm._flower.wire.node import answered
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import LIMBS, unpack_vector

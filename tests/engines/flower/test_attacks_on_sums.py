@@ -196,8 +196,9 @@ def test_sa7_a_crafted_network(server):
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.9, 0.95)])
 def test_s5_no_gradients_move_a_coordinate_farther_than_the_bound(name, betas):
     """The bound holds for gradients made to move as far as possible, and is nearly reached."""
-    from fedgradnorm import _optimizers as optimizers
     from fedgradnorm._state.layout import Layout
+
+    from fedgradnorm import _optimizers as optimizers
 
     table = {"name": name, "lr": 0.1, "betas": betas, "eps": 1e-30}
     bound = NetworkBound(Settings(rounds=60, server_optimizer=table))
