@@ -164,7 +164,7 @@ def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config
     assert result.exit_code == 1, result.output
     assert "fedrep lr=0.01 seed 0: done" in result.stderr
     assert "1 of 2 runs failed (the others are done): fedrep lr=1e+30" in result.stderr
-    assert "lr=1e+30-seed0: not finished" in result.stderr
+    assert "lr=1e+30-seed0 is not finished" in result.stderr
     assert "Sweep over lr" in result.stdout
 
 
@@ -349,7 +349,7 @@ def test_help_is_in_groups():
 def test_demo_in_small(tmp_path):
     result = cli("demo", "--out", tmp_path, "--samples", 800, "--epochs", 2)
     assert result.exit_code == 0, result.output
-    for word in ("fedrep", "fedgradnorm-direct", "modulation", "snr", "mean accuracy"):
+    for word in ("fedrep", "fedgradnorm-direct", "modulation", "snr", "One seed cannot tell"):
         assert word in result.stdout
     assert (tmp_path / "demo" / "demo.png").exists()
     assert len(list((tmp_path / "demo").glob("*/run.json"))) == 3
@@ -379,12 +379,6 @@ def test_data_commands(tmp_path, config):
     own = cli("data", "show", config)
     assert own.exit_code == 0
     assert "2 classes" in own.stdout
-
-
-def test_data_show_radcom(tmp_path):
-    shown = cli("data", "show", "radcom", "samples=400", "--out", tmp_path / "r.png")
-    assert shown.exit_code == 0
-    assert (tmp_path / "r.png").exists()
 
 
 @pytest.mark.parametrize(
