@@ -68,7 +68,7 @@ theory: $(DEV)     ## the paper's convergence claims, checked on problems with k
 	$(PYTHON) -m venv .venv
 
 $(USE): pyproject.toml constraints.txt | .venv
-	$(PIP) -e .
+	$(PIP) -e ".[report,files]"
 	touch $@
 
 $(DEV): pyproject.toml constraints.txt | .venv

@@ -23,7 +23,7 @@ PAGES = sorted(
     ]
 )
 """Those that people write; the reference and the tables of results are made by programs."""
-DIRECTIVE = re.compile(r"\{(include|toctree|glossary)\}")
+DIRECTIVE = re.compile(r"\{(include|toctree|glossary|image)\}")
 
 
 def fences(page: str) -> list[tuple[str, str]]:

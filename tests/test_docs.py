@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -193,13 +194,20 @@ def test_no_block_is_left_out():
                 assert (ROOT / "tests" / name).exists(), name
 
 
-def test_readme_opens_with_the_two_commands_and_a_picture_that_exists():
+def test_readme_opens_with_a_picture_and_the_two_commands():
     text = (ROOT / "README.md").read_text()
-    assert text.index("make demo") < text.index("make test") < text.index("![")
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
-    assert pictures
+    assert text.index("<picture>") < text.index("make demo") < text.index("make test")
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text)
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert all((ROOT / link).exists() for link in links)
+    assert len(pictures) == 2
+    assert all((ROOT / link).exists() for link in [*pictures, *links])
+
+
+def test_the_overview_is_drawn_by_its_script():
+    names = runpy.run_path(str(ROOT / "tools" / "diagram.py"))
+    for theme in names["THEMES"]:
+        path = ROOT / "docs" / "images" / f"overview-{theme}.svg"
+        assert path.read_text(encoding="utf-8") == names["drawn"](theme)
 
 
 def test_the_start_page_names_every_extra():

@@ -77,17 +77,32 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def call(python: Path, *words: str, cwd: Path) -> str:
+def call(python: Path, *words: str, cwd: Path, fails: bool = False) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout
 
 
 def test_training_saving_and_loading(python: Path, tmp_path: Path) -> None:
     assert "weight" in call(python, "-c", PROGRAM, cwd=tmp_path)
+
+
+def test_what_needs_an_extra_says_which_before_it_trains(python: Path, tmp_path: Path) -> None:
+    """The environment has the core dependencies alone."""
+    call(python, "-m", "fedgradnorm", "init", "pumps", cwd=tmp_path)
+    for words, extra in (
+        (["compare", "pumps/pumps.toml"], "report"),
+        (["demo"], "report"),
+    ):
+        said = call(python, "-m", "fedgradnorm", *words, cwd=tmp_path, fails=True)
+        assert f"pip install 'fedgradnorm[{extra}]'" in " ".join(said.split())
+    assert not (tmp_path / "runs").exists()
+    code = "import fedgradnorm as fgn; fgn.data.stream('x.h5', key='x')"
+    (tmp_path / "x.h5").write_bytes(b"")
+    assert "fedgradnorm[files]" in call(python, "-c", code, cwd=tmp_path, fails=True)
 
 
 def test_the_commands(python: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedgradnorm._cli.compare_commands import Jobs, Out
-from fedgradnorm._cli.output import data_bar, resumable, say
+from fedgradnorm._cli.output import check_report, data_bar, resumable, say
 from fedgradnorm._cli.training_commands import (
     Allow,
     ConfigFile,
@@ -57,6 +57,7 @@ def benefit(
     from fedgradnorm.experiments._config.config_file import load_config
 
     one_of("--by", by, ("score", "loss"))
+    check_report()
     wanted = load_config(config, changed(overrides, device), allow=allow or ())
     folder = benefit_folder(wanted) if out is None else out
     with resumable("the same command"), data_bar("data") as bar, watching() as watch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from fedgradnorm._cli.output import data_bar, resumable, say, tell
+from fedgradnorm._cli.output import check_report, data_bar, resumable, say, tell
 from fedgradnorm._cli.training_commands import Allow, Device, Overrides, changed
 from fedgradnorm._cli.watching import watching
 from fedgradnorm._errors import ConfigError, RunFolderError, TrainingError
@@ -76,6 +76,7 @@ def compare(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._entries import split_entries
 
+    check_report()
     if start:
         if config is not None:
             raise ConfigError("give a config to train, or --from a folder to compare, not both")
@@ -122,6 +123,7 @@ def reproduce(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._config.shipped import BENEFIT, SIDE_BY_SIDE, experiments
 
+    check_report()
     names = experiments(experiment)
     folder = Path("runs") / experiment if out is None else out
     words = changed(overrides, device)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fedgradnorm._cli.output import data_bar, resumable, say
+from fedgradnorm._cli.output import check_report, data_bar, resumable, say
 from fedgradnorm._cli.training_commands import show_runs
 from fedgradnorm._cli.watching import watching
 from fedgradnorm._runs.layout import REPORT
@@ -53,6 +53,7 @@ def demo(
     from fedgradnorm.experiments._config.config_file import load_config
     from fedgradnorm.experiments._execute import free_folder
 
+    check_report()
     given = (("seed", seed), ("data.samples", samples), ("epochs", epochs))
     words = [f"{key}={value}" for key, value in given if value is not None]
     config = load_config("demo", [*(QUICK if quick else ()), *words])

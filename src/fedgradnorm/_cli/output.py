@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import FedGradNormError, RankLost, TrainingError
+from fedgradnorm._extras import needed
 from fedgradnorm._launched import is_leader
 from fedgradnorm._training.interrupt import one_press
 
@@ -156,6 +158,14 @@ def _warnings_shown() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+def check_report() -> None:
+    """Refuse before any training where the packages that show its result are missing."""
+    with needed("report", "comparing runs"):
+        for package in ("scipy", "jinja2", "matplotlib", "plotly"):
+            if find_spec(package) is None:
+                raise ImportError(name=package)
 
 
 def check_picture(path: Path | None) -> None:

@@ -1,8 +1,10 @@
 """Numbers and vectors as words of 64 bits that can be added up: nothing is lost by the adding.
 
 A vector is in fixed point, one word per coordinate. A single number is rounded to a grid of 2^-40
-and takes four words of 32 bits. All clients use the same grid, and it is coarser than what float64
-holds of small numbers: the sum does not show the last bits of a small summand beside a large one.
+and takes four words of 32 bits. All clients use the same grid, which is coarser than the spacing of
+small float64 numbers, so a sum does not show the last bits of a small summand next to a large one.
+Float32 updates are spaced more widely than the grid: there the lowest bits of a sum can still show
+that one summand is small.
 """
 
 from __future__ import annotations

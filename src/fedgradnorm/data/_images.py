@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgradnorm._extras import needed
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -20,7 +22,8 @@ LEAST_INSIDE = 0.25
 
 def decode_grey(content: bytes) -> Image:
     """The picture in grey (luma, 8 bits); ValueError with the reason if it cannot be decoded."""
-    from PIL import Image
+    with needed("files", "reading pictures"):
+        from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:

@@ -1,9 +1,10 @@
 """Client-level privacy under secure aggregation: clients add the noise, each a share of it.
 
-No sum can be unmasked with fewer than t clients in it, t = max(3, floor(2n/3) + 1) of the n whose
-keys were shown. Each of them adds to its part, clipped to the length C, normal noise of variance
-(sigma C)^2 / t by itself, before it masks. So every sum that the server can see has noise of
-variance (sigma C)^2 or more, whoever is lost. With nobody lost it is n / t times that.
+No sum can be unmasked with fewer than t clients in it, and at most c of them tell the server their
+own shares of the noise. So each client adds to its part, clipped to the length C, normal noise of
+variance (sigma C)^2 / (t - c) before it masks. Every sum that the server can see then has noise of
+variance (sigma C)^2 or more that nobody knows, whoever is lost. With n clients in the sum, none of
+which colludes, it is n / (t - c) times that.
 
 Each client flips its own coin, with chance q, whether it gives its update or nothing but noise. Who
 did is known to nobody else, so the sampling hides it from the server as well.
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._masking.ring import SPARE, Words, pack_vector, unpack_vector
-from fedgradnorm._masking.roster import FEWEST
 from fedgradnorm._privacy.noise import GRID, Noise
 from fedgradnorm._round.private.client_sums import along, clipped, plan_of_clients
 from fedgradnorm._round.settings import Settings
@@ -40,7 +40,7 @@ class NoiseShares:
         self.noise = self.plan.noise(terms)
         self.deviation = self.noise * terms.clip
         self.bits = -math.floor(math.log2(self.deviation * GRID))
-        largest = terms.clip + TAIL * self.deviation / math.sqrt(FEWEST)
+        largest = terms.clip + TAIL * self.deviation  # the share of a client that stands alone
         if clients * math.ldexp(largest, self.bits) >= 2.0**SPARE:
             raise ConfigError(f"{clients} clients are too many for sums of 64 bits with this noise")
 
@@ -49,7 +49,7 @@ class NoiseShares:
         return shared + bool(self.terms.total)
 
     def part(self, update: Tensor, multiplier: float, least: int, noise: Noise) -> Words:
-        """A client's part of a sum that at least ``least`` clients will be in, with its noise.
+        """A client's part of a sum with at least ``least`` honest clients, with its noise.
 
         An update that is not finite counts as zero: nobody learns that a client failed.
         """

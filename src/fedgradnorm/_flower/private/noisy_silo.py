@@ -54,7 +54,7 @@ class NoisySilo(Silo):
         """Its part of the noisy sum, masked: fresh noise for every attempt, and each is charged."""
         if ask["part"] != "update" or not ask["ahead"]:
             raise Unsafe("the server asks for a sum without noise, and the run promises noise")
-        least = session.fewest(ask["attempt"])
+        least = session.fewest(ask["attempt"]) - session.colluders  # who know their own shares
         levels = self._levels(order.run)
         self.sums.load_state_dict(levels.at(order.state_round, self._first)["sums"])
         epsilon = self.releases.charge(order.run, order.round)

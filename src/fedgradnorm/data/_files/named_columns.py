@@ -19,6 +19,7 @@ import numpy as np
 from fedgradnorm._checks import one_of, shown
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._encoding.column_kinds import (
@@ -362,6 +363,9 @@ def _places(source: str, names: list[str], columns: Sequence[str] | None) -> dic
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> Table:
+    with needed("files", "reading Parquet files"):
+        import pyarrow  # noqa: F401
+
     try:
         return _parquet_table(path, columns)
     except DataError:

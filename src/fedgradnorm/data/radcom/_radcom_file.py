@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm._errors import DataError
+from fedgradnorm._extras import needed
 from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.data.radcom._key import LONGEST, Key, parse_key
@@ -76,7 +77,8 @@ def read_rows(
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever HDF5 stumbles over becomes a DataError."""
-    import h5py
+    with needed("files", "reading HDF5 files"):
+        import h5py
 
     if not is_file(path):
         raise DataError(f"{path}: no such file; give the path of RadComDynamic's HDF5 file")

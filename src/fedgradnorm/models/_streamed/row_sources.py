@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._errors import DataError
+from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def hdf5_damage(path: Path) -> Iterator[None]:
 
 def opened_hdf5(path: Path) -> Any:
     """The file for reading, or a DataError."""
-    import h5py
+    with needed("files", "reading HDF5 files"):
+        import h5py
 
     if not path.is_file():
         raise DataError(f"{path}: no such file; check the path")

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._files.named_columns import Form, mark_cells, read_table, table_targets
@@ -47,6 +48,9 @@ def rows_from_images(
 
     The table's ``path_column`` holds each image's path inside ``folder``, with either slash.
     """
+    with needed("files", "reading images"):
+        import PIL  # noqa: F401
+
     choose(color, ("grey", "rgb"), "color")
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
         raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")

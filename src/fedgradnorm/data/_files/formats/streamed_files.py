@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgradnorm._errors import ConfigError, DataError
+from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
@@ -98,7 +99,8 @@ def _array_rows(x: Source, y: Any, source: FileSource, path: Path, bad: BadRows[
 
 
 def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows:
-    from pyarrow import parquet
+    with needed("files", "reading Parquet files"):
+        from pyarrow import parquet
 
     check_columns(source.inputs, source.targets, source.labels, source.columns.without)
     if not is_file(path):
