@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fedgradnorm._report.figures.curves import check_format
+from fedgradnorm._report.figures import check_format
 from rich import box
 from rich.table import Table
 from rich.text import Text
