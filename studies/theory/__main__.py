@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from fedgradnorm._report.figures.curves import check_format
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from fedgradnorm._cli.output import Commands, err, say
 from fedgradnorm._errors import ConfigError
+from fedgradnorm._report.figures import check_format
 from fedgradnorm._runs.layout import temporary
 from studies.theory import claims
 from studies.theory.figure import theory_figure

@@ -9,10 +9,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from fedgradnorm._report.figures.curves import check_format
-
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.colours import COLOURS
+from fedgradnorm._report.figures import check_format
 from fedgradnorm._runs.checkpoint import write_atomically
 from studies.theory.findings import Panel
 
