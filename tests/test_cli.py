@@ -360,8 +360,8 @@ def test_the_quick_demo_learns_every_task(tmp_path):
     assert cli("demo", "--quick", "--out", tmp_path).exit_code == 0
     table = fgn.load(tmp_path / "demo" / "fedgradnorm-direct-seed0").summary()
     names = ["modulation", "signal", "anomaly"]
-    assert (table.accuracy[names] > table.trivial[names] + 0.04).all()
-    assert table.mae["snr"] < 0.6 * table.trivial["snr"]
+    assert (table.accuracy[names] > table.baseline[names] + 0.04).all()
+    assert table.mae["snr"] < 0.6 * table.baseline["snr"]
 
 
 def test_data_commands(tmp_path, config):

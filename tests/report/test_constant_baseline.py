@@ -52,7 +52,7 @@ def folders(tmp_path_factory) -> list[Path]:
 
 def test_the_constant_baseline_is_the_majority_class_or_the_mean(folders) -> None:
     run = fgn.load(folders[0])
-    shown = run.summary()["trivial"]
+    shown = run.summary()["baseline"]
     assert shown["rain"] == 0.5  # the area under the curve of a guess
     assert shown["dry"] == pytest.approx(1 - RAIN[:40].mean())
     mean = np.abs(PRICE[40:] - PRICE[:40].mean()).mean()

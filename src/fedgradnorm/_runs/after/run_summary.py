@@ -1,4 +1,4 @@
-"""A run in one row per client: where it began and ended, and what the trivial answer scores."""
+"""A run in one row per client: its weight, its score next to the baseline, and its losses."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:
         return {}
     last = rows[-1]
     values = {name: last[name] for name in metrics if not math.isnan(last.get(name, math.nan))}
-    losses = {"first_loss": train[0].get("loss"), "last_loss": train[-1].get("loss")}
-    return {**losses, "split": last["split"], **values, "trivial": _trivial(info, values)}
-
-
-def _trivial(info: Mapping[str, Any], values: Mapping[str, float]) -> float | None:
-    """What the trivial answer scores by the metric that a client is shown by."""
     order = (info.get("metric"), *MAIN_METRICS)
     shown = next((name for name in order if name in values), None)
     found = info.get("trivial", {}).get(shown)
-    return found if isinstance(found, float) else None
+    score = {
+        "metric": shown,
+        "score": math.nan if shown is None else values[shown],
+        "baseline": found if isinstance(found, float) else None,
+        "split": last["split"],
+    }
+    losses = {"first_loss": train[0].get("loss"), "last_loss": train[-1].get("loss")}
+    return {**score, **losses, **values}
