@@ -231,7 +231,7 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
     private = fgn.Client(
         "a", two, train=Pairs(X, LABELS), privacy={"epsilon": 1.0, "delta": 1e-5, "clip": 1.0}
     )
-    with pytest.raises(fgn.ConfigError, match="rows in memory"):
+    with pytest.raises(fgn.ConfigError, match="examples in memory"):
         trained([private])
 
 

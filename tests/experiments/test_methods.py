@@ -13,7 +13,7 @@ from fedgradnorm.experiments import load_config, run
 from fedgradnorm.weighting import Equal, GradNorm, Needs
 
 NAMES = [
-    "fedgradnorm", "fedgradnorm-direct", "fedgradnorm-steady", "fedrep",
+    "fedgradnorm", "fedgradnorm-direct", "equal-norms", "fedgradnorm-steady", "fedrep",
     "fedper", "local", "central",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from fedgradnorm._methods import METHODS
 from fedgradnorm._runs.averaged import averaged_weights, static_from_run
 from fedgradnorm.experiments._config.config_file import for_method, make_config
 
-OURS = 7  # FedGradNorm's and the baselines of its paper come first
+OURS = 8  # FedGradNorm's and the baselines of its paper come first
 RIVALS = [m for m in list(METHODS.values())[OURS:] if m.name != "fedgradnorm-paper"]
 SMALL = {"batch_size": 8, "lr": 0.01, "rounds": 4, "shared_steps": 2}
 

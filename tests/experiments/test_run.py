@@ -236,7 +236,7 @@ def test_the_manifest_tells_how_to_make_the_run_again() -> None:
         (lambda f: (f / "clients" / "side.safetensors").write_bytes(b"x"), "is damaged"),
         (lambda f: (f / "network.safetensors").write_bytes(b""), "is damaged"),
         (lambda f: (f / "network.safetensors").unlink(), "lost its network.safetensors"),
-        (lambda f: (f / "metrics.csv").unlink(), "metrics.csv: No such file"),
+        (lambda f: (f / "metrics.csv").unlink(), "metrics.csv is missing"),
     ],
 )
 def test_a_damaged_run_is_named(tmp_path: Path, spoil, message: str) -> None:

@@ -17,11 +17,12 @@ from torch import nn
 
 import fedgradnorm as fgn
 import toys
+from data.small_tables import client_from_files
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._privacy.per_example import RowGradients
 from fedgradnorm._runs.layout import LEDGER, LEDGER_SEEN
-from fedgradnorm.data import client_from_arrays, client_from_files
+from fedgradnorm.data import client_from_arrays
 from privacy.hostile import (
     DELTA,
     Hostile,

@@ -63,14 +63,19 @@ class ClientLedger:
         return self._book.epsilon
 
     def noise(self, run: str) -> float:
-        """The noise multiplier of a run; Refused if nothing is left for a new one."""
-        charges = [charge["noise"] for charge in self._book.charges if charge["run"] == run]
-        if charges:
-            return float(charges[0])
+        """The noise multiplier of a run; Refused if nothing is left for a new one.
+
+        It is decided once per process, so what is charged is what the answer then has.
+        """
         if run not in self._noises:
             try:
-                self._book.check()
-                self._noises[run] = self._plan().noise(self.terms, self._book.releases)
+                self._book.catch_up()
+                charges = [one["noise"] for one in self._book.charges if one["run"] == run]
+                self._noises[run] = (
+                    float(charges[0])
+                    if charges
+                    else self._plan().noise(self.terms, self._book.releases)
+                )
             except (BudgetSpent, ConfigError) as error:
                 log.warning("run %s: %s", run, error)
                 raise Refused(SPENT) from None

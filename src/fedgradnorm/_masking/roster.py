@@ -75,7 +75,7 @@ class PublicKey:
         return fingerprint(from_text(self.text))
 
 
-def make_key(folder: Path, file: str = "signing.key") -> PublicKey:
+def make_key(folder: Path, file: str) -> PublicKey:
     """Write a new private signing key into ``folder``, with mode 0600, and return its public half.
 
     Only the client runs this, on the machine that uses the key: nobody else ever holds it.

@@ -22,6 +22,7 @@ from fedgradnorm._errors import FedGradNormError
 from fedgradnorm._privacy.accountant import Steps, epsilon_of, spent
 from fedgradnorm._privacy.terms import ClientPrivacy, Privacy
 from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._runs.layout import LOCK
 from fedgradnorm._runs.locking import alone
 
 WITNESS = ".witness"
@@ -80,6 +81,12 @@ class Ledger:
                 "use data that were never used, with a new ledger"
             )
 
+    def catch_up(self) -> None:
+        """Read what other processes charged; BudgetSpent if nobody can know what was released."""
+        with self._locked():
+            self._catch_up()
+        self.check()
+
     def has_seen(self, witness: str) -> bool:
         """Whether the ledger contains the line that somebody else saw last."""
         return witness in self._hashes
@@ -131,7 +138,7 @@ class Ledger:
         if self.path is None:
             yield
             return
-        with alone(self.path.with_name(f".{self.path.name}.lock"), waiting=True):
+        with alone(self.path.with_name(f".{self.path.name}{LOCK}"), waiting=True):
             yield
 
     def _open(self, path: Path, witnesses: Sequence[Path]) -> None:

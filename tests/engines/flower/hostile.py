@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedgradnorm._flower.wire.node import answered
-from flwr.app import Message
 from torch import Tensor
 
 from engines.flower.secret import Secret
 from fedgradnorm._flower.private.told_sums import chained, network_digest, sums_of, told
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
+from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.ring import LIMBS, unpack_vector
 from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest
@@ -42,11 +41,11 @@ class Hostile:
         words = len(self.first) if updates else 0
         given = (facts["run"], self.agreement, facts["round"], facts["state_round"], asks, shared)
         order = SumOrder(*given, words, len(self.secret.names))
-        message = Message(order.records(), 1, "train", ttl=60.0)
-        reply = answered(message, self.secret.exchange.participants[name].respond)
-        if reply.has_error():
-            raise Said(reply.error.reason)
-        return decode_sum_answer(reply.content, order)
+        respond = self.secret.exchange.participants[name].respond
+        reply = Exchange(InMemory({name: respond})).ask({name: order}, 60.0)[name]
+        if not isinstance(reply, bytes):
+            raise Said(str(reply))
+        return decode_sum_answer(reply, order)
 
     def prepared(
         self, names: Sequence[str], run: str = "r1", number: int = 0, phase: Phase = Phase.SIGNALS

@@ -16,8 +16,6 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgra
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
-from flwr.app.message import Array
 
 import fedgradnorm as fgn
 import toys
@@ -27,9 +25,9 @@ from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._flower.private.told_sums import chained, sums_of, told, usable, verified
-from fedgradnorm._flower.wire.sum_messages import _table, _untabled
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.layout import SIGNING
 from masking.crowd import public_keys
 
 NAMES = [client.name for client in five()]
@@ -196,9 +194,8 @@ def test_sa7_a_crafted_network(server):
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.9, 0.95)])
 def test_s5_no_gradients_move_a_coordinate_farther_than_the_bound(name, betas):
     """The bound holds for gradients made to move as far as possible, and is nearly reached."""
-    from fedgradnorm._state.layout import Layout
-
     from fedgradnorm import _optimizers as optimizers
+    from fedgradnorm._state.table import Layout
 
     table = {"name": name, "lr": 0.1, "betas": betas, "eps": 1e-30}
     bound = NetworkBound(Settings(rounds=60, server_optimizer=table))
@@ -232,18 +229,16 @@ def test_s5_an_optimizer_without_a_bound_is_refused(name):
 
 def test_sa8_a_key_is_only_where_it_was_made(tmp_path):
     """What leaves the client's machine is the public half."""
-    key = make_key(tmp_path / "client")
+    key = make_key(tmp_path / "client", SIGNING)
     private = (tmp_path / "client" / "signing.key").read_bytes()
     assert stat.S_IMODE((tmp_path / "client" / "signing.key").stat().st_mode) == 0o600
     assert key.text.encode() not in private
     assert [path.name for path in tmp_path.rglob("*.key")] == ["signing.key"]
 
 
-def tampered(content: RecordDict, change: Any) -> RecordDict:
-    """The answer with another table."""
-    table = _untabled(content["gives"], 1 << 30)
-    change(table)
-    content["gives"] = _table(table)
+def tampered(content: dict[str, Any], change: Any) -> dict[str, Any]:
+    """The answer with other entries."""
+    change(content["gives"])
     return content
 
 
@@ -284,7 +279,7 @@ def test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused(tmp_pa
 
     def tamper(name, order, content):
         if name == VICTIM and "masked" in content:
-            content["masked"] = ArrayRecord({"masked": Array(np.zeros(3, dtype=np.uint64))})
+            content["masked"] = np.zeros(3, dtype=np.uint64)
         return content
 
     secret.exchange.tamper = tamper
