@@ -157,6 +157,7 @@ def test_compare_a_method_with_a_variant_of_it(config, tmp_path):
     assert "unknown method" in refused.stderr
 
 
+@pytest.mark.slow
 def test_compare_in_several_processes_says_what_failed_and_shows_the_rest(config, tmp_path):
     words = ["local.head_optimizer=sgd", "server.server_optimizer=sgd"]
     sweep = "sweep.lr=[0.01,1e30]"
@@ -280,6 +281,7 @@ EVERY = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_method_in_one_table(tmp_path):
     result = cli("reproduce", "methods", *EVERY, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -292,6 +294,7 @@ def test_every_method_in_one_table(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in before}  # finished runs are kept
 
 
+@pytest.mark.slow
 def test_what_fails_on_one_data_set_does_not_stop_the_other(tmp_path):
     wild = 'compare.own.fedprox.local.head_optimizer={name="sgd",lr=1e38}'
     result = cli("reproduce", "methods", *EVERY, wild, "--out", tmp_path)
@@ -495,6 +498,7 @@ def shell(*words, cwd, **rest):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(config, tmp_path):
     process = shell("run", config, "output.folder=here", cwd=tmp_path)
     out, errors = process.communicate(timeout=60)
@@ -506,6 +510,7 @@ def test_in_a_process_of_its_own(config, tmp_path):
     assert (process.returncode, out, errors.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_resume_ends_the_same(config, tmp_path):
     whole = execute_config(config, tmp_path / "whole", 1200)
     seldom = "checkpoints.every=50"

@@ -194,6 +194,7 @@ def test_the_command_line_knows_them(config: Path) -> None:
         assert says in said.output
 
 
+@pytest.mark.slow
 def test_jobs_in_other_processes_import_them(config: Path, tmp_path: Path) -> None:
     folders = compare(load_config(config), ["rooted", "fedrep"], 1, folder=tmp_path / "c", jobs=2)
     assert [json.loads((f / "run.json").read_text())["finished"] for f in folders] == [True] * 2

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "docs/wants.md": ("test_wants.py",),
     "docs/tutorials/faces.md": ("site/conftest.py",),
     "docs/tutorials/federation.md": ("site/conftest.py",),
-    "docs/tutorials/two-files.md": ("site/conftest.py",),
+    "docs/tutorials/csv-files.md": ("site/conftest.py",),
 }
 FEW = "--samples 3000 --epochs 1"
 FEW_SCHOOLS = "rounds=2 data.schools=[1,2,3]"

@@ -54,6 +54,7 @@ def python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_training_needs_nothing_that_only_linux_has(tmp_path: Path) -> None:
     plain = python("import sys\n" + TRAIN)
     assert python(WITHOUT + TRAIN, str(tmp_path / "run")) == 2 * plain  # without folder and with

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 HELD = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 CHOSEN = {
@@ -15,6 +17,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.slow
 def test_engines_agree_and_resume_with_the_oldest_instructions() -> None:
     """A few tests of many: ``make test-cpus`` takes all, with more threads and orders, too."""
     outer = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}

@@ -151,6 +151,7 @@ def one_line(error):
     assert len(str(error).splitlines()) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None)
 @given(st.one_of(CONTENT, st.binary(max_size=200)), st.sampled_from(["error", "drop"]))
 def test_fuzzed_annotations_give_rows_or_our_own_error(content, on_bad):

@@ -136,6 +136,7 @@ def one_of_ours(train: Callable[[], fgn.Client]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_damaged_streamed_files_raise_our_errors(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with h5py.File(tmp_path / "a.h5", "w") as file:

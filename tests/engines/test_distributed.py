@@ -31,6 +31,8 @@ from fedgradnorm._federation import federation as federations
 from fedgradnorm._training.inputs import meet
 from fedgradnorm.weighting import MGDA
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 TIGHT, LOOSE = 1e-10, 1e-5
 # A bias before a batch-norm has no gradient but rounding, about 1e-17, another one for every order

@@ -128,6 +128,7 @@ def test_frozen_weights_are_those_of_the_run_of_their_seed(config, tmp_path):
         compare(config, ["fedgradnorm-static"])
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_numbers(config, tmp_path):
     news = []
     one = compare(config, METHODS, 2, folder=tmp_path / "one")

@@ -39,6 +39,7 @@ def test_an_entrys_settings_come_before_the_methods_own(tmp_path):
     assert resume_config(variant).weighting["gamma"] == 0.3
 
 
+@pytest.mark.slow
 def test_processes_know_the_variants_too(tmp_path):
     config = load_config(small_config(tmp_path))
     named = ["fedgradnorm lr=0.01", "fedgradnorm weighting.lr=0.01"]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import fedgradnorm as fgn
 from data.small_tables import client_from_files
 
+pytestmark = pytest.mark.slow
+
 ENDS = ("pt2", "onnx")
 GENERATOR = np.random.default_rng(0)
 LENGTHS = np.arange(20) % 5 + 1

@@ -98,6 +98,7 @@ def test_the_number_of_runs(name, tmp_path):
     assert len(plan(config, alone, 1, tmp_path)) == RUNS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_trains_on_a_stand_in_and_gives_tables_and_figures(name, tmp_path):
     words = [*SMALL, *(SIGNALS if name == "fig3" else [FACES])]

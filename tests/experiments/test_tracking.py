@@ -20,7 +20,10 @@ from fedgradnorm._training.trackers import open_sink, scalars
 from fedgradnorm.experiments._config.config_file import load_config
 from fedgradnorm.experiments._execute import execute
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the readers warn about their own libraries
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # the readers warn about their own libraries
 
 
 def wanted(folder: Path) -> dict[tuple[str, int], float]:

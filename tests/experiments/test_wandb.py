@@ -15,6 +15,8 @@ from fedgradnorm._training.trackers import SILENT_WANDB as SILENT
 from fedgradnorm._training.trackers import open_sink, scalars
 from fedgradnorm.experiments._config.config_file import load_config
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import socket, sys
 

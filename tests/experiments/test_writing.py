@@ -53,6 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["checkpoint.safetensors", "metrics.csv"])
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     file: str, whole: Path, tmp_path: Path

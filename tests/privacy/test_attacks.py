@@ -214,7 +214,8 @@ def test_dp8_a_client_whose_numbers_overflow_answers_like_any_other(
     assert answer.update is not None
     assert torch.isfinite(answer.update).all()
     assert all(np.isfinite(value) for value in answer.scalars.values())
-    assert 0.2 < noise_of(answer).std() / ordinary.std() < 5
+    # Four numbers each: a ratio beyond 50 has a chance of about 3e-5.
+    assert 0.02 < noise_of(answer).std() / ordinary.std() < 50
     assert len(client.charges) == 2
 
 

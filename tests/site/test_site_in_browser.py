@@ -13,7 +13,7 @@ PAGES = (
     "index", "start", "algorithm", "choose", "data-files", "faq", "methods", "deploy",
     "results/README", "results/methods/side-by-side", "performance", "architecture",
     "reference/config", "reference/commands", "reference/weighting", "tutorials/faces",
-    "tutorials/two-files",
+    "tutorials/csv-files",
 )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from studies.theory.problems import conflicting
 from studies.theory.rates import fit_rate, spectral_radius
 from studies.theory.simulated_rounds import Steps, block_update, follow
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def claims(study):

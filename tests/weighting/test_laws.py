@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -69,23 +70,25 @@ def test_signals_of_those_alone_who_are_there_are_enough(make: Make) -> None:
         torch.testing.assert_close(alone.update(few), among.update(whole), rtol=1e-12, atol=0)
 
 
+SIGNALS = ("loss", "loss_ratio", "grad_norm")
+SCALES = (0.0, 1e-30, 1e30)
+WHO = (slice(0, 1), slice(0, 4), slice(None))
+"""One client, four clients, and all of them."""
+
+
 @every_weighting
-@pytest.mark.parametrize("signal", ["loss", "loss_ratio", "grad_norm"])
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
-@pytest.mark.parametrize("who", [slice(0, 1), slice(0, 4), slice(None)], ids=["one", "four", "all"])
-def test_weights_stay_finite_at_any_scale(
-    make: Make, signal: str, scale: float, who: slice
-) -> None:
-    weighting = bound(make)
-    for ordinary in map(everybody, draw(1, rounds=5)):
-        column = getattr(ordinary, signal).clone()
-        column[who] *= scale
-        weights = weighting.update(replace(ordinary, **{signal: column}))
-        laws.assert_positive_and_finite(weights, weighting)
-        laws.assert_active_weights_sum_to_their_number(weights, ordinary.active)
-    # and the method recovers: nothing stored was spoilt
-    for weights in played(weighting, draw(2, rounds=3)):
-        laws.assert_positive_and_finite(weights, weighting)
+def test_weights_stay_finite_at_any_scale(make: Make) -> None:
+    for signal, scale, who in itertools.product(SIGNALS, SCALES, WHO):
+        weighting = bound(make)
+        for ordinary in map(everybody, draw(1, rounds=5)):
+            column = getattr(ordinary, signal).clone()
+            column[who] *= scale
+            weights = weighting.update(replace(ordinary, **{signal: column}))
+            laws.assert_positive_and_finite(weights, weighting)
+            laws.assert_active_weights_sum_to_their_number(weights, ordinary.active)
+        # and the method recovers: nothing stored was spoilt
+        for weights in played(weighting, draw(2, rounds=3)):
+            laws.assert_positive_and_finite(weights, weighting)
 
 
 @every_weighting
