@@ -12,6 +12,7 @@ from fedgradnorm._errors import ConfigError, listed
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.layout import LOCK
 from fedgradnorm._runs.locking import alone
 from fedgradnorm._runs.manifest import now
 
@@ -32,7 +33,7 @@ class Approvals:
     @contextmanager
     def _open(self) -> Iterator[dict[str, Any]]:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with alone(self.path.with_suffix(".lock"), waiting=True):
+        with alone(self.path.with_suffix(LOCK), waiting=True):
             table = self._read()
             yield table
             checkpoint.write_atomically(self.path, json.dumps(table, indent=1).encode())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import RunFolderError
+from fedgradnorm._runs.layout import LOCK
 from fedgradnorm._runs.locking import alone
 from fedgradnorm._runs.manifest import now
 
@@ -28,7 +29,7 @@ class Audit:
     def add(self, event: str, **facts: Any) -> None:
         """Append an event; it is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with alone(self.path.with_suffix(".lock"), waiting=True):
+        with alone(self.path.with_suffix(LOCK), waiting=True):
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             with os.fdopen(handle, "r+b") as file:
                 previous = _last(file)
