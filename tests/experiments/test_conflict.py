@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ from alone_clients import assert_close
 from experiments.resuming import assert_equal_to_the_bit, stored
 from fedgradnorm._federation.federation import Federation
 from fedgradnorm._methods import find_method
+from fedgradnorm._round.executor import AUTO, EXECUTORS
 from fedgradnorm._round.reports import Record, Reports, pairs
-from fedgradnorm._round.settings import ExecutorName
 
 BY_GRADIENT = ("pcgrad", "upgrad", "graddrop", "trimmed-mean", "config")
 
@@ -60,10 +60,8 @@ def test_cosines_of_those_that_reported_and_have_a_direction() -> None:
     assert found[0][2] == -1  # never beyond, whatever is rounded
 
 
-@pytest.mark.parametrize("executor", get_args(ExecutorName))
-def test_every_engine_records_them_and_trains_the_same(
-    tmp_path: Path, executor: ExecutorName
-) -> None:
+@pytest.mark.parametrize("executor", [AUTO, *EXECUTORS])
+def test_every_engine_records_them_and_trains_the_same(tmp_path: Path, executor: str) -> None:
     """To the bit, but for a joint pass: its recorded rounds are the loop's."""
     plain = train(tmp_path / "plain", executor=executor)
     run = train(tmp_path / "run", executor=executor, record_conflict=3)
@@ -160,7 +158,7 @@ def test_alone_nobody_is_in_conflict() -> None:
 
 
 @pytest.mark.parametrize(("executor", "told"), [("joint", True), ("loop", False)])
-def test_the_log_says_what_it_costs(caplog: Any, executor: ExecutorName, told: bool) -> None:
+def test_the_log_says_what_it_costs(caplog: Any, executor: str, told: bool) -> None:
     with caplog.at_level(logging.INFO, "fedgradnorm"):
         train(rounds=1, executor=executor, record_conflict=5)
     text = "recorded rounds are run client by client, because executor joint forms no single"
