@@ -22,6 +22,7 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
     "formulas",  # the rest is ours, in _ext
@@ -34,6 +35,10 @@ exclude_patterns = ["_ext", "_static", *unlinked_tables(HERE)]
 # Links: headings have the anchors that code hosts give them, and what leads nowhere is an error.
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
+myst_html_meta = {
+    "description": "Train one network across clients with different tasks, and weight their losses "
+    "so that none of them dominates. The reference implementation of FedGradNorm in PyTorch."
+}
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!fedgradnorm\b).*"),  # other packages' sites are not at hand
@@ -63,9 +68,11 @@ html_theme = "furo"
 html_title = "fedgradnorm"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_favicon = "_static/favicon.svg"
 html_math_renderer = "mathml"
 html_copy_source = False
-html_show_search_summary = False  # it would fetch pages, which a browser refuses from a disk
+html_show_sourcelink = False
 html_show_sphinx = False
 html_theme_options = {"top_of_page_buttons": []}
 pygments_style, pygments_dark_style = "friendly", "monokai"

@@ -25,8 +25,8 @@ IN_ORDER = [
     f"docs/{name}.md"
     for name in (
         "balancer",
-        "start", "data-files", "data-faces", "data-radcom", "experiments", "methods", "networks",
-        "results/README", "tasks", "benefit", "your-data",
+        "start", "data-faces", "data-radcom", "experiments", "methods", "networks",
+        "results/README", "tasks", "training", "benefit", "your-data",
     )
 ]  # fmt: skip
 """Pages whose blocks, of whatever language, build on each other."""
@@ -38,7 +38,7 @@ ELSEWHERE = {
     "docs/deploy.md": ("test_deploy_page.py",),
     "docs/differential-privacy.md": ("privacy/test_page.py",),
     "docs/theory.md": ("studies/test_theory_command.py",),
-    "docs/wants.md": ("test_wants.py",),
+    "docs/cookbook.md": ("test_cookbook.py",),
     "docs/tutorials/faces.md": ("site/conftest.py",),
     "docs/tutorials/federation.md": ("site/conftest.py",),
     "docs/tutorials/csv-files.md": ("site/conftest.py",),
@@ -59,10 +59,8 @@ SHORTER = {
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
     "docs/networks.md": {
         '"epochs": 20': '"epochs": 1',
-        "demo.toml --seeds 2": "demo.toml --seeds 1 data.samples=400 epochs=1",
-        "school.toml --seeds 2 rounds=100": f"school.toml --seeds 1 {FEW_SCHOOLS}",
     },
-    "docs/your-data.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
+    "docs/training.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
 """All that is changed in what a page says: fewer rows, rounds and seeds, for the same way to go."""
@@ -228,7 +226,7 @@ def table_after(page: str, header: str) -> list[list[str]]:
 def test_the_table_of_metrics_has_every_name():
     header = "| task | always there | by name |"
     (one, many, numbers) = (
-        set(re.findall(r"`(\w+)`", row[2])) for row in table_after("docs/your-data.md", header)
+        set(re.findall(r"`(\w+)`", row[2])) for row in table_after("docs/tasks.md", header)
     )
     known = {
         kind: {name for name, metric in METRICS.items() if metric.fits(form)}

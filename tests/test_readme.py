@@ -93,9 +93,11 @@ def test_the_constant_scores_are_those_of_the_test_faces(faces: mtfl.MTFL) -> No
 
 
 @pytest.mark.slow
-def test_the_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_program_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     """Words and layout are equal; numbers agree as far as machines do."""
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, flags=re.DOTALL)
     assert found
     printed = subprocess.run(
         [sys.executable, "-c", found[1]], cwd=tmp_path, capture_output=True, text=True, check=True

@@ -149,7 +149,8 @@ def _sources() -> Iterator[str]:
         if name == "files":
             yield (
                 "Each client is a table `[[data.clients]]`. A key that is the same for all clients "
-                "may stand in `[data]` once. [Your data from files](../data-files.md) shows how.\n"
+                "may stand in `[data]` once: see "
+                "[your data](../your-data.md#the-same-in-a-config).\n"
             )
         prefix = "data.clients." if name == "files" else "data."
         yield from _arguments(source.function, prefix, name, ("progress",))

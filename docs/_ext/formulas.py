@@ -15,7 +15,8 @@ def drawn(text: str, as_block: bool) -> str:
     """MathML; what the translation would get wrong is an error."""
     if re.search(r"\\[td]?frac(?!\{)", text):
         raise ValueError(f"{text}: write a fraction with braces, \\frac{{1}}{{2}}")
-    return str(tex2mathml(text, as_block=as_block))
+    spaced = re.sub(r"\\(log|exp|max|min)(?= +[\\A-Za-z])", r"\\\1\\,", text)
+    return str(tex2mathml(spaced, as_block=as_block))
 
 
 def inline(writer: Any, node: Any) -> None:

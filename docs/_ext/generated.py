@@ -13,7 +13,7 @@ from typing import Any
 from command_lines import commands
 from config_keys import config_keys, federation_keys
 from docstrings import plain_docstring
-from method_list import methods
+from method_list import method_tabs, methods
 from page_lists import PLACE, listed_pages
 from public_names import public_names
 from sphinx.application import Sphinx
@@ -22,6 +22,7 @@ MAKERS: dict[str, Callable[..., str]] = {
     "commands": commands,
     "config": config_keys,
     "federation": federation_keys,
+    "method-tabs": method_tabs,
     "methods": methods,
     "names": public_names,
 }

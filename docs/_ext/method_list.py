@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
+import fedgradnorm
+from fedgradnorm import weighting
 from fedgradnorm._methods import METHODS, Method
 from fedgradnorm._round.settings import key_of
 from fedgradnorm.weighting import Needs
+
+SEES = {
+    Needs.NOTHING: ("Nothing but updates", "only the updates"),
+    Needs.LOSS: ("Losses", "a loss per client"),
+    Needs.LOSS | Needs.NORM: ("Losses and gradient norms", "a loss and a gradient norm per client"),
+    Needs.GRAM: ("Inner products", "the inner products of all updates"),
+    Needs.GRADIENT: ("All gradients", "every client's gradient"),
+}
+"""What a server must see for a method: as a title, and in a sentence."""
 
 
 def methods(module: str) -> str:
@@ -13,23 +27,67 @@ def methods(module: str) -> str:
     return "\n".join(_entry(METHODS[name]) for name in names)
 
 
+def method_tabs() -> str:
+    """A tab for all methods and one for each thing that a server must see, with a table each."""
+    tabs = {"All": list(METHODS.values())}
+    tabs |= {
+        title: [one for one in METHODS.values() if one.needs == needs]
+        for needs, (title, _) in SEES.items()
+    }
+    listed = [method.name for title, group in tabs.items() if title != "All" for method in group]
+    assert sorted(listed) == sorted(METHODS), "a method that no tab shows"
+    inner = "\n".join(
+        f":::{{tab-item}} {title} ({len(group)})\n{_table(group)}\n:::"
+        for title, group in tabs.items()
+    )
+    return f"::::{{tab-set}}\n{inner}\n::::\n"
+
+
+def _table(group: list[Method]) -> str:
+    rows = [f"| [`{m.name}`](#{_anchor(m)}) | {m.summary} | {_sums(m)} |" for m in group]
+    header = ["| method | what it does | needs only sums |", "|---|---|---|"]
+    return "\n".join(["", *header, *rows, ""])
+
+
+def _sums(method: Method) -> str:
+    return "no" if method.beyond_sums else "yes"
+
+
+def _anchor(method: Method) -> str:
+    return f"method-{method.name}"
+
+
 def _entry(method: Method) -> str:
     fixed = {key_of(name): value for name, value in method.settings.items()}
     fixed |= {f"weighting.{name}": value for name, value in method.fixed.items()}
     sets = ", ".join(f"`{key} = {value!r}`" for key, value in fixed.items())
     return "\n".join(
         [
-            f"`{method.name}`",
+            f"[`{method.name}`]{{#{_anchor(method)}}}",
             f": {method.summary[:1].upper()}{method.summary[1:]}.",
             "",
             f"  $${method.equation}$$",
             "",
-            f"  Source: {method.source}. The server sees {_sees(method.needs)}; "
-            f"cost: {method.cost}.{f' Sets {sets}.' if sets else ''}",
+            f"  Source: {method.source}. The server sees {SEES[method.needs][1]}; "
+            f"cost {_cost(method)}.{f' Sets {sets}.' if sets else ''} Code: {_code(method)}.",
             "",
         ]
     )
 
 
-def _sees(needs: Needs) -> str:
-    return ", ".join(str(need.name).lower() for need in needs) or "nothing"
+def _cost(method: Method) -> str:
+    """The cost as a formula: ``N^2 D + a convex program``, with the words left as words."""
+    formula, plus, words = method.cost.partition(" + ")
+    typeset = formula.replace("log", r"\log")
+    return f"${typeset}${plus}{words}"
+
+
+def _code(method: Method) -> str:
+    """The class in the reference, and its file among the sources that the site shows."""
+    maker = method.weighting
+    path = Path(inspect.getfile(maker)).relative_to(Path(fedgradnorm.__file__).parents[1])
+    if maker.__name__ not in weighting.__all__:
+        return f"`{path}`"
+    page = f"_modules/{path.with_suffix('.html')}#{maker.__name__}"
+    named = f"{{py:class}}`~fedgradnorm.weighting.{maker.__name__}`"
+    return f'{named} in <a href="{page}"><code>{path.name}</code></a>'

@@ -12,13 +12,17 @@ from types import ModuleType
 from typing import Any
 
 ROOT = "fedgradnorm"
+FIRST = ("train", "Client", "Run", "load", "benefit")
+"""What most readers look for; other names follow in the order of the alphabet."""
 
 
 def public_names(package: str) -> str:
     """All names of ``package``'s ``__all__``; one that lives in a lower package is only linked."""
     module = importlib.import_module(package)
     parts, elsewhere = [], []
-    for name in sorted(module.__all__, key=str.lower):
+    first = [name for name in FIRST if name in module.__all__]
+    others = sorted({*module.__all__} - {*first}, key=str.lower)
+    for name in [*first, *others]:
         value = getattr(module, name)
         home = _home(package, name, value)
         if inspect.ismodule(value):

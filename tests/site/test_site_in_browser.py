@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 PHONE, DESKTOP = (390, 844), (1400, 900)
 PAGES = (
-    "index", "start", "algorithm", "choose", "data-files", "faq", "methods", "deploy",
+    "index", "start", "algorithm", "choose", "your-data", "faq", "methods", "deploy", "cookbook",
     "results/README", "results/methods/side-by-side", "performance", "architecture",
     "reference/config", "reference/commands", "reference/weighting", "tutorials/faces",
     "tutorials/csv-files",

@@ -1,4 +1,4 @@
-"""The page of wants: every line of its tables does what it stands for."""
+"""The cookbook: every line of its tables does what it promises."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import clients_of, load_config
 from fedgradnorm.experiments._config.toml_text import to_toml
 
-PAGE = (Path(__file__).parents[1] / "docs" / "wants.md").read_text(encoding="utf-8")
-HEADER = "| you want | in Python | in a config or on the command line |"
-
-
+PAGE = (Path(__file__).parents[1] / "docs" / "cookbook.md").read_text(encoding="utf-8")
+PYTHON = "| you want | in Python |"
+CONFIG = "| you want | in a config or on the command line |"
 MODULE = "pump_networks"
 
 
@@ -29,23 +28,20 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def lines(column: int) -> list[tuple[str, list[str]]]:
-    """Every want and what stands in backticks in that column of its row."""
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and line != HEADER]
-    assert PAGE.count(HEADER) == PAGE.count("\n## ")
-    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
-    found = [
-        (row[0], re.findall(r"`([^`]+)`", row[column] if column < len(row) else ""))
-        for row in cells
-    ]
-    return [(want, each) for want, each in found if each]
+def lines(header: str) -> list[tuple[str, list[str]]]:
+    """The title of every row of the tables with that header, and its code."""
+    sections = PAGE.count("\n## ") - 1  # the last one has the files
+    tables = re.findall(rf"^{re.escape(header)}\n\|---\|---\|\n((?:\|.*\n)*)", PAGE, flags=re.M)
+    assert len(tables) == sections
+    rows = [row.strip("|").split(" | ") for table in tables for row in table.splitlines()]
+    return [(title.strip(), re.findall(r"`([^`]+)`", code)) for title, code in rows]
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names that the page's blocks leave, in a folder of its own."""
-    folder, names = tmp_path_factory.mktemp("wants"), dict[str, Any]()
-    module, program = blocks("python")
+    folder, names = tmp_path_factory.mktemp("cookbook"), dict[str, Any]()
+    program, module = blocks("python")
     (folder / f"{MODULE}.py").write_text(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -57,12 +53,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_line_of_python_runs(here, monkeypatch) -> None:
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(here["folder"])
-    found = lines(1)
+    found = lines(PYTHON)
     assert len(found) > 60
-    for want, (line,) in found:
+    for title, (line,) in found:
         made = eval(line, dict(here))
-        assert made is not None, want
-        assert not isinstance(made, fgn.Run) or made.finished, want
+        assert made is not None, title
+        assert not isinstance(made, fgn.Run) or made.finished, title
 
 
 def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
@@ -80,18 +76,18 @@ def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_line_of_a_config_runs_and_every_command_ends_well(here, monkeypatch) -> None:
     monkeypatch.chdir(here["folder"])
-    path, found = here["folder"] / "line.toml", lines(2)
+    path, found = here["folder"] / "line.toml", lines(CONFIG)
     assert len(found) > 50
-    for number, (want, parts) in enumerate(found):
+    for number, (title, parts) in enumerate(found):
         if parts[0].startswith("fedgradnorm "):
             (line,) = parts
             done = CliRunner().invoke(app, shlex.split(line)[1:])
-            assert done.exit_code == 0, (want, done.output)
+            assert done.exit_code == 0, (title, done.output)
             continue
         table = whole_config(tomllib.loads("\n".join(parts)))
         path.write_text(to_toml(table))
         config = load_config(path, allow=[MODULE])
         if "output" in table:  # a sink is tried by the line of Python beside it
-            assert clients_of(config), want
+            assert clients_of(config), title
         else:
-            assert execute(config, here["folder"] / f"run-{number}").finished, want
+            assert execute(config, here["folder"] / f"run-{number}").finished, title
