@@ -23,21 +23,20 @@ SURFACE = {
     "fedgradnorm.data": """Arrays Dirichlet Iid Images Inputs Linear Partitioner Pathological Size
         Source Split Table Target beijing client_from_arrays faces fdu_mtl har landmine mtfl
         partition_client radcom sarcos school stream""",
-    "fedgradnorm.data.beijing": "FILES INPUTS STATIONS TASKS clients",
-    "fedgradnorm.data.faces": "CLASSES SHARES TASKS Faces clients generate",
-    "fedgradnorm.data.fdu_mtl": "DOMAINS FILE LABELS clients",
-    "fedgradnorm.data.har": "FILE LABELS clients",
-    "fedgradnorm.data.landmine": "FILE LABELS clients",
-    "fedgradnorm.data.mtfl": "CLASSES MTFL SIZE TASKS Split clients prepare",
+    "fedgradnorm.data.beijing": "clients",
+    "fedgradnorm.data.faces": "Faces clients generate",
+    "fedgradnorm.data.fdu_mtl": "clients",
+    "fedgradnorm.data.har": "clients",
+    "fedgradnorm.data.landmine": "clients",
+    "fedgradnorm.data.mtfl": "MTFL clients prepare",
     "fedgradnorm.data.radcom": """MODULATIONS SIGNALS SNRS TASKS WAVEFORMS RadCom clients generate
         prepare read""",
-    "fedgradnorm.data.sarcos": "FILE JOINTS clients",
-    "fedgradnorm.data.school": "FILE clients",
+    "fedgradnorm.data.sarcos": "clients",
+    "fedgradnorm.data.school": "clients",
     "fedgradnorm.experiments": "Config load_config open_sink run",
-    "fedgradnorm.models": "linear_head network1 network2",
-    "fedgradnorm.tasks": """Kind Task accuracy binary binary_cross_entropy classification
-        cross_entropy mean_absolute_error metric multilabel of_kind ordinal r_squared register
-        regression squared_error""",
+    "fedgradnorm.models": "network1 network2",
+    "fedgradnorm.tasks": """Kind Task binary classification metric multilabel of_kind ordinal
+        register regression""",
     "fedgradnorm.weighting": """AFL DWA FAMO IMTLG IMTLL MGDA QFFL AlignedMTL BySize ByTask CAGrad
         ConFIG DualProj Equal FairGrad FedCMOO FedMGDA GeometricMean GradDrop GradNorm GradVac
         InverseFirstLoss Krum NashMTL Needs PCGrad RandomWeights Signals Static Steady

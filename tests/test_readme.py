@@ -13,6 +13,7 @@ import pytest
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
+from fedgradnorm.data.mtfl._mtfl import SIZE
 from fedgradnorm.data.mtfl._mtfl_source import find_source
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> mtfl.MTFL:
 @pytest.mark.real_data
 def test_landmarks_outside_their_box(faces: mtfl.MTFL) -> None:
     marks = faces.train.landmarks
-    outside = ((marks < 0) | (marks > mtfl.SIZE)).any(axis=1)
+    outside = ((marks < 0) | (marks > SIZE)).any(axis=1)
     squared = ((marks - marks.mean(0)) ** 2).sum(axis=1)
     share = 100 * squared[outside].sum() / squared.sum()
     assert f"on {outside.sum()} of the {len(marks):,} training faces" in RESULTS

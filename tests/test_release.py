@@ -16,6 +16,7 @@ import pytest
 import fedgradnorm
 
 ROOT = Path(__file__).parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 NAME = f"fedgradnorm-{fedgradnorm.__version__}"
 BESIDE = {
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md"),
@@ -107,8 +108,10 @@ def test_a_workflow_runs_pinned_actions_and_may_do_little(path: Path) -> None:
 
 def test_workflows_cover_the_promised_systems_and_versions() -> None:
     text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
     assert "os: [ubuntu-latest, macos-latest, windows-latest]" in text
-    assert 'python: ["3.11", "3.12", "3.13", "3.14"]' in text
+    assert "python: [" + ", ".join(f'"{version}"' for version in promised) + "]" in text
+    assert f'requires-python = ">={promised[0]}"' in PYPROJECT
 
 
 def test_the_linters_of_workflows_find_nothing() -> None:

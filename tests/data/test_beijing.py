@@ -12,6 +12,7 @@ from beijing_files import FIRST, HEADER, beijing_files, name, rows_of, text, wri
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import beijing
 from fedgradnorm.data.beijing._hours import DIRECTIONS
+from fedgradnorm.data.beijing._stations import INPUTS
 
 PLACE = {each: place for place, each in enumerate(HEADER.replace('"', "").split(","))}
 
@@ -47,7 +48,7 @@ def test_tasks_are_dealt_in_turn_or_by_station(make):
     ]  # fmt: skip
     assert [c.task.outputs for c in made] == [1, 16, 1]
     assert made[1].labels == DIRECTIONS
-    assert made[0].columns == beijing.INPUTS
+    assert made[0].columns == INPUTS
     (rain,) = make(stations=None, tasks={"Tiantan": "rain"}, loss_scale={"rain": 0.5})
     assert (rain.name, rain.task_name, rain.task.loss_scale) == ("Tiantan", "rain", 0.5)
     assert rain.labels == ("dry", "rain")

@@ -11,7 +11,8 @@ import pytest
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import beijing
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data.beijing._stations import POLLUTANTS
+from fedgradnorm.data.beijing._station_files import FILES, STATIONS
+from fedgradnorm.data.beijing._stations import POLLUTANTS, TASKS
 
 pytestmark = pytest.mark.real_data
 
@@ -21,7 +22,7 @@ WEATHER = ["TEMP", "PRES", "DEWP", "WSPM"]
 @pytest.fixture(scope="module")
 def source():
     try:
-        return find_data(None, beijing.FILES, "beijing")
+        return find_data(None, FILES, "beijing")
     except DataError as error:
         pytest.skip(f"needs the real archive: {error}")
 
@@ -64,9 +65,9 @@ def test_rows_are_those_that_pandas_finds(source, cache, station, task):
 @pytest.mark.slow
 def test_twelve_stations_and_eight_tasks(source, cache):
     clients = beijing.clients(rows=1000, cache=cache)
-    assert tuple(client.name for client in clients) == beijing.STATIONS
-    assert [c.task_name for c in clients] == [*beijing.TASKS, *beijing.TASKS[:4]]
+    assert tuple(client.name for client in clients) == STATIONS
+    assert [c.task_name for c in clients] == [*TASKS, *TASKS[:4]]
     assert {(c.size, len(c.test[0])) for c in clients} == {(800, 200)}
-    loud = clients[beijing.TASKS.index("co")].train[1].square().mean()
+    loud = clients[TASKS.index("co")].train[1].square().mean()
     assert loud > 100 * clients[0].train[1].square().mean()
     assert np.allclose(np.concatenate([c.train[0] for c in clients]).mean(0), 0, atol=1e-4)

@@ -5,6 +5,7 @@ import pytest
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
+from fedgradnorm.data.mtfl._mtfl import CLASSES
 from fedgradnorm.data.mtfl._mtfl_source import find_source
 
 pytestmark = [pytest.mark.real_data, pytest.mark.slow]
@@ -40,7 +41,7 @@ def cache(tmp_path_factory):
 
 
 def counts(split):
-    return {name: np.bincount(getattr(split, name)).tolist() for name in mtfl.CLASSES}
+    return {name: np.bincount(getattr(split, name)).tolist() for name in CLASSES}
 
 
 def rows_of(clients, data):

@@ -24,7 +24,7 @@ from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 
-__all__ = ["DOMAINS", "FILE", "LABELS", "clients"]
+__all__ = ["clients"]
 
 FILE = "fdu_mtl.zip"
 """What the file is called."""

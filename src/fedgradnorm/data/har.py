@@ -23,7 +23,7 @@ from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 
-__all__ = ["FILE", "LABELS", "clients"]
+__all__ = ["clients"]
 
 FILE = "har.npz"
 """What the file is called."""

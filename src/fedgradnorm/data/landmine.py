@@ -17,7 +17,7 @@ from fedgradnorm.data._pooled import How
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification
 
-__all__ = ["FILE", "LABELS", "clients"]
+__all__ = ["clients"]
 
 FILE = "LandmineData.mat"
 """What the file is called."""

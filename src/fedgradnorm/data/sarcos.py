@@ -23,7 +23,7 @@ from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 
-__all__ = ["FILE", "JOINTS", "clients"]
+__all__ = ["clients"]
 
 FILE = "sarcos_inv_test.mat"
 """What the file is called; it holds a variable of this name."""

@@ -17,7 +17,7 @@ from fedgradnorm.data._pooled import How
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import regression
 
-__all__ = ["FILE", "clients"]
+__all__ = ["clients"]
 
 FILE = "school.mat"
 """What the file is called."""

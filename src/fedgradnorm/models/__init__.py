@@ -1,5 +1,5 @@
-"""Networks to share: the paper's two, and the linear head that clients have by default."""
+"""Networks to share: the paper's two."""
 
-from fedgradnorm.models._networks import linear_head, network1, network2
+from fedgradnorm.models._networks import network1, network2
 
-__all__ = ["linear_head", "network1", "network2"]
+__all__ = ["network1", "network2"]
