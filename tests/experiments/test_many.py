@@ -17,8 +17,7 @@ import toys
 from experiments.resuming import stored
 from fedgradnorm._round.settings import Settings, scope_of
 from fedgradnorm._runs import manifest
-from fedgradnorm._runs.many.recorded import ALL_ROWS, recorded
-from fedgradnorm._runs.many.spread import MANY, SHARES, groups_of, quantiles
+from fedgradnorm._runs.spread import ALL_ROWS, MANY, SHARES, groups_of, quantiles, recorded
 from fedgradnorm._training import recording
 from fedgradnorm._training.trackers import scalars
 

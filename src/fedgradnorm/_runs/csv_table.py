@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedgradnorm._errors import RunFolderError
-from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm._runs.writing import opened_to_write, writing
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._runs.files import opened_to_write, present, read_file, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +84,14 @@ class Table:
                 f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
                 "of the file back"
             )
-        self.rows = _whole_rows(path, data, self.always)
+        if size and (theirs := columns_of(data)) != self.columns:
+            odd = next(iter({*theirs} ^ {*self.columns}), "")
+            way = "import the module that registers it" if odd in theirs else "do not register it"
+            raise ConfigError(
+                f"{path}: the run was started with other columns in its history ({odd!r} differs); "
+                f"{way} before you resume the run"
+            )
+        self.rows = whole_rows(path, data, self.always)
         self._told = len(self.rows)
 
     def reattach(self, path: Path, size: int, checksum: str) -> None:
@@ -144,14 +150,6 @@ def _cell(value: Any) -> str:
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
-def read_rows(path: Path, always: Sequence[str] = _ALWAYS) -> list[Row]:
-    """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out.
-
-    A row with a gap in a column of ``always`` is a RunFolderError.
-    """
-    return _whole_rows(path, read_file(path), always)
-
-
 def columns_of(data: bytes) -> tuple[str, ...]:
     """The columns that the first line of a table names."""
     names = data.partition(b"\n")[0].decode().strip().split(",")
@@ -163,7 +161,8 @@ def checksum_of(data: bytes) -> str:
     return _digest(data).hexdigest()
 
 
-def _whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
+def whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
+    """The rows of a table without its unfinished last line; no gap in a column of ``always``."""
     rows, damage = salvaged(path, data)
     if damage:
         raise RunFolderError(damage)
