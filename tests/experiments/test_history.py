@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedgradnorm import RunFolderError
@@ -36,6 +36,7 @@ def attached(path: Path) -> History:
 
 
 @given(written=st.lists(rows, max_size=6))
+@example(written=[{"round": 1, "epoch": 1.0, "client": "a\rb", "split": "batch"}])
 def test_every_digit_and_every_name_comes_back(tmp_path: Path, written: list[dict]) -> None:
     history = attached(tmp_path / "metrics.csv")
     history.append(written)

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ _WHOLE_OF_MANY, _TEXT_OF_MANY = {"clients"}, {"task", "quantity"}
 """The same in tables whose rows are no client's; elsewhere metrics may have these names."""
 _ALWAYS = ("round", "epoch", "client")
 """Columns in which no row of a table has a gap, where rows are clients'."""
+
+_QUOTED = re.compile('[,"\r\n]')
 
 Row = dict[str, Any]
 
@@ -137,17 +140,18 @@ class Table:
         return ",".join(self.columns) + "\n" + self._text(self.rows)
 
     def _text(self, rows: Iterable[Row]) -> str:
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        for row in rows:
-            writer.writerow([_cell(row.get(column)) for column in self.columns])
-        return buffer.getvalue()
+        lines = (",".join(_cell(row.get(column)) for column in self.columns) for row in rows)
+        return "".join(f"{line}\n" for line in lines)
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return repr(float(value)) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return repr(float(value))
+    text = str(value)
+    # csv.writer leaves a carriage return bare before Python 3.13, and its reader then refuses it.
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
 
 
 def columns_of(data: bytes) -> tuple[str, ...]:
