@@ -26,6 +26,9 @@ from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
 
+CHECKSUM = "checksum"
+"""The key of run.json that says what everything else in it was when it was written."""
+
 MANY = 500
 """Clients up to which run.json is written for readers, too."""
 
@@ -39,7 +42,8 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write run.json; of many clients without spaces, which takes a tenth of the time."""
     few = len(manifest["clients"]) <= MANY
     style: dict[str, Any] = {"indent": 2} if few else {"separators": (",", ":")}
-    text = json.dumps(manifest, ensure_ascii=False, **style)
+    sealed = {**manifest, CHECKSUM: _checksum(manifest)}
+    text = json.dumps(sealed, ensure_ascii=False, **style)
     checkpoint.write_atomically(folder / MANIFEST, f"{text}\n".encode())
 
 
@@ -60,7 +64,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     if wrong := fault(manifest):
         raise RunFolderError(f"{path} is damaged: {wrong}")
+    known = manifest.pop(CHECKSUM, None)
+    if known is not None and known != _checksum(manifest):
+        raise RunFolderError(
+            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
+            f"back or, if you changed it on purpose, remove its key {CHECKSUM!r}"
+        )
     return manifest
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """A hash of everything else in the file; published runs are older and have none."""
+    return hashlib.blake2b(json.dumps(manifest).encode(), digest_size=16).hexdigest()
 
 
 def identity(manifest: Mapping[str, Any]) -> str:
