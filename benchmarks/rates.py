@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedgradnorm._runs.history import UNTUNED
-from fedgradnorm._stored.reader import StoredRun, collect
+from fedgradnorm._runs.reader import StoredRun, collect
 
 
 def validation_gain(run: StoredRun) -> float:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import fedgradnorm as fgn
 from fedgradnorm._cli import app
 from fedgradnorm._round.settings import GROUPS
+from fedgradnorm._toml import to_toml
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import clients_of, load_config
-from fedgradnorm.experiments._config.toml_text import to_toml
 
 PAGE = (Path(__file__).parents[1] / "docs" / "cookbook.md").read_text(encoding="utf-8")
 PYTHON = "| you want | in Python |"

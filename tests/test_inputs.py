@@ -151,7 +151,7 @@ def test_rows_of_three_forms_are_saved_loaded_resumed_and_predicted(tmp_path: Pa
         for run in (started, later):
             np.testing.assert_allclose(run.predict(name, x, kind="output"), expected, atol=1e-5)
     assert torch.export.load(whole.export("images", tmp_path / "images.pt2"))
-    with pytest.raises(fgn.ConfigError, match="named inputs or sequences; give some as x"):
+    with pytest.raises(fgn.ConfigError, match="its rows are named inputs or sequences"):
         whole.export("words", tmp_path / "words.pt2")
     with pytest.raises(fgn.ModelError, match=r"stem of client 'words'.*load\(path, stems="):
         fgn.load(tmp_path / "whole")

@@ -27,11 +27,11 @@ from fedgradnorm._round.settings import (
     keyed,
     keywords,
 )
-from fedgradnorm._stored.identity import BESIDE
 from fedgradnorm._training import train
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 from fedgradnorm.experiments._config.config_file import build
+from fedgradnorm.experiments._facts import BESIDE
 
 OTHER: dict[str, Any] = {
     "rounds": 3,

@@ -256,8 +256,8 @@ def test_the_table_of_clients_says_what_their_targets_are() -> None:
 
 
 def test_runs_with_other_class_weights_are_not_seeds_of_one_variant(tmp_path) -> None:
-    from fedgradnorm._stored.groups import group
-    from fedgradnorm._stored.reader import collect
+    from fedgradnorm._runs.reader import collect
+    from fedgradnorm.experiments._groups import group
 
     for name, given in (("plain", None), ("even", "balanced"), ("even-1", "balanced")):
         client = fgn.Client("a", fgn.classification(3, class_weights=given), (X, THREE))

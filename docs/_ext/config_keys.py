@@ -20,8 +20,7 @@ from fedgradnorm._round.settings import FIELDS, GROUPS, MEANINGS, SWITCHES, TOP,
 from fedgradnorm.data import Dirichlet, Iid, Linear, Pathological, Size
 from fedgradnorm.data._source import SOURCES
 from fedgradnorm.data._sources import _RENAMED
-from fedgradnorm.experiments._config.config_file import Config
-from fedgradnorm.experiments._config.config_tables import CompareTable, OutputTable
+from fedgradnorm.experiments._config.config_file import CompareTable, Config, OutputTable
 from fedgradnorm.experiments._config.meanings import meanings
 from fedgradnorm.experiments._config.named_networks import NETWORKS
 

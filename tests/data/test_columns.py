@@ -199,6 +199,7 @@ def test_a_damaged_encoding_is_named(trained, tmp_path) -> None:
     run, _, _ = trained
     folder = run.save(tmp_path / "run")
     manifest = json.loads((folder / "run.json").read_text())
+    del manifest["checksum"]  # only its shape is checked then
     for wrong in ({"kind": "number"}, {"kind": "odd", "name": "x"}, {"kind": "date", "name": 3}):
         manifest["clients"]["a"]["encoding"][0] = wrong
         (folder / "run.json").write_text(json.dumps(manifest))

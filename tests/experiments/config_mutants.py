@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import GROUPS, Settings, key_of
-from fedgradnorm.experiments._config.toml_text import to_toml
+from fedgradnorm._toml import to_toml
 
 ROOT = Path(__file__).parents[2]
 BASES = sorted(path.read_text() for path in (ROOT / "configs").glob("*.toml"))

@@ -16,7 +16,7 @@ from fedgradnorm._report.frame import read_report
 from fedgradnorm._runs.averaged import averaged_weights
 from fedgradnorm._runs.loading import load
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._stored.reader import collect, read_run
+from fedgradnorm._runs.reader import collect, read_run
 from fedgradnorm.experiments import _compare as module
 from fedgradnorm.experiments._compare import compare
 from fedgradnorm.experiments._config.config_file import load_config

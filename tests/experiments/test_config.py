@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._round.settings import SWITCHES, Settings, key_of
+from fedgradnorm._toml import overridden, parse_value, to_toml
 from fedgradnorm.experiments import run
 from fedgradnorm.experiments._config.config_file import build, load_config, make_config
-from fedgradnorm.experiments._config.overrides import overridden, parse_value
-from fedgradnorm.experiments._config.toml_text import to_toml
 
 TEXT = """
 method = "fedgradnorm"

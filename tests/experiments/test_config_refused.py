@@ -17,9 +17,8 @@ from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._cli import app
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._memory import memory_limit
+from fedgradnorm._toml import LARGEST, overridden
 from fedgradnorm.experiments._config.config_file import LONGEST_NAME, build, load_config
-from fedgradnorm.experiments._config.overrides import overridden
-from fedgradnorm.experiments._config.toml_text import LARGEST
 from fedgradnorm.experiments._sweep import points
 
 

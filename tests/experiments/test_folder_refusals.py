@@ -39,6 +39,7 @@ def begun(tmp_path: Path) -> Path:
 def changed_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         manifest = json.loads((folder / "run.json").read_text())
+        del manifest["checksum"]  # only its shape is checked then
         change(manifest)
         (folder / "run.json").write_text(json.dumps(manifest))
 

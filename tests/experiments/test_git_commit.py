@@ -9,7 +9,7 @@ import torch
 import fedgradnorm as fgn
 import toys
 from fedgradnorm._report.page import made_when
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
 from fedgradnorm._training.describe import git_commit
 
 NOBODY = ("-c", "user.name=n", "-c", "user.email=n@localhost")

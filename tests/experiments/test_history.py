@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedgradnorm import RunFolderError
-from fedgradnorm._runs.csv_table import read_rows
 from fedgradnorm._runs.history import History, read_history
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -37,11 +36,12 @@ def attached(path: Path) -> History:
 
 
 @given(written=st.lists(rows, max_size=6))
+@example(written=[{"round": 1, "epoch": 1.0, "client": "a\rb", "split": "batch"}])
 def test_every_digit_and_every_name_comes_back(tmp_path: Path, written: list[dict]) -> None:
     history = attached(tmp_path / "metrics.csv")
     history.append(written)
     history.close()
-    assert read_rows(tmp_path / "metrics.csv") == written
+    assert read_history(tmp_path / "metrics.csv").rows == written
     assert read_history(tmp_path / "metrics.csv").columns == history.columns
 
 
@@ -49,7 +49,7 @@ def test_a_number_that_is_not_finite_comes_back(tmp_path: Path) -> None:
     history = attached(tmp_path / "metrics.csv")
     history.append([row(1, loss=math.inf, r2=math.nan)])
     history.close()
-    back = read_rows(tmp_path / "metrics.csv")[0]
+    back = read_history(tmp_path / "metrics.csv").rows[0]
     assert back["loss"] == math.inf
     assert math.isnan(back["r2"])
 
@@ -79,7 +79,7 @@ def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     assert later.sync() == path.stat().st_size
     later.close()
     assert path.read_bytes().startswith(expected)
-    assert [r["round"] for r in read_rows(path)] == [1, 2]
+    assert [r["round"] for r in read_history(path).rows] == [1, 2]
 
 
 def test_a_file_shorter_than_its_checkpoint_says_is_damaged(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path, torn: bytes) -> Non
     history.close()
     with (tmp_path / "metrics.csv").open("ab") as file:
         file.write(torn)
-    assert [r["round"] for r in read_rows(tmp_path / "metrics.csv")] == [1]
+    assert [r["round"] for r in read_history(tmp_path / "metrics.csv").rows] == [1]
 
 
 @pytest.mark.parametrize("line", [b"x,0.5,a,batch\n", b"1,zero,a,batch\n", b"1,0.5,\xff,batch\n"])
@@ -108,7 +108,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     with (tmp_path / "metrics.csv").open("ab") as file:
         file.write(line)
     with pytest.raises(RunFolderError, match=r"metrics\.csv.* is damaged"):
-        read_rows(tmp_path / "metrics.csv")
+        read_history(tmp_path / "metrics.csv")
 
 
 def test_the_frame_has_every_column_and_a_gap_where_nothing_was_measured() -> None:

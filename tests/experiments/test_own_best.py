@@ -20,7 +20,7 @@ from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._report.grid import to_csv
 from fedgradnorm._report.page import runs_grid
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
 
 ROUNDS, EVERY = 14, 2
 

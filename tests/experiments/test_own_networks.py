@@ -9,7 +9,7 @@ import pytest
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError, ModelError
 from fedgradnorm.experiments._config.config_file import build, load_config
-from fedgradnorm.experiments._config.own_programs import VARIABLE
+from fedgradnorm.experiments._config.named_networks import VARIABLE
 from fedgradnorm.experiments._execute import execute, resume_config
 
 MODULE = """

@@ -19,8 +19,8 @@ from fedgradnorm._federation.heads import first_head
 from fedgradnorm._round.batches import Batches
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
+from fedgradnorm.experiments._groups import group
 
 X = np.random.default_rng(5).normal(size=(9, toys.FEATURES))
 SGD = {"name": "sgd", "lr": 0.3, "momentum": 0.5}

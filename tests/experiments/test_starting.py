@@ -22,11 +22,11 @@ from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.after.starting import fingerprint as run_fingerprint
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
 from fedgradnorm._training.trainer import Trainer
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
+from fedgradnorm.experiments._groups import group
 
 HOW = {"rounds": 3, "batch_size": 8, "lr": 0.05, "device": "cpu", "weighting": fgn.Equal()}
 

@@ -27,9 +27,9 @@ from experiments.overfitting import (
 from experiments.resuming import assert_equal_to_the_bit
 from fedgradnorm._report.grid import to_csv
 from fedgradnorm._report.page import runs_grid
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
 from fedgradnorm._training.display import live_display
+from fedgradnorm.experiments._groups import group
 
 WAYS: list[dict[str, Any]] = [
     {},

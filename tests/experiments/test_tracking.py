@@ -13,7 +13,7 @@ import flat
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import read_history
 from fedgradnorm._training import trackers
 from fedgradnorm._training.trackers import SILENT_MLFLOW as SILENT
 from fedgradnorm._training.trackers import open_sink, scalars
@@ -28,7 +28,7 @@ pytestmark = [
 
 def wanted(folder: Path) -> dict[tuple[str, int], float]:
     """Every number of a run's history by name and round."""
-    rows = read_rows(folder / "metrics.csv")
+    rows = read_history(folder / "metrics.csv").rows
     return {(name, row["round"]): value for row in rows for name, value in scalars(row)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.small_config import small_config
-from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import read_history
 from fedgradnorm._training.trackers import SILENT_WANDB as SILENT
 from fedgradnorm._training.trackers import open_sink, scalars
 from fedgradnorm.experiments._config.config_file import load_config
@@ -59,7 +59,7 @@ def test_wandb_has_every_number_and_the_config_and_stays_on_the_machine(tmp_path
     assert done.returncode == 0, done.stderr
     assert "wandb" not in re.sub(r"wandb-runs", "", done.stdout + done.stderr)
     numbers, written = found_in(tmp_path / "runs" / "wandb-runs")
-    rows = read_rows(folder / "metrics.csv")
+    rows = read_history(folder / "metrics.csv").rows
     expected = {(n, row["round"]): v for row in rows for n, v in scalars(row)}
     assert numbers.keys() == expected.keys()
     assert all(numbers[key] == pytest.approx(value) for key, value in expected.items())

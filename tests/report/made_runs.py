@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedgradnorm._methods import METHODS
-from fedgradnorm._stored.reader import StoredRun
+from fedgradnorm._runs.reader import StoredRun
 
 CLIENTS = ("landmark", "gender")
 

@@ -23,7 +23,7 @@ from fedgradnorm._report.frame import report_of
 from fedgradnorm._report.grid import to_csv
 from fedgradnorm._report.page import page_of
 from fedgradnorm._report.tables import all_grids, tasks_grid
-from fedgradnorm._stored.reader import collect
+from fedgradnorm._runs.reader import collect
 from fedgradnorm.experiments._entries import own_name
 from fedgradnorm.experiments._sweep import point_name
 

@@ -26,7 +26,7 @@ from fedgradnorm._report.tables import (
     sight,
     tasks_grid,
 )
-from fedgradnorm._stored.reader import StoredRun
+from fedgradnorm._runs.reader import StoredRun
 from report.made_runs import many, run
 
 METHODS = ("fedrep", "fedgradnorm", "local")

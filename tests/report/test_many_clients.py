@@ -17,9 +17,9 @@ from fedgradnorm._report.frame import read_report, report_of
 from fedgradnorm._report.page import MOST_DOTS, make_page
 from fedgradnorm._report.tables import crowd_grid
 from fedgradnorm._runs.history import History
-from fedgradnorm._runs.many.spread import MANY, groups_of, spread_rows, spread_table
-from fedgradnorm._stored.reader import StoredRun, read_run
-from fedgradnorm._stored.task_lines import LINES, is_many, line_name, pooled, pooled_runs
+from fedgradnorm._runs.reader import StoredRun, read_run
+from fedgradnorm._runs.spread import MANY, groups_of, spread_rows, spread_table
+from fedgradnorm._runs.task_lines import LINES, is_many, line_name, pooled, pooled_runs
 
 CLIENTS = 300
 KINDS = {"smile": "accuracy", "age": "mae"}

@@ -11,8 +11,8 @@ from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._report import curves as page_data
 from fedgradnorm._report.page import make_page, write_page
 from fedgradnorm._report.panels import log_ticks
-from fedgradnorm._stored.groups import group
-from fedgradnorm._stored.reader import collect
+from fedgradnorm._runs.reader import collect
+from fedgradnorm.experiments._groups import group
 from report.run_folders import write_run
 
 NASTY = '</script><img src=x onerror=alert(1)><b>%{y}</b> & "q"'

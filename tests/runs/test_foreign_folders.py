@@ -12,7 +12,7 @@ import torch
 
 import fedgradnorm as fgn
 import toys
-from fedgradnorm._stored.reader import read_run
+from fedgradnorm._runs.reader import read_run
 
 ROUNDS = 6
 

@@ -22,8 +22,8 @@ from fedgradnorm._report.frame import read_report, report_of
 from fedgradnorm._report.grid import to_csv, to_terminal
 from fedgradnorm._report.page import page_of
 from fedgradnorm._report.tables import methods_grid, tasks_grid
-from fedgradnorm._stored.groups import data_sets, group
-from fedgradnorm._stored.reader import StoredRun, collect
+from fedgradnorm._runs.reader import StoredRun, collect
+from fedgradnorm.experiments._groups import data_sets, group
 
 WIDE = nn.Sequential(nn.Linear(toys.FEATURES, 9), nn.ReLU()).double()
 

@@ -132,9 +132,9 @@ def show(
 def _chosen(what: str, words: list[str], seed: int) -> tuple[str, dict[str, Any], int]:
     """Source, options and seed, from a source's name or a config."""
     from fedgradnorm._errors import choose
+    from fedgradnorm._toml import overridden
     from fedgradnorm.data._source import SOURCES
     from fedgradnorm.experiments._config.config_file import load_config
-    from fedgradnorm.experiments._config.overrides import overridden
     from fedgradnorm.experiments._config.shipped import shipped
 
     if what in SOURCES:

@@ -44,7 +44,7 @@ def keep_fresh(places: Sequence[Path], path: Path, every: float = EVERY) -> None
     The page loads itself again while this goes on, and no longer once it is over.
     """
     from fedgradnorm._report.page import write_page
-    from fedgradnorm._stored.reader import collect
+    from fedgradnorm._runs.reader import collect
 
     seen = _state(places)
     try:

@@ -123,7 +123,7 @@ def show_run(folder: Path) -> None:
     from fedgradnorm._report.frame import report_of
     from fedgradnorm._report.grid import to_terminal
     from fedgradnorm._report.tables import crowd_grid, tasks_grid
-    from fedgradnorm._stored.reader import read_run
+    from fedgradnorm._runs.reader import read_run
 
     run = read_run(folder)
     report = report_of([run])

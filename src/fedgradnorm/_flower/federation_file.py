@@ -13,10 +13,15 @@ from fedgradnorm._flower.approval import HOWS
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs.layout import CA, CLIENT, FEDERATION, KEY, ROSTER, SIGNING, STATE
+from fedgradnorm._toml import read_toml
 from fedgradnorm.data._sources import anchored
-from fedgradnorm.experiments._config.config_file import Config, clients_of, load_config, make_config
-from fedgradnorm.experiments._config.private_clients import beside
-from fedgradnorm.experiments._config.toml_text import read_toml
+from fedgradnorm.experiments._config.config_file import (
+    Config,
+    beside,
+    clients_of,
+    load_config,
+    make_config,
+)
 
 Kind = TypeVar("Kind")
 LONGEST_NAME = 100  # letters of a task's name; it travels with the head

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.wire import QUIET
 from fedgradnorm._runs.layout import CA, CLIENT, JOIN_LOG, LOCK, NODE, ROSTER
-from fedgradnorm._runs.locking import HINT, alone
-from fedgradnorm.experiments._config.toml_text import read_toml
+from fedgradnorm._runs.locking import alone
+from fedgradnorm._toml import read_toml
 
 if TYPE_CHECKING:
     from torch import nn
@@ -214,7 +214,7 @@ def _alone(state: Path) -> Iterator[None]:
                 break
             except BlockingIOError as error:
                 if time.monotonic() > end:
-                    in_use = f"{state} is in use: this client is running already{HINT}"
+                    in_use = f"{state} is in use: this client is running already"
                     raise ConfigError(in_use) from error
             time.sleep(POLL)
         yield

@@ -48,7 +48,8 @@ from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import SPENT, History
 from fedgradnorm._runs.layout import RESULT
 from fedgradnorm._runs.manifest import FORMAT, of_task
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm._state.table import FIRST_LOSS, OWN, ROUNDS
 from fedgradnorm._training.callbacks import VALIDATION
 from fedgradnorm.models._dividing import divided, log_division

@@ -38,7 +38,6 @@ from fedgradnorm._flower.wire.transport import Exchange
 from fedgradnorm._round.server import ServerState
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.folder import RunFolder
-from fedgradnorm._runs.folder_lock import FolderLock
 from fedgradnorm._runs.layout import (
     CA,
     FEDERATION,
@@ -48,6 +47,7 @@ from fedgradnorm._runs.layout import (
     REVOKED,
     ROSTER,
 )
+from fedgradnorm._runs.locking import FolderLock
 from fedgradnorm._runs.manifest import FORMAT, describe_weighting, now, read_manifest
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Progress

@@ -29,7 +29,7 @@ from fedgradnorm._runs.layout import (
     SIGNING,
     STATE,
 )
-from fedgradnorm.experiments._config.toml_text import to_toml
+from fedgradnorm._toml import to_toml
 
 _CLIENT = """\
 # Client {name!r}. Start it where the data is:  fedgradnorm join {file}

@@ -25,9 +25,9 @@ from fedgradnorm._report.frame import Report, effects, every_metric, frame_of, p
 from fedgradnorm._report.grid import BLANK, Cell, Grid
 from fedgradnorm._report.tables import gain_cell, p_cell
 from fedgradnorm._runs.checkpoint import write_atomically
+from fedgradnorm._runs.files import read_file
 from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._runs.layout import BENEFIT
-from fedgradnorm._runs.reading import read_file
 from fedgradnorm.experiments._statistics import Estimate, estimate, gain, paired_p
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS, higher_is_better
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.task_lines import around
+from fedgradnorm._runs.task_lines import around
+from fedgradnorm.experiments._groups import Group
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """Runs as one tidy table: a row per run and task, at the end of training.
 
 Tables, figures, the page and the headline are made from this table. Which runs are seeds of one
-variant is decided by ``_stored.groups``; which variant each is compared with is decided here.
+variant is decided by ``experiments._groups``; which variant each is compared with is decided here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
-from fedgradnorm._stored.generated import synthetic
-from fedgradnorm._stored.groups import Group, data_sets, group, unlike
-from fedgradnorm._stored.reader import StoredRun, collect
-from fedgradnorm._stored.summary import NOT_JUDGED, Judged
-from fedgradnorm._stored.task_lines import MEDIAN, line_name, pooled_groups
+from fedgradnorm._runs.reader import NOT_JUDGED, Judged, StoredRun, collect, synthetic
+from fedgradnorm._runs.task_lines import MEDIAN, line_name
+from fedgradnorm.experiments._groups import Group, data_sets, group, pooled_groups, unlike
 from fedgradnorm.experiments._statistics import estimate, first_reach, gain, holm, paired_p
 from fedgradnorm.experiments._sweep import point_name
 from fedgradnorm.tasks._named_metrics import higher_is_better

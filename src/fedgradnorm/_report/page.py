@@ -33,11 +33,10 @@ from fedgradnorm._report.panels import Section, maps, sections, sweep_section
 from fedgradnorm._report.tables import crowd_grid, methods_grid, shown_grids, tasks_grid
 from fedgradnorm._report.words import count, listed
 from fedgradnorm._runs.checkpoint import write_atomically
-from fedgradnorm._stored.generated import SYNTHETIC
-from fedgradnorm._stored.identity import facts_of, frozen
-from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
-from fedgradnorm._stored.task_lines import is_many
+from fedgradnorm._runs.reader import SYNTHETIC, UNKNOWN_SEED, StoredRun
+from fedgradnorm._runs.task_lines import is_many
 from fedgradnorm._version import __version__
+from fedgradnorm.experiments._facts import facts_of, frozen
 from fedgradnorm.experiments._statistics import LEVEL
 from fedgradnorm.experiments._sweep import key_name, point_name, value_name
 

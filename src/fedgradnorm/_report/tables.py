@@ -18,9 +18,9 @@ from fedgradnorm._methods import LOCAL, METHODS
 from fedgradnorm._report import words
 from fedgradnorm._report.frame import MEASURES, Report, ends_of, every_metric
 from fedgradnorm._report.grid import BLANK, Cell, Grid
-from fedgradnorm._runs.many.spread import quantiles
-from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.task_lines import is_many
+from fedgradnorm._runs.spread import quantiles
+from fedgradnorm._runs.task_lines import is_many
+from fedgradnorm.experiments._groups import Group
 from fedgradnorm.experiments._statistics import LEVEL, Estimate, estimate, jain
 from fedgradnorm.experiments._sweep import key_name, value_name
 from fedgradnorm.models._input_rows import row_form

@@ -8,26 +8,14 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgradnorm._errors import FedGradNormError, RunFolderError
-from fedgradnorm._runs.layout import (
-    CHECKPOINT,
-    CLIENTS,
-    HEADS,
-    NETWORK,
-    PREVIOUS,
-    client_file,
-    temporary,
-)
-from fedgradnorm._runs.reading import check_file, check_folder, opened, present
-from fedgradnorm._runs.writing import opened_to_write
-
-if TYPE_CHECKING:
-    from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.files import check_file, opened, opened_to_write, present
+from fedgradnorm._runs.layout import CHECKPOINT, PREVIOUS, temporary
 
 log = logging.getLogger("fedgradnorm")
 
@@ -246,32 +234,3 @@ def _fill(tagged: Any, tensors: Mapping[str, Tensor]) -> Any:
         items = [_fill(item, tensors) for item in content]
         return items if kind == "list" else tuple(items)
     return content
-
-
-@runtime_checkable
-class InRows(Protocol):
-    """Clients whose heads are rows of a few tensors."""
-
-    def tensors(self) -> tuple[dict[str, Tensor], str]:
-        """All of it as tensors by name, and a text that says whose rows they are."""
-
-
-def write_models(run: Run, folder: Path, identity: str) -> None:
-    """The shared network and each client's head as safetensors with plain state_dict names."""
-    check_folder(folder / CLIENTS)
-    (folder / CLIENTS).mkdir(exist_ok=True)
-    if run.shared is not None:
-        write_tensors(folder / NETWORK, dict(run.shared.state_dict()), run=identity)
-    if isinstance(run.clients, InRows):
-        write_tensors(folder / HEADS, *run.clients.tensors(), run=identity)
-        return
-    for name, client in run.clients.items():
-        parts: dict[str, Mapping[str, Tensor]] = {
-            "head": client.head.state_dict(),
-            "buffers": client.buffers,
-            "network": client.network.state_dict() if client.network else {},
-            "scaling": client.scaling.state_dict() if client.scaling else {},
-            "stem": client.stem.state_dict() if client.stem is not None else {},
-        }
-        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
-        write_tensors(client_file(folder, name), tensors, run=identity)

@@ -7,14 +7,14 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedgradnorm._errors import RunFolderError
-from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm._runs.writing import opened_to_write, writing
+from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._runs.files import opened_to_write, present, read_file, writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +25,8 @@ _WHOLE_OF_MANY, _TEXT_OF_MANY = {"clients"}, {"task", "quantity"}
 """The same in tables whose rows are no client's; elsewhere metrics may have these names."""
 _ALWAYS = ("round", "epoch", "client")
 """Columns in which no row of a table has a gap, where rows are clients'."""
+
+_QUOTED = re.compile('[,"\r\n]')
 
 Row = dict[str, Any]
 
@@ -85,7 +87,14 @@ class Table:
                 f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
                 "of the file back"
             )
-        self.rows = _whole_rows(path, data, self.always)
+        if size and (theirs := columns_of(data)) != self.columns:
+            odd = next(iter({*theirs} ^ {*self.columns}), "")
+            way = "import the module that registers it" if odd in theirs else "do not register it"
+            raise ConfigError(
+                f"{path}: the run was started with other columns in its history ({odd!r} differs); "
+                f"{way} before you resume the run"
+            )
+        self.rows = whole_rows(path, data, self.always)
         self._told = len(self.rows)
 
     def reattach(self, path: Path, size: int, checksum: str) -> None:
@@ -131,25 +140,18 @@ class Table:
         return ",".join(self.columns) + "\n" + self._text(self.rows)
 
     def _text(self, rows: Iterable[Row]) -> str:
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        for row in rows:
-            writer.writerow([_cell(row.get(column)) for column in self.columns])
-        return buffer.getvalue()
+        lines = (",".join(_cell(row.get(column)) for column in self.columns) for row in rows)
+        return "".join(f"{line}\n" for line in lines)
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-def read_rows(path: Path, always: Sequence[str] = _ALWAYS) -> list[Row]:
-    """Rows of a CSV file that :class:`Table` wrote; an unfinished last line is left out.
-
-    A row with a gap in a column of ``always`` is a RunFolderError.
-    """
-    return _whole_rows(path, read_file(path), always)
+    if isinstance(value, float):
+        return repr(float(value))
+    text = str(value)
+    # csv.writer leaves a carriage return bare before Python 3.13, and its reader then refuses it.
+    return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
 
 
 def columns_of(data: bytes) -> tuple[str, ...]:
@@ -163,7 +165,8 @@ def checksum_of(data: bytes) -> str:
     return _digest(data).hexdigest()
 
 
-def _whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
+def whole_rows(path: Path, data: bytes, always: Sequence[str]) -> list[Row]:
+    """The rows of a table without its unfinished last line; no gap in a column of ``always``."""
     rows, damage = salvaged(path, data)
     if damage:
         raise RunFolderError(damage)

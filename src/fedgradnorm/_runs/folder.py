@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table
-from fedgradnorm._runs.folder_lock import FolderLock
+from fedgradnorm._runs.files import check_file, check_folder, present, writing
 from fedgradnorm._runs.layout import (
     CHECKPOINT,
     CLIENTS,
@@ -30,12 +29,12 @@ from fedgradnorm._runs.layout import (
     ROWS,
     TEMPORARY,
 )
-from fedgradnorm._runs.log_lines import listen
+from fedgradnorm._runs.locking import FolderLock
+from fedgradnorm._runs.log_lines import start_log
 from fedgradnorm._runs.manifest import UNCOMPARED, identity, read_manifest, write_manifest
-from fedgradnorm._runs.many.segments import Segments
-from fedgradnorm._runs.reading import check_file, check_folder, present
 from fedgradnorm._runs.run import Run
-from fedgradnorm._runs.writing import opened_to_write, writing
+from fedgradnorm._runs.segments import Segments
+from fedgradnorm._runs.trained import write_models
 
 Place = str | os.PathLike[str]
 """Where a run is kept: a folder, or the lock of one that this process holds already."""
@@ -89,8 +88,7 @@ class RunFolder:
         self.manifest: dict[str, Any] = dict(manifest)
         self._began, self._before = time.perf_counter(), 0.0
         self._kept, self._segments = True, Segments(self.path)
-        self._handler: logging.Handler | None = None
-        self._unheard: Callable[[], None] = lambda: None
+        self._end_log: Callable[[], None] = lambda: None
         try:
             self._start(manifest, resume)
         except OSError as error:
@@ -147,7 +145,7 @@ class RunFolder:
         if self._folder_lock.dropped:
             lines = "".join(f"{line}\n" for line in self._folder_lock.dropped)
             checkpoint.write_atomically(self.path / DROPPED, lines.encode())
-        self._handler = self._start_log()
+        self._end_log = start_log(self.path / LOG, self._folder_lock.log)
         for name, table in self.trainer.tables.items():
             if state is None:
                 table.attach(self.path / name)
@@ -195,7 +193,7 @@ class RunFolder:
             self.save_checkpoint(whole=True)
         with writing(self.path):
             self._folder_lock.check()
-            checkpoint.write_models(run, self.path, self._segments.run)
+            write_models(run.shared, run.clients, self.path, self._segments.run)
             self.manifest = run.manifest
             self.manifest["finished"] = True
             tables = self.trainer.tables.items()
@@ -219,38 +217,8 @@ class RunFolder:
                 self._keep_time()
         for table in self.trainer.tables.values():
             table.close()
-        if self._handler is not None:
-            self._unheard()
-            with suppress(OSError):  # what it still holds cannot be written
-                self._handler.close()
+        self._end_log()
         self._folder_lock.release()
-
-    def _start_log(self) -> logging.Handler:
-        with opened_to_write(self.path / LOG, "a") as file:
-            file.writelines(f"{line}\n" for line in self._folder_lock.log)
-        handler = _Log(self.path / LOG, encoding="utf-8")
-        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-        self._unheard = listen(handler)
-        return handler
-
-
-class _OneLine(logging.Formatter):
-    """Escapes control characters: a name with a line break must not look like another line."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line as it is written."""
-        text = super().formatMessage(record)
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-class _Log(logging.FileHandler):
-    """A log file; where it cannot be written, training continues without a word on the terminal."""
-
-    def _open(self) -> Any:
-        return opened_to_write(Path(self.baseFilename), "a")
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: the run's tables and checkpoints meet the same disk, and say so."""
 
 
 def _check_kinds(path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.noise import NOT_PRIVATE
 from fedgradnorm._round.reports import COLUMNS, KEYS, Pair
-from fedgradnorm._runs.csv_table import Row, Table, read_rows
-from fedgradnorm._runs.reading import opened
+from fedgradnorm._runs.csv_table import Row, Table, columns_of, whole_rows
+from fedgradnorm._runs.files import read_file
 
 SPENT = "epsilon"
 """What a private client has spent so far; a column only where there is one."""
@@ -36,18 +36,6 @@ class History(Table):
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
         super().__init__((*KEYS, *signals, *metrics))
 
-    def recall(self, path: Path, size: int, checksum: str) -> None:
-        """Take the rows of a file, which must have the columns that this run records."""
-        super().recall(path, size, checksum)
-        theirs = _header(path)
-        if size and theirs != list(self.columns):
-            odd = next(iter({*theirs} ^ {*self.columns}), "")
-            way = "import the module that registers it" if odd in theirs else "do not register it"
-            raise ConfigError(
-                f"{path}: the run was started with other columns in its history ({odd!r} differs); "
-                f"{way} before you resume the run"
-            )
-
 
 def conflict_table() -> Table:
     """One row per recorded round and pair of clients: the cosine between their updates."""
@@ -62,10 +50,8 @@ def pair_rows(round_number: int, epoch: float, pairs: Iterable[Pair]) -> list[Ro
 
 def read_history(path: Path) -> History:
     """A History with the columns and rows of a CSV table."""
-    rows = read_rows(path)
-    if any("split" not in row for row in rows):
-        raise RunFolderError(f"{path} is damaged: a row has no split")
-    return history_of(rows, tuple(filter(None, _header(path))))
+    data = read_file(path)
+    return history_of(whole_rows(path, data, KEYS), columns_of(data))
 
 
 def history_of(rows: list[Row], columns: tuple[str, ...]) -> History:
@@ -79,8 +65,3 @@ def metric_columns(rows: Iterable[Row]) -> set[str]:
     """The columns of a history that are clients' metrics: only evaluations have them."""
     found = {column for row in rows if row["split"] != "batch" for column in row}
     return found - {*KEYS, *COLUMNS, SPENT, NOT_PRIVATE_EPSILON}
-
-
-def _header(path: Path) -> list[str]:
-    with opened(path) as file:
-        return file.readline().decode().strip().split(",")

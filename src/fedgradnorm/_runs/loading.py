@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
-from fedgradnorm._runs.contents import read_contents
+from fedgradnorm._runs.files import present
 from fedgradnorm._runs.history import conflict_table, history_of
 from fedgradnorm._runs.layout import (
     CLIENTS,
@@ -25,10 +25,10 @@ from fedgradnorm._runs.layout import (
     client_file,
 )
 from fedgradnorm._runs.manifest import identity, read_manifest
-from fedgradnorm._runs.many.spread import spread_table
-from fedgradnorm._runs.many.stacked_clients import StackedClients, scalings_of, tables_of
-from fedgradnorm._runs.reading import present
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._runs.reader import read_contents
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.spread import spread_table
+from fedgradnorm._runs.trained import StackedClients, TrainedClient, scalings_of, tables_of
 from fedgradnorm.tasks._kind import KINDS, OWN, Kind
 
 Heads = Mapping[str, nn.Module]
@@ -52,138 +52,121 @@ def load(
     manifest = read_manifest(folder)  # without one it is no run folder
     if not present(folder / CLIENTS):
         raise RunFolderError(f"{folder} holds no trained network yet; resume the run to finish it")
-    plans = _plans(folder, manifest)
-    if network is None and plans["network"] is None:
-        raise _own_class("network")
-    own, run = {f"{OWN}{kind.name}": kind for kind in kinds}, identity(manifest)
-    clients: Mapping[str, TrainedClient]
-    if present(folder / HEADS):
-        clients = _in_rows(folder, run, manifest["clients"], own)
-    else:
-        clients = {
-            name: _client(folder, run, name, info, plans, network, heads or {}, stems or {}, own)
-            for name, info in manifest["clients"].items()
-        }
-    shared = _shared(folder, run, plans["network"], network, clients)
+    models = _Models(folder, manifest, network, heads or {}, stems or {}, kinds)
+    clients = models.clients()
+    shared = models.shared(clients)
     found = read_contents(folder)
     if found.faults:
         raise RunFolderError(f"{found.faults[0]}; put a copy of the file back")
-    history, pairs, spread = (
-        history_of(found.rows[METRICS], found.columns),
-        conflict_table(),
-        spread_table(),
-    )
+    history = history_of(found.rows[METRICS], found.columns)
+    pairs, spread = conflict_table(), spread_table()
     pairs.append(found.rows[CONFLICT])
     spread.append(found.rows[SPREAD])
     return Run(clients, manifest, history, shared, manifest["finished"], pairs, spread, folder)
 
 
-def _plans(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The blueprints of run.json; each client must have one of its head."""
-    plans = manifest.get("blueprints", {})
-    heads = plans.get("heads", {})
-    wanted = [] if present(folder / HEADS) else manifest["clients"]
-    lost = [f"heads.{name}" for name in wanted if name not in heads]
-    lost += [] if "network" in plans else ["network"]
-    if lost:
-        raise RunFolderError(f"{folder / MANIFEST} is damaged: it has no blueprints.{lost[0]}")
-    return {"network": plans["network"], "heads": heads, "stems": plans.get("stems", {})}
+class _Models:
+    """The trained modules of a folder: rebuilt from the plans in run.json, or those given."""
 
-
-def _client(
-    folder: Path,
-    run: str,
-    name: str,
-    info: Mapping[str, Any],
-    plans: Mapping[str, Any],
-    network: nn.Module | None,
-    heads: Heads,
-    stems: Heads,
-    kinds: Mapping[str, Kind],
-) -> TrainedClient:
-    tensors = checkpoint.read_tensors(client_file(folder, name), run)[0]
-    what, saved = f"head of client {name!r}", _part(tensors, "head")
-    head = _filled(heads.get(name), plans["heads"][name], saved, what)
-    own = None
-    if saved := _part(tensors, "network"):
-        own = _filled(network, plans["network"], saved, f"network of client {name!r}")
-    stem = None
-    if name in plans["stems"]:
-        saved = _part(tensors, "stem")
-        stem = _filled(stems.get(name), plans["stems"][name], saved, f"stem of client {name!r}")
-    found = _trained(name, info, head, _scaling(_part(tensors, "scaling"), name), kinds)
-    found.buffers, found.network, found.stem = _part(tensors, "buffers"), own, stem
-    return found
-
-
-def _trained(
-    name: str, info: Mapping[str, Any], head: nn.Module, scaling: Any, kinds: Mapping[str, Kind]
-) -> TrainedClient:
-    """What run.json says of a client, and its head."""
-    named: dict[str, Any] = {
-        key: tuple(info[key]) for key in ("labels", "columns", "given_columns") if info.get(key)
-    }
-    return TrainedClient(
-        head,
-        info["kind"],
-        scaling=scaling,
-        **named,
-        encoding=_encoding(info.get("encoding"), name),
-        of=info.get("of"),
-        shape=tuple(info.get("shape", ())),
-        own_kind=_own_kind(name, info["kind"], kinds),
-    )
-
-
-def _in_rows(
-    folder: Path, run: str, infos: Mapping[str, Mapping[str, Any]], kinds: Mapping[str, Kind]
-) -> StackedClients:
-    """Many clients, whose heads are in one file."""
-    tensors, note = checkpoint.read_tensors(folder / HEADS, run)
-    tables = tables_of(folder / HEADS, tensors, note)
-    lost = set(infos) - {name for names, _, _ in tables for name in names}
-    if lost:
-        raise RunFolderError(f"{folder / HEADS} is damaged: it has no head of {min(lost)!r}")
-    scalings = {name: _scaling(own, name) for name, own in scalings_of(tensors).items()}
-
-    def finish(name: str, head: nn.Linear) -> TrainedClient:
-        return _trained(name, infos[name], head, scalings.get(name), kinds)
-
-    return StackedClients(list(infos), tables, finish, scalings)
-
-
-def _own_kind(client: str, kind: str, kinds: Mapping[str, Kind]) -> Kind | None:
-    """The kind of a client's task, where it is not ours; it must be given or registered."""
-    if not kind.startswith(OWN):
-        return None
-    name = kind.removeprefix(OWN)
-    found = kinds.get(kind) or KINDS.get(name)
-    if found is None:
-        raise ModelError(
-            f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
-            "load(path, kinds=[...]), or import the module that registers it"
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        network: nn.Module | None,
+        heads: Heads,
+        stems: Heads,
+        kinds: Iterable[Kind],
+    ) -> None:
+        self.folder, self.run = folder, identity(manifest)
+        self.infos: Mapping[str, Mapping[str, Any]] = manifest["clients"]
+        self.in_rows = present(folder / HEADS)
+        plans = manifest.get("blueprints", {})
+        self.head_plans, self.stem_plans = plans.get("heads", {}), plans.get("stems", {})
+        lost = (
+            [] if self.in_rows else [f"heads.{n}" for n in self.infos if n not in self.head_plans]
         )
-    return found
+        lost += [] if "network" in plans else ["network"]
+        if lost:
+            raise RunFolderError(f"{folder / MANIFEST} is damaged: it has no blueprints.{lost[0]}")
+        self.plan, self.network = plans["network"], network
+        if network is None and self.plan is None:
+            raise _own_class("network")
+        self.heads, self.stems = heads, stems
+        self.kinds = {f"{OWN}{kind.name}": kind for kind in kinds}
 
+    def clients(self) -> Mapping[str, TrainedClient]:
+        """All clients; of many, whose heads are in one file, each is made when it is asked for."""
+        if not self.in_rows:
+            return {name: self._client(name) for name in self.infos}
+        path = self.folder / HEADS
+        tensors, note = checkpoint.read_tensors(path, self.run)
+        tables = tables_of(path, tensors, note)
+        lost = set(self.infos) - {name for names, _, _ in tables for name in names}
+        if lost:
+            raise RunFolderError(f"{path} is damaged: it has no head of {min(lost)!r}")
+        scalings = {name: _scaling(own, name) for name, own in scalings_of(tensors).items()}
 
-def _shared(
-    folder: Path,
-    run: str,
-    plan: Blueprint | None,
-    network: nn.Module | None,
-    clients: Mapping[str, TrainedClient],
-) -> nn.Module | None:
-    """The shared network, filled; None where every client has its own."""
-    if present(folder / NETWORK):
-        saved = checkpoint.read_tensors(folder / NETWORK, run)[0]
-        shared = _filled(network, plan, saved, "network")
-    elif isinstance(clients, StackedClients) or all(c.network is None for c in clients.values()):
-        raise RunFolderError(f"{folder} has lost its {NETWORK}; resume the run to write it again")
-    else:
-        shared = None
-    for name, client in () if isinstance(clients, StackedClients) else clients.items():
-        _check_buffers(client.network or shared, client.buffers, name)
-    return shared
+        def finish(name: str, head: nn.Linear) -> TrainedClient:
+            return self._trained(name, head, scalings.get(name))
+
+        return StackedClients(list(self.infos), tables, finish, scalings)
+
+    def _client(self, name: str) -> TrainedClient:
+        tensors = checkpoint.read_tensors(client_file(self.folder, name), self.run)[0]
+        what, saved = f"head of client {name!r}", _part(tensors, "head")
+        head = _filled(self.heads.get(name), self.head_plans[name], saved, what)
+        found = self._trained(name, head, _scaling(_part(tensors, "scaling"), name))
+        found.buffers = _part(tensors, "buffers")
+        if saved := _part(tensors, "network"):
+            what = f"network of client {name!r}"
+            found.network = _filled(self.network, self.plan, saved, what)
+        if name in self.stem_plans:
+            saved, what = _part(tensors, "stem"), f"stem of client {name!r}"
+            found.stem = _filled(self.stems.get(name), self.stem_plans[name], saved, what)
+        return found
+
+    def _trained(self, name: str, head: nn.Module, scaling: Any) -> TrainedClient:
+        """What run.json says of a client, and its head."""
+        info = self.infos[name]
+        named: dict[str, Any] = {
+            key: tuple(info[key]) for key in ("labels", "columns", "given_columns") if info.get(key)
+        }
+        return TrainedClient(
+            head,
+            info["kind"],
+            scaling=scaling,
+            **named,
+            encoding=_encoding(info.get("encoding"), name),
+            of=info.get("of"),
+            shape=tuple(info.get("shape", ())),
+            own_kind=self._own_kind(name, info["kind"]),
+        )
+
+    def _own_kind(self, client: str, kind: str) -> Kind | None:
+        """The kind of a client's task, where it is not ours; it must be given or registered."""
+        if not kind.startswith(OWN):
+            return None
+        name = kind.removeprefix(OWN)
+        found = self.kinds.get(kind) or KINDS.get(name)
+        if found is None:
+            raise ModelError(
+                f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
+                "load(path, kinds=[...]), or import the module that registers it"
+            )
+        return found
+
+    def shared(self, clients: Mapping[str, TrainedClient]) -> nn.Module | None:
+        """The shared network, filled; None where every client has its own."""
+        shared, each = None, {} if self.in_rows else clients
+        if present(self.folder / NETWORK):
+            saved = checkpoint.read_tensors(self.folder / NETWORK, self.run)[0]
+            shared = _filled(self.network, self.plan, saved, "network")
+        elif all(client.network is None for client in each.values()):
+            lost = f"{self.folder} has lost its {NETWORK}; resume the run to write it again"
+            raise RunFolderError(lost)
+        for name, client in each.items():
+            _check_buffers(client.network or shared, client.buffers, name)
+        return shared
 
 
 def _filled(

@@ -1,40 +1,37 @@
-"""A file locked by one process, with what the system has for that; the lock ends with the process.
+"""Locks that end with their process, and a run folder held by one process.
 
-Linux and macOS have ``fcntl``, Windows has ``msvcrt``. Elsewhere a second file stands for the lock.
-It stays behind when a process is killed, so there ``HINT`` says how to go on.
+Linux and macOS lock a file with ``fcntl``, Windows with ``msvcrt``. A folder is held from before
+anything is written to it until the run lets go.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+from fedgradnorm._errors import RunFolderError
+from fedgradnorm._runs.files import CHOOSE, flags
 from fedgradnorm._runs.layout import LOCK
 
 PAUSE = 0.05
-"""Seconds between two tries where the system cannot wait for a lock."""
+"""Seconds between two tries on Windows, which cannot wait for a lock."""
 
 
 def _module(name: str) -> ModuleType | None:
-    """A module that some systems do not have."""
+    """A module that one of the systems does not have."""
     with suppress(ImportError):
         return importlib.import_module(name)
     return None
 
 
 POSIX, WINDOWS = _module("fcntl"), _module("msvcrt")
-REMOVABLE = POSIX is not None
-"""Whether a locked file can be removed; elsewhere the lock must be let go first."""
-TOKEN = ".held"
-"""What the name of a lock ends with where a file of its own stands for it."""
-HINT = "" if POSIX or WINDOWS else f"; if there is none, remove the file {LOCK}{TOKEN} in it"
-"""The way out where a lock can outlive its process, for the end of a message."""
-_HELD = PermissionError if WINDOWS else FileExistsError  # how the two ways say: by another process
+"""One of them is there; Windows removes no open file, so there the lock must be let go first."""
 
 
 @contextmanager
@@ -42,46 +39,145 @@ def alone(path: Path, *, waiting: bool = False) -> Iterator[None]:
     """Hold the lock file at ``path``; if another process does, wait, or raise BlockingIOError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        lock(file, path, waiting=waiting)
-    except BaseException:
-        os.close(file)
-        raise
-    try:
+        lock(file, waiting=waiting)
         yield
     finally:
-        unlock(file, path)
+        os.close(file)  # which lets go of it
 
 
-def lock(file: int, path: Path, *, waiting: bool = False) -> None:
-    """Lock the open file at ``path``; if another process has, wait, or raise BlockingIOError."""
+def lock(file: int, *, waiting: bool = False) -> None:
+    """Lock an open file; if another process has, wait, or raise BlockingIOError."""
     if POSIX:
         POSIX.flock(file, POSIX.LOCK_EX | (0 if waiting else POSIX.LOCK_NB))
         return
+    assert WINDOWS is not None
     while True:
         try:
-            _lock_byte(WINDOWS, file) if WINDOWS else _create(_token(path))
+            WINDOWS.locking(file, WINDOWS.LK_NBLCK, 1)
             return
-        except _HELD as error:
+        except PermissionError as error:
             if not waiting:
                 raise BlockingIOError(error.errno, "another process holds the lock") from error
         time.sleep(PAUSE)
 
 
-def unlock(file: int, path: Path) -> None:
-    """Close a locked file, and so let go of it."""
+ATTEMPTS = 100
+"""How often a folder may vanish under our hands before that is an error."""
+
+
+class FolderLock:
+    """A folder made where there was none, and locked.
+
+    Until a run is begun in it, nothing else is written: ``release`` then takes away what is new.
+    ``config``, ``log`` and ``dropped`` are what the run puts into the folder once it begins.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: str = "",
+        log: Sequence[str] = (),
+        dropped: Sequence[str] = (),
+    ) -> None:
+        self.path, self.config, self.log, self.dropped = Path(path), config, log, dropped
+        self.begun = False
+        self._made: list[Path] = []
+        self._lock, self._new = self._take()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let go; where no run was begun, leave everything as it was found."""
+        if self._lock < 0:
+            return
+        if POSIX:  # while nobody else can hold it
+            self._remove()
+        os.close(self._lock)
+        if not POSIX:
+            self._remove()
+        self._lock = -1
+
+    def check(self) -> None:
+        """Refuse to write once another folder, perhaps with another run, is in its place."""
+        try:
+            same = os.path.samestat(os.fstat(self._lock), (self.path / LOCK).lstat())
+        except FileNotFoundError:
+            same = False
+        if not same and self.path.is_dir():
+            raise RunFolderError(
+                f"{self.path} was replaced by another folder while the run was training, so "
+                "nothing more is written to it; put the run's folder back and resume it"
+            )
+
+    def _take(self) -> tuple[int, bool]:
+        """The lock, held, and whether its file is new."""
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                self._make_folder()
+                lock, new = _opened(self.path / LOCK)
+                if _held(lock, self.path):
+                    return lock, new
+            except FileNotFoundError as error:  # whoever made the folder may have removed it
+                reason = str(error.strerror)
+            except (OSError, ValueError) as error:
+                reason = str(getattr(error, "strerror", None) or error)
+                break
+        raise RunFolderError(f"{self.path} cannot be written: {reason}; {CHOOSE}")
+
+    def _make_folder(self) -> None:
+        new = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        self._made += [p for p in new if p not in self._made]
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def _remove(self) -> None:
+        """Take away our lock file and the folders we made, unless a run or others filled them."""
+        if self.begun:
+            return
+        with suppress(OSError):
+            if self._new:
+                (self.path / LOCK).unlink()
+            for folder in self._made:
+                folder.rmdir()
+
+
+def _opened(path: Path) -> tuple[int, bool]:
+    """The lock file, and whether it is new; it is never followed elsewhere, cut or waited for."""
+    how = os.O_RDWR | flags("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC")
+    try:
+        return os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, how), False
+
+
+def _held(file: int, folder: Path) -> bool:
+    """Lock the open file; False, and closed, if its name stands for another file or none by now."""
+    _lock(file, folder)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), (folder / LOCK).lstat()):
+            return True
     os.close(file)
-    if not (POSIX or WINDOWS):
-        _token(path).unlink(missing_ok=True)
+    return False
 
 
-def _lock_byte(windows: ModuleType, file: int) -> None:
-    windows.locking(file, windows.LK_NBLCK, 1)
-
-
-def _create(token: Path) -> None:
-    os.close(os.open(token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
-
-
-def _token(path: Path) -> Path:
-    """The file that stands for the lock where the system has none."""
-    return path.with_name(f"{path.name}{TOKEN}")
+def _lock(file: int, folder: Path) -> None:
+    """Lock the open file, or close it and say why not."""
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
+        lock(file)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise RunFolderError(f"{folder} is in use by another process") from error
+        raise

@@ -1,9 +1,14 @@
-"""A run's own log has INFO lines; those who listen further up hear what they asked for."""
+"""A run's own log: INFO lines, one line each, and nobody else hears more than they asked for."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedgradnorm._runs.files import opened_to_write
 
 
 class _Upward(logging.Handler):
@@ -44,3 +49,38 @@ def listen(handler: logging.Handler) -> Callable[[], None]:
             one.setLevel(own)
 
     return undo
+
+
+def start_log(path: Path, before: Sequence[str]) -> Callable[[], None]:
+    """Write ``before``, and from now on all that the library logs, to a file; the end of it."""
+    with opened_to_write(path, "a") as file:
+        file.writelines(f"{line}\n" for line in before)
+    handler = _Log(path, encoding="utf-8")
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
+    undo = listen(handler)
+
+    def end() -> None:
+        undo()
+        with suppress(OSError):  # what it still holds cannot be written
+            handler.close()
+
+    return end
+
+
+class _OneLine(logging.Formatter):
+    """Escapes control characters: a name with a line break must not look like another line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line as it is written."""
+        text = super().formatMessage(record)
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _Log(logging.FileHandler):
+    """A log file; where it cannot be written, training continues without a word on the terminal."""
+
+    def _open(self) -> Any:
+        return opened_to_write(Path(self.baseFilename), "a")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the run's tables and checkpoints meet the same disk, and say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,18 +12,22 @@ from typing import Any
 
 import torch
 
+from fedgradnorm import weighting as weightings
 from fedgradnorm._client import SPLITS, Client
-from fedgradnorm._errors import RunFolderError, listed
+from fedgradnorm._errors import ConfigError, FedGradNormError, RunFolderError, listed
 from fedgradnorm._privacy.terms import privacy_table
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.files import present, read_file
 from fedgradnorm._runs.layout import MANIFEST
-from fedgradnorm._runs.reading import present, read_file
 from fedgradnorm.models._input_rows import row_form
 from fedgradnorm.models._streamed.rows import StreamedTargets
 from fedgradnorm.weighting import Weighting
 
 FORMAT = 1
+
+CHECKSUM = "checksum"
+"""The key of run.json that says what everything else in it was when it was written."""
 
 MANY = 500
 """Clients up to which run.json is written for readers, too."""
@@ -37,7 +42,8 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write run.json; of many clients without spaces, which takes a tenth of the time."""
     few = len(manifest["clients"]) <= MANY
     style: dict[str, Any] = {"indent": 2} if few else {"separators": (",", ":")}
-    text = json.dumps(manifest, ensure_ascii=False, **style)
+    sealed = {**manifest, CHECKSUM: _checksum(manifest)}
+    text = json.dumps(sealed, ensure_ascii=False, **style)
     checkpoint.write_atomically(folder / MANIFEST, f"{text}\n".encode())
 
 
@@ -58,7 +64,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     if wrong := fault(manifest):
         raise RunFolderError(f"{path} is damaged: {wrong}")
+    known = manifest.pop(CHECKSUM, None)
+    if known is not None and known != _checksum(manifest):
+        raise RunFolderError(
+            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
+            f"back or, if you changed it on purpose, remove its key {CHECKSUM!r}"
+        )
     return manifest
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """A hash of everything else in the file; published runs are older and have none."""
+    return hashlib.blake2b(json.dumps(manifest).encode(), digest_size=16).hexdigest()
 
 
 def identity(manifest: Mapping[str, Any]) -> str:
@@ -111,6 +128,23 @@ def describe_weighting(weighting: Weighting) -> dict[str, Any]:
     weights = getattr(weighting, "weights", None)
     extra = {"weights": weights} if isinstance(weights, dict) else {}
     return {"name": type(weighting).__name__, **settings, **extra}
+
+
+def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
+    """The weighting in a manifest, made anew; ``again`` shows how to give one that cannot be."""
+    stored = manifest["weighting"]
+    kind = getattr(weightings, str(stored["name"]), None)
+    try:
+        taken = inspect.signature(kind).parameters if isinstance(kind, type) else {}
+        made = kind(**{key: stored[key] for key in taken if key in stored}) if kind else None
+    except (TypeError, ValueError, FedGradNormError):
+        made = None
+    if not isinstance(made, Weighting) or describe_weighting(made) != stored:
+        raise ConfigError(
+            f"the run was trained by weighting {stored['name']!r}, which cannot be made again from "
+            f"what it stores; give it: {again}"
+        )
+    return made
 
 
 def of_task(client: Client, trivial: bool = True) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from fedgradnorm._client import Scaler
 from fedgradnorm._columns import is_frame, picked
 from fedgradnorm._errors import DataError
 from fedgradnorm._round.evaluation import rows_at_once
+from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._fitting import as_input, takes_ids
 from fedgradnorm.models._given_inputs import as_inputs, as_tensor, check_fits, form_words
 from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, leaves, row_form, sequences
@@ -20,21 +21,11 @@ from fedgradnorm.models._streamed.given import as_feed
 from fedgradnorm.models._streamed.rows import Streamed, pieces
 
 
-class Trained(Protocol):
-    """What must be known of a client to read its inputs."""
-
-    columns: tuple[str, ...] | None
-    given_columns: tuple[str, ...] | None
-    scaling: Any
-    encoding: Any
-    stem: nn.Module | None
-
-
 def network_inputs(
     client: str,
     x: Any,
     network: nn.Module,
-    one: Trained,
+    one: TrainedClient,
     row: Sequence[int] | Mapping[str, Any] | None,
 ) -> Inputs:
     """Raw ``x`` as the network takes it, or a DataError that names what is wrong with it.
@@ -59,7 +50,7 @@ def network_inputs(
     return values
 
 
-def check_order(where: str, x: Any, one: Trained) -> None:
+def check_order(where: str, x: Any, one: TrainedClient) -> None:
     """A DataError for plain arrays where the client had its columns in another order than the run.
 
     The array may have either order, and nothing in it tells.
@@ -73,13 +64,13 @@ def check_order(where: str, x: Any, one: Trained) -> None:
 
 
 def given_inputs(
-    where: str, x: Any, one: Trained, row: Sequence[int] | Mapping[str, Any] | None
+    where: str, x: Any, one: TrainedClient, row: Sequence[int] | Mapping[str, Any] | None
 ) -> Inputs:
     """``x`` as numbers that are not scaled yet; lists are sequences where training had some."""
     return as_inputs(where, _in_form(where, picked(x, one.columns, where), row), empty=True)
 
 
-def _encoded(where: str, x: Any, network: nn.Module, one: Trained) -> Inputs:
+def _encoded(where: str, x: Any, network: nn.Module, one: TrainedClient) -> Inputs:
     """Raw columns as the network takes them."""
     codes = raw_inputs(x, one, where)
     numbers: Tensor = one.encoding.encode(codes)
@@ -102,7 +93,7 @@ def in_pieces(client: str, x: Any) -> Iterator[Inputs] | None:
     return (part for part, _ in pieces(rows, torch.zeros(len(rows)), rows_at_once(rows)))
 
 
-def raw_inputs(x: Any, one: Trained, where: str) -> Tensor:
+def raw_inputs(x: Any, one: TrainedClient, where: str) -> Tensor:
     """``x`` as a tensor of numbers: its columns by name, and one number for each cell."""
     if one.encoding is not None:
         codes: Tensor = one.encoding.codes(x, where)

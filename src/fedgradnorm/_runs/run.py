@@ -15,85 +15,32 @@ from fedgradnorm._benefit.benefit import Benefit
 from fedgradnorm._benefit.measuring import By, benefit_of
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
-from fedgradnorm._engines import Exported
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table, checksum_of
-from fedgradnorm._runs.history import History, conflict_table
+from fedgradnorm._runs.files import CHOOSE, writing
+from fedgradnorm._runs.history import History, conflict_table, metric_columns
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
 from fedgradnorm._runs.manifest import identity, write_manifest
-from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
 from fedgradnorm._runs.prediction_inputs import (
     holds_tensors,
     in_pieces,
     network_inputs,
     refused,
 )
-from fedgradnorm._runs.writing import CHOOSE, writing
+from fedgradnorm._runs.spread import groups_of, spread_rows, spread_table
+from fedgradnorm._runs.trained import TrainedClient, write_models
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Inputs
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import Answer, answered, asked_for
-from fedgradnorm.tasks._kind import KINDS, Kind
-from fedgradnorm.tasks._positions import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedgradnorm.weighting import Weighting
-
-
-@dataclass
-class TrainedClient:
-    """A client as it left training: its head and its own parts of the network, no data.
-
-    These parts are running statistics and, where a part of the network is private, parameters.
-    """
-
-    head: nn.Module
-    kind: str
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    network: nn.Module | None = None
-    scaling: Any = None
-    labels: tuple[str, ...] | None = None
-    columns: tuple[str, ...] | None = None
-    encoding: Any = None
-    of: str | None = None
-    shape: Shape = ()
-    own_kind: Kind | None = None
-    stem: nn.Module | None = None
-    given_columns: tuple[str, ...] | None = None
-
-    @classmethod
-    def from_client(
-        cls,
-        client: Client,
-        learned: Exported,
-        network: nn.Module | None = None,
-    ) -> TrainedClient:
-        """What is kept of a client, with what it has learned."""
-        return cls(
-            learned.head,
-            client.task.kind,
-            learned.parts,
-            network,
-            client.scaling,
-            client.labels,
-            client.columns,
-            client.encoding,
-            client.of,
-            client.task.shape,
-            client.task.own_kind,
-            learned.stem,
-            client.given_columns,
-        )
-
-    @property
-    def form(self) -> Kind:
-        """What answers for the kind of its task."""
-        return self.own_kind or KINDS[self.kind]
 
 
 @dataclass(repr=False)
@@ -155,7 +102,7 @@ class Run:
             known = self.manifest.get("clients", {})
             groups = groups_of({name: known.get(name, {}) for name in self.clients})
             table = spread_table()
-            table.append(spread_rows(self.table.rows, groups, metric_names(self.table)))
+            table.append(spread_rows(self.table.rows, groups, metric_columns(self.table.rows)))
         return table.frame()
 
     @property
@@ -296,7 +243,7 @@ class Run:
         run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
         ``folder``. A run holds no data, so its clients are given again.
         """
-        from fedgradnorm._runs.after.adding import added
+        from fedgradnorm._runs.after.starting import added
 
         return added(self, client, others, weighting, changes)
 
@@ -346,17 +293,10 @@ class Run:
         tables = {METRICS: self.table, SPREAD: self.quantiles, CONFLICT: self.pairs}
         with writing(folder, CHOOSE):
             folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.write_models(self, folder, identity(self.manifest))
+            write_models(self.shared, self.clients, folder, identity(self.manifest))
             texts = {n: t.text().encode() for n, t in tables.items() if t.rows or n == METRICS}
             for name, text in texts.items():
                 checkpoint.write_atomically(folder / name, text)
             sums = {name: checksum_of(text) for name, text in texts.items()}
             write_manifest(folder, {**self.manifest, "finished": self.finished, "tables": sums})
         return folder
-
-
-def metric_names(table: History) -> set[str]:
-    """The columns of a history that are clients' metrics."""
-    from fedgradnorm._runs.history import metric_columns
-
-    return metric_columns(table.rows)

@@ -18,8 +18,8 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import Settings, unknown
+from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import MANIFEST
-from fedgradnorm._runs.reading import present
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Show, ShowProgress
 from fedgradnorm._training.inputs import CHOICES, checked_folder, chosen

@@ -16,7 +16,7 @@ from torch import nn
 from fedgradnorm._round.seeding import number
 from fedgradnorm._runs.blueprint import blueprints
 from fedgradnorm._runs.manifest import FORMAT, client_info, describe_weighting, now
-from fedgradnorm._runs.many.recorded import ALL_ROWS
+from fedgradnorm._runs.spread import ALL_ROWS
 from fedgradnorm._version import __version__
 from fedgradnorm.weighting import Weighting
 

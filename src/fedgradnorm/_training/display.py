@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedgradnorm._runs.many.spread import quantiles
+from fedgradnorm._runs.spread import quantiles
 from fedgradnorm._training.callbacks import Progress
 
 PER_SECOND = 8

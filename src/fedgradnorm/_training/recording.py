@@ -17,8 +17,8 @@ from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
 from fedgradnorm._runs.history import History, conflict_table, pair_rows
 from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
-from fedgradnorm._runs.many.recorded import recorded as recorded_clients
-from fedgradnorm._runs.many.spread import spread_rows, spread_table, told_apart
+from fedgradnorm._runs.spread import recorded as recorded_clients
+from fedgradnorm._runs.spread import spread_rows, spread_table, told_apart
 from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.callbacks import Callback, TrainingState
 from fedgradnorm._training.monitor import packed_counts, unpacked_counts

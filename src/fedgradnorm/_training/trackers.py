@@ -28,7 +28,7 @@ from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.layout import EVENTS, LOCK, TRACKED, TRACKED_FILES, WATCHED
 from fedgradnorm._runs.locking import alone
-from fedgradnorm._runs.many.spread import SHARES
+from fedgradnorm._runs.spread import SHARES
 from fedgradnorm._training.callbacks import Progress
 
 Tracking = Literal["none", "tensorboard", "mlflow", "wandb"]

@@ -33,10 +33,9 @@ from fedgradnorm._round.settings import (
     key_of,
     recorded,
 )
-from fedgradnorm._runs.after.adding import stored_weighting
 from fedgradnorm._runs.after.starting import Start, checked_start
 from fedgradnorm._runs.folder import Place
-from fedgradnorm._runs.manifest import diverged_words, read_manifest
+from fedgradnorm._runs.manifest import diverged_words, read_manifest, stored_weighting
 from fedgradnorm._runs.run import Run
 from fedgradnorm._training.callbacks import Callback, Progress, Show, ShowProgress
 from fedgradnorm._training.checkpoints import Checkpoints, Writer, open_folder

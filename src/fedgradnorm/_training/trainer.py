@@ -24,8 +24,8 @@ from fedgradnorm._round.reports import Record
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.history import UNTUNED
 from fedgradnorm._runs.manifest import kept_words
-from fedgradnorm._runs.many.stacked_clients import StackedClients
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.trained import StackedClients, TrainedClient
 from fedgradnorm._training.accounts import Accounts
 from fedgradnorm._training.best import BestRound
 from fedgradnorm._training.callbacks import (

@@ -13,7 +13,7 @@ from typing import Any
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._methods import find_method
 from fedgradnorm._round.settings import GROUPS, SWITCHES, TOP, name_of
-from fedgradnorm.experiments._config.overrides import parse_value
+from fedgradnorm._toml import parse_value
 
 FROZEN_FROM = "fedgradnorm"
 """The method whose averaged weights the static ones are made of."""

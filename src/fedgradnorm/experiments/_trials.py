@@ -9,9 +9,9 @@ from typing import Any
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import CONFIG, MANIFEST
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._runs.reading import present
 from fedgradnorm.experiments._config.config_file import Config
 from fedgradnorm.experiments._entries import FROZEN_FROM, Entry
 from fedgradnorm.experiments._execute import resume_config

@@ -16,8 +16,8 @@ from data.small_tables import client_from_files
 from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._flower.federation_file import read_client
 from fedgradnorm._flower.participant import Participant
+from fedgradnorm._toml import to_toml
 from fedgradnorm.experiments._config.config_file import build
-from fedgradnorm.experiments._config.toml_text import to_toml
 
 ROWS = 40
 RUN = """\

@@ -37,7 +37,7 @@ from engines.flower.machines import (
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.join import joined
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import read_history
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 from fedgradnorm.experiments._execute import execute
 from loopback import assert_alone, run_by, way_inside
@@ -117,7 +117,7 @@ def assert_equal_to_one_process(machines: Machines) -> None:
 
 def missed(machines: Machines, name: str) -> bool:
     """Whether the run's table says that this client was left out of a round."""
-    rows = read_rows(machines.run / "metrics.csv")
+    rows = read_history(machines.run / "metrics.csv").rows
     return any(row["client"] == name and not row["active"] for row in rows)
 
 
@@ -227,7 +227,7 @@ def test_a_client_below_our_messages_ends_nothing_and_is_shut_out(
     assert state["refused"]["class"] == state["attendance"]["refusals"]["class"] == 5
     said = (machines.run / "log.txt").read_text()
     assert said.count("client 'class' is shut out of this run") == 1
-    assert [row["client"] for row in read_rows(machines.run / "metrics.csv")][-2:] == list(
+    assert [row["client"] for row in read_history(machines.run / "metrics.csv").rows][-2:] == list(
         NAMES[1:]
     )
 

@@ -18,7 +18,7 @@ from engines.flower.direct import Together
 from engines.flower.machines import NAMES, Machines, children, finished, kill, until
 from engines.flower.secret import Secret
 from fedgradnorm._flower.join import joined
-from fedgradnorm._runs.csv_table import read_rows
+from fedgradnorm._runs.history import read_history
 from fedgradnorm.experiments._config.config_file import build, clients_of, load_config
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_killed_in_every_phase_it_ends_with_the_network_of_an_undisturbed_one(
     apart = float((found - plain).abs().max())
     record_testsuite_property("a private federation over TLS: apart from the plain", f"{apart:.1e}")
     assert apart < 1e-6  # float32
-    assert {row["client"] for row in read_rows(machines.run / "metrics.csv")} == {"all"}
+    assert {row["client"] for row in read_history(machines.run / "metrics.csv").rows} == {"all"}
     for name in NAMES:
         (result,) = machines.homes[name].glob("state/*/result")
         rows = [row for row in fgn.load(result).table.rows if row["split"] == "batch"]

@@ -19,7 +19,7 @@ from fedgradnorm._masking.roster import Roster, assemble_roster, digest, fingerp
 from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.participation import participants, some_of
 from fedgradnorm._round.settings import Settings
-from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
+from fedgradnorm._toml import read_toml, to_toml
 
 LOOKED_AT = 100  # rounds whose cohorts are looked at before a run
 LEAST_BITS = 24

@@ -6,9 +6,7 @@ Whoever runs it needs neither this library nor the classes that the network is m
 from __future__ import annotations
 
 import copy
-import inspect
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,13 @@ from fedgradnorm._client import Scaler
 from fedgradnorm._errors import ConfigError, FedGradNormError, ModelError, choose
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.after.program_formats import FORMATS, Format
-from fedgradnorm._runs.after.trial_rows import Trial, given, made_up
-from fedgradnorm._runs.run import Run, TrainedClient
-from fedgradnorm._runs.writing import writing
+from fedgradnorm._runs.files import writing
+from fedgradnorm._runs.prediction_inputs import given_inputs, raw_inputs
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
-from fedgradnorm.models._input_rows import Fields, Inputs, Padded, Sequences, call
+from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._stem import in_front
 from fedgradnorm.tasks._answers import told
 
@@ -48,70 +47,28 @@ class Deployed(nn.Module):
         raw = x if self.encoding is None else self.encoding.encode(x)
         scaled = raw if self.scaling is None else self.scaling.scale_inputs(raw)
         arranged = scaled if self.encoding is None else self.encoding.fields(scaled)
-        return self._answer(as_input(arranged, self.network, x.device, self.stem))
-
-    def _answer(self, values: Inputs) -> Tensor:
+        values = as_input(arranged, self.network, x.device, self.stem)
         output: Tensor = self.head(call(in_front(self.stem, self.network), values))
         return told(self.client, output)
-
-
-class DeployedFields(Deployed):
-    """The same for named inputs, which are the program's keyword arguments."""
-
-    def __init__(self, client: TrainedClient, network: nn.Module, names: Iterable[str]) -> None:
-        super().__init__(client, network)
-
-        def forward(**named: Tensor) -> Tensor:
-            return self._answer(as_input(Fields(named), self.network, "cpu", self.stem))
-
-        # torch.export reads the names of a program's inputs from its signature.
-        every = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
-        vars(forward)["__signature__"] = inspect.Signature(every)
-        vars(self)["forward"] = forward
-
-
-class DeployedSteps(Deployed):
-    """The same for sequences: ``x`` padded to one length, and ``mask`` for what of it is real."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What ``run.predict(..., outputs=True)`` gives."""
-        assert mask is not None
-        if self.encoding is None:
-            return self._answer(as_input(Padded({"": x}, mask), self.network, "cpu", self.stem))
-        plain = self.encoding.without_steps()
-        flat = plain.encode(x.flatten(0, 1))
-        scaled = flat if self.scaling is None else self.scaling.scale_inputs(flat)
-        steps = scaled.reshape(*x.shape[:2], scaled.shape[-1])
-        steps = torch.where(mask[..., None], steps, 0.0)
-        parts = {str(name or ""): part for name, part in self.encoding.divided(steps).items()}
-        return self._answer(as_input(Padded(parts, mask), self.network, "cpu", self.stem))
 
 
 def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:
     """Write the program of one client; nothing is written unless it answers as the run does."""
     choose(name, run.clients, "client")
     target = _target(name, path)
-    trial = made_up(run, name) if x is None else given(run, name, x)
+    rows = _made_up(run, name) if x is None else _given(run, name, x)
     form = FORMATS[target.suffix]
-    deployed = _deployed(trial.inputs, run.clients[name], run.network_of(name))
+    deployed = Deployed(run.clients[name], run.network_of(name))
     try:
-        program = form.written(deployed, trial.inputs, _columns(run.clients[name]))
+        program = form.written(deployed, rows, _columns(run.clients[name]))
     except Exception as error:  # whatever a network does that cannot be written down
         raise _impossible(name, error) from error
     # From here on arrays are in the run's own order of columns.
     ordered = replace(run.clients[name], given_columns=None)
-    _check(replace(run, clients={name: ordered}), name, form, program, trial)
+    _check(replace(run, clients={name: ordered}), name, form, program, rows)
     with writing(target, "choose another file"):
         checkpoint.write_atomically(target, program)
     return target
-
-
-def _deployed(rows: Inputs, client: TrainedClient, network: nn.Module) -> Deployed:
-    """The client as a module that takes rows of this form."""
-    if isinstance(rows, Fields):
-        return DeployedFields(client, network, rows.arguments()[1])
-    kind = DeployedSteps if isinstance(rows, Sequences) else Deployed
-    return kind(client, network)
 
 
 def _target(name: str, path: str | Path) -> Path:
@@ -129,17 +86,17 @@ def _target(name: str, path: str | Path) -> Path:
 def _columns(client: TrainedClient) -> str:
     """What the columns of the program's input are, as JSON."""
     if client.encoding is not None:
-        return json.dumps(client.encoding.without_steps().plain(), ensure_ascii=False)
+        return json.dumps(client.encoding.plain(), ensure_ascii=False)
     return json.dumps([{"kind": "number", "name": name} for name in client.columns or ()])
 
 
-def _check(run: Run, name: str, form: Format, program: bytes, trial: Trial) -> None:
+def _check(run: Run, name: str, form: Format, program: bytes, rows: Tensor) -> None:
     """A ModelError unless the program, read back, answers as the run does, for one row too."""
     try:
         answer = form.read(program)
-        for part in (trial, trial.first()):
-            expected = run.predict(name, part.asked, outputs=True)
-            _compare(name, answer(part.inputs), torch.as_tensor(expected))
+        for part in (rows, rows[:1]):
+            expected = run.predict(name, part, outputs=True)
+            _compare(name, answer(part), torch.as_tensor(expected))
     except FedGradNormError:
         raise
     except Exception as error:  # a program that cannot be run
@@ -165,3 +122,60 @@ def _impossible(name: str, error: Exception) -> ModelError:
         f"client {name!r} cannot be exported: its scaling, network or head is not to be written "
         f"down as a program: {reason}; use run.predict"
     )
+
+
+ROWS = 5
+"""Rows that are made up to try a program on."""
+
+
+def _given(run: Run, name: str, x: Any) -> Tensor:
+    """Given rows; at least two, since one row would fix the number of rows."""
+    client, where = run.clients[name], f"client {name!r}"
+    run.predict(name, x)  # which says what is wrong with them
+    row = _row_form(run, name)
+    coded = client.encoding is not None
+    rows = raw_inputs(x, client, where) if coded else given_inputs(where, x, client, row)
+    assert isinstance(rows, Tensor)
+    return rows if len(rows) > 1 else torch.cat([rows, rows])
+
+
+def _made_up(run: Run, name: str) -> Tensor:
+    """Rows like those of training, as far as a run knows them.
+
+    Scaled inputs are float64: in float32 a time stamp would lose its spread before it is scaled.
+    """
+    row, encoding = _row_form(run, name), run.clients[name].encoding
+    if encoding is not None:
+        return torch.stack([_made_up_codes(column) for column in encoding.plain()], dim=1)
+    if row is None:
+        raise ConfigError(f"client {name!r}: the run does not know its rows; give some as x")
+    network, scaling = run.network_of(name), run.clients[name].scaling
+    front = run.clients[name].stem or network
+    rows = torch.randn(ROWS, *row, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, spread = getattr(scaling, "input_mean", None), getattr(scaling, "input_std", None)
+    if any(isinstance(module, nn.Embedding) for module in front.modules()):
+        return torch.zeros(ROWS, *row, dtype=torch.int64)
+    if mean is not None and spread is not None:
+        return torch.addcmul(mean, spread, rows)
+    return rows.to(next(network.parameters()).dtype)
+
+
+def _row_form(run: Run, name: str) -> list[int] | None:
+    """The shape of a row, where it is known; a ConfigError unless a row is one tensor."""
+    row, encoding = run.manifest["clients"][name].get("inputs"), run.clients[name].encoding
+    if encoding.has_steps if encoding is not None else isinstance(row, dict):
+        raise ConfigError(
+            f"client {name!r} cannot be exported: its rows are named inputs or sequences, and a "
+            "program takes one table of numbers; use run.predict, or run.networks and run.heads"
+        )
+    shape: list[int] | None = row if isinstance(row, list) else None
+    return shape
+
+
+def _made_up_codes(column: dict[str, Any]) -> Tensor:
+    """A column of codes: numbers, categories and times that are known, and no gaps."""
+    turns = torch.arange(2 * ROWS, dtype=torch.float64)
+    if column["kind"] == "id":
+        return torch.zeros_like(turns)
+    most = len(column.get("categories", ()))
+    return turns % most if most else turns

@@ -30,9 +30,10 @@ from fedgradnorm._runs.after.starting import (
 )
 from fedgradnorm._runs.blueprint import describe
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.history import UNTUNED, History
+from fedgradnorm._runs.history import UNTUNED, History, metric_columns
 from fedgradnorm._runs.manifest import client_info
-from fedgradnorm._runs.run import Run, TrainedClient, metric_names
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._dividing import divided
 from fedgradnorm.tasks._task import described_task
 from fedgradnorm.weighting import Equal
@@ -180,7 +181,7 @@ def _measured(run: Run, federation: Federation, before: str = "") -> list[Row]:
 
 def _history(run: Run, client: Client, rows: Sequence[Row]) -> History:
     """The run's rows and the new ones; the run keeps its own table."""
-    history = History(sorted({*metric_names(run.table), *client.task.metrics}))
+    history = History(sorted({*metric_columns(run.table.rows), *client.task.metrics}))
     history.rows = [*run.table.rows, *rows]
     return history
 

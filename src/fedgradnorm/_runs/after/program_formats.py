@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgradnorm._errors import ConfigError
-from fedgradnorm.models._input_rows import Fields, Inputs, Sequences, call_arguments
 
-Answering = Callable[[Inputs], Tensor]
+Answering = Callable[[Tensor], Tensor]
 
 
 class Format(ABC):
@@ -38,7 +37,7 @@ class Format(ABC):
                 )
 
     @abstractmethod
-    def written(self, module: nn.Module, rows: Inputs, columns: str) -> bytes:
+    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
         """The program as the bytes of its file."""
 
     @abstractmethod
@@ -49,44 +48,33 @@ class Format(ABC):
 class Pt2(Format):
     """torch.export."""
 
-    def written(self, module: nn.Module, rows: Inputs, columns: str) -> bytes:
+    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
         """The exported program; ``columns`` is among its extra files."""
         file = io.BytesIO()
-        positional, named, shapes = _signature(rows)
-        program = torch.export.export(
-            module, positional, named, dynamic_shapes=shapes, strict=False
-        )
+        program = torch.export.export(module, (rows,), dynamic_shapes=_any_rows(), strict=False)
         torch.export.save(program, file, extra_files={"columns.json": columns})
         return file.getvalue()
 
     def read(self, program: bytes) -> Answering:
         """The program as a module."""
-        module = torch.export.load(io.BytesIO(program)).module()
-
-        def answer(x: Inputs) -> Tensor:
-            positional, named = call_arguments(x)
-            found: Tensor = module(*positional, **named)
-            return found
-
+        answer: Answering = torch.export.load(io.BytesIO(program)).module()
         return answer
 
 
 class Onnx(Format):
-    """torch.onnx, run by onnxruntime; inputs have their names or are ``x``, the output is ``y``."""
+    """torch.onnx, run by onnxruntime; the input is ``x``, the output ``y``."""
 
     needs = ("onnx", "onnxscript", "onnxruntime")
 
-    def written(self, module: nn.Module, rows: Inputs, columns: str) -> bytes:
+    def written(self, module: nn.Module, rows: Tensor, columns: str) -> bytes:
         """The ONNX model; ``columns`` is among its metadata."""
-        positional, named, shapes = _signature(rows)
         with _quiet():
             program = torch.onnx.export(
                 module,
-                positional,
-                kwargs=named,
+                (rows,),
                 dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=[*(["x"] if positional else []), *named],
+                dynamic_shapes=_any_rows(),
+                input_names=["x"],
                 output_names=["y"],
                 verbose=False,
             )
@@ -102,10 +90,8 @@ class Onnx(Format):
 
         session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
 
-        def answer(x: Inputs) -> Tensor:
-            positional, named = call_arguments(x)
-            every = {**({"x": positional[0]} if positional else {}), **named}
-            (y,) = session.run(None, {name: part.numpy() for name, part in every.items()})
+        def answer(x: Tensor) -> Tensor:
+            (y,) = session.run(None, {"x": x.numpy()})
             return torch.from_numpy(y)
 
         return answer
@@ -115,26 +101,9 @@ FORMATS: dict[str, Format] = {".pt2": Pt2(), ".onnx": Onnx()}
 """By the ending of the file."""
 
 
-def _signature(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor], dict[str, Any]]:
-    """How a program is called with the rows, for any number of rows, and of steps if it has some.
-
-    Sequences may be of different lengths, so each has a number of steps of its own.
-    """
-    positional, named = call_arguments(x)
-    rows = torch.export.Dim("rows", min=1)
-    if isinstance(x, Tensor):
-        return positional, named, {"x": {0: rows}}
-    if isinstance(x, Sequences):
-        steps = {0: rows, 1: torch.export.Dim("steps", min=1)}
-        return positional, named, {"x": steps, "mask": steps}
-    assert isinstance(x, Fields)
-    shapes: dict[str, Any] = {}
-    for name, part in x.fields.items():
-        shapes[name] = {0: rows}
-        if isinstance(part, Sequences):
-            shapes[name] |= {1: torch.export.Dim(f"steps_{name}", min=1)}
-            shapes[f"{name}_mask"] = shapes[name]
-    return positional, named, shapes
+def _any_rows() -> dict[str, Any]:
+    """The input of a program has any number of rows."""
+    return {"x": {0: torch.export.Dim("rows", min=1)}}
 
 
 @contextmanager

@@ -6,28 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from fedgradnorm._runs.after.whole_frame import WholeFrame
+import pandas as pd
+
 from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._runs.history import metric_columns
 from fedgradnorm._runs.manifest import kept_round
 from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedgradnorm._runs.run import Run
 
 
 def summary_of(run: Run) -> pd.DataFrame:
     """See :meth:`fedgradnorm.Run.summary`; the history is read once, however many clients."""
-    from fedgradnorm._runs.run import metric_names
-
     weights, infos = run.weights, run.manifest.get("clients", {})
     # A federation's server has no client's head, but what they reported.
     evaluated: dict[str, list[Row]] = {name: [] for name in (run.clients or infos)}
     for row in run.table.rows:
         if row["split"] != "batch" and row["client"] in evaluated:
             evaluated[row["client"]].append(row)
-    known = metric_names(run.table)
+    known = metric_columns(run.table.rows)
     metrics = [column for column in run.table.columns if column in known]
     found = []
     for name, rows in evaluated.items():
@@ -40,8 +38,6 @@ def summary_of(run: Run) -> pd.DataFrame:
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["client", "weight"])
     return frame.set_index("client")
 
@@ -64,3 +60,13 @@ def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:
     }
     losses = {"first_loss": train[0].get("loss"), "last_loss": train[-1].get("loss")}
     return {**score, **losses, **values}
+
+
+def _text(frame: Any) -> str:
+    """No row or column left out; wide tables go on below."""
+    with pd.option_context("display.max_rows", None, "display.max_columns", None):
+        return str(pd.DataFrame.__repr__(frame))
+
+
+# pandas says nothing of its types, and a class statement would need them.
+WholeFrame: Any = type("WholeFrame", (pd.DataFrame,), {"__repr__": _text, "__module__": __name__})

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import fedgradnorm
 from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError, ModelError
+from fedgradnorm._errors import ConfigError, DataError, ModelError
 from fedgradnorm._federation.heads import (
     Patterns,
     combined,
@@ -26,10 +27,13 @@ from fedgradnorm._federation.heads import (
     make_head,
     own_names,
 )
-from fedgradnorm._round.settings import Settings
-from fedgradnorm._runs.run import Run, TrainedClient
+from fedgradnorm._round.settings import OPTIONS, TOP, Settings, completed, keywords, ungrouped
+from fedgradnorm._runs.manifest import stored_weighting
+from fedgradnorm._runs.run import Run
+from fedgradnorm._runs.trained import TrainedClient
 from fedgradnorm.models._dividing import private_names
 from fedgradnorm.models._flat import FlatNetwork
+from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
 
@@ -255,3 +259,36 @@ def _shape(parameter: Tensor | None) -> tuple[int, ...] | None:
 def _some(names: Sequence[str]) -> str:
     """The names; of many their number."""
     return ", ".join(names) if 0 < len(names) <= 20 else f"{len(names) or 'no'} clients"
+
+
+def added(
+    run: Run,
+    client: Client,
+    others: Sequence[Client],
+    weighting: Weighting | None,
+    changes: Mapping[str, Any],
+) -> Run:
+    """``fgn.train(run, clients)`` with this client too, and what the run was trained by."""
+    if not isinstance(client, Client):
+        raise DataError(f"client must be an fgn.Client, not {shown(client)}")
+    if run.shared is None:
+        raise ConfigError("nothing was shared in this run, so nobody can join it")
+    absent = [name for name in run.clients if name not in {other.name for other in others}]
+    if absent:
+        raise ConfigError(
+            f"a run holds no data, and client {absent[0]!r} of this one is not among those given; "
+            "give all of them, or go on without it: fgn.train(run, clients)"
+        )
+    settings = completed(run.manifest["settings"])
+    changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *OPTIONS)})
+    if "rounds" in changed or "epochs" in changed:
+        settings = {**settings, "rounds": None, "epochs": None}
+    if weighting is None and "method" not in changes:
+        weighting = stored_weighting(run.manifest, "run.add(client, others, weighting=...)")
+    how = keywords({**settings, **changed})
+    given = list(changes.get("callbacks", ()))
+    again = {type(one) for one in given}
+    how["callbacks"] = [*(one for one in how["callbacks"] if type(one) not in again), *given]
+    rest = {k: v for k, v in changes.items() if k not in (*TOP, *OPTIONS, "callbacks")}
+    # The public function, since training is a layer above this one.
+    return fedgradnorm.train(run, [*others, client], weighting=weighting, **how, **rest)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedgradnorm._checks import shown
 from fedgradnorm._columns import is_frame, picked_columns
 from fedgradnorm._errors import DataError
-from fedgradnorm.data._encoding.arranging import arranged, divided, is_flat, step_rows
+from fedgradnorm.data._encoding.arranging import arranged, divided, is_flat
 from fedgradnorm.data._encoding.column_kinds import (
     UNKNOWN,
     CategoryColumn,
@@ -26,7 +26,7 @@ from fedgradnorm.data._encoding.column_kinds import (
     column_from,
 )
 from fedgradnorm.data._files.read_rows import LARGEST, is_missing
-from fedgradnorm.models._input_rows import Fields, Inputs, Sequences
+from fedgradnorm.models._input_rows import Fields, Inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,26 +98,6 @@ class Encoding:
         """Numbers [rows, features] as what the network takes."""
         parts = self.divided(numbers)
         return parts[None] if None in parts else Fields({str(k): v for k, v in parts.items()})
-
-    def step_codes(self, codes: Tensor) -> Sequences:
-        """The codes of each sequence's steps, inputs alone."""
-        places = [i for i, c in enumerate(self.columns) if not isinstance(c, StepColumn)]
-        return Sequences([codes[at][:, places] for at in step_rows(self.columns, codes)])
-
-    def long(self, rows: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`step_codes`: one row a step, sequences and steps numbered."""
-        found = []
-        for number, row in enumerate(rows):
-            inputs = iter(row.unbind(dim=1))
-            places = {
-                "sequence": torch.full((len(row),), float(number)),
-                "order": torch.arange(len(row)),
-            }
-            every = [
-                places[c.role] if isinstance(c, StepColumn) else next(inputs) for c in self.columns
-            ]
-            found.append(torch.stack([column.to(torch.float64) for column in every], dim=1))
-        return torch.cat(found)
 
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.

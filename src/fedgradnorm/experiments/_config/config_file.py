@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -26,10 +28,11 @@ from pydantic import (
 )
 from torch import nn
 
-from fedgradnorm._checks import shortened
+from fedgradnorm._checks import names, shortened
 from fedgradnorm._client import Client
-from fedgradnorm._errors import ConfigError
+from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._methods import DEFAULT, find_method
+from fedgradnorm._privacy.terms import Privacy, privacy_of
 from fedgradnorm._round.settings import (
     FIELDS,
     GROUPS,
@@ -40,30 +43,87 @@ from fedgradnorm._round.settings import (
     name_of,
     ungrouped,
 )
+from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import CHECKPOINT, MANIFEST
-from fedgradnorm._runs.reading import present
+from fedgradnorm._toml import check_plain, overridden, put, read_toml, to_toml
+from fedgradnorm._training.trackers import Tracking
 from fedgradnorm.data._sources import DataProgress, anchored, load_clients
 from fedgradnorm.experiments._config.config_errors import blaming, explain
-from fedgradnorm.experiments._config.config_tables import (
-    CompareTable,
-    DataTable,
-    NetworkTable,
-    OutputTable,
-    Strict,
+from fedgradnorm.experiments._config.named_networks import (
+    build_network,
+    check_imports,
+    check_network_options,
+    import_modules,
 )
-from fedgradnorm.experiments._config.named_networks import build_network, check_network_options
-from fedgradnorm.experiments._config.overrides import overridden, put
-from fedgradnorm.experiments._config.own_programs import check_imports, import_modules
-from fedgradnorm.experiments._config.plain import check_plain
-from fedgradnorm.experiments._config.private_clients import beside, promised, terms_of
 from fedgradnorm.experiments._config.shipped import config_file, with_real_signals
-from fedgradnorm.experiments._config.toml_text import read_toml, to_toml
 from fedgradnorm.weighting import Weighting
 
 Parts = tuple[nn.Module, list[Client], Weighting, Settings]
 
+PROMISING = "clients"
+"""The key of ``[privacy]`` that names those who promise it; all clients by default."""
+
 LONGEST_NAME = 80
 """Characters, of up to four bytes, of 255 that the name of a run folder may have."""
+
+
+class Strict(BaseModel):
+    """A table that takes no other keys, and no value of another kind."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DataTable(Strict, extra="allow"):
+    """``[data]``: a source, and whatever options it takes."""
+
+    source: str = Field(description="where the clients come from")
+
+
+class NetworkTable(Strict, extra="allow"):
+    """``[network]``: a name or ``package.module:factory``, and whatever options it takes."""
+
+    name: str = Field(description="one of ours, or ``module:function`` of yours")
+
+
+class OutputTable(Strict):
+    """``[output]``: where run folders go, and who else is told."""
+
+    folder: str = Field(default="runs", min_length=1, description="where run folders are made")
+    tracking: Tracking = Field(default="none", description="who else is told how the run goes")
+
+
+OWN = ("weighting", *(name for name in TOP if name != "seed"), *GROUPS)
+"""What ``[compare.own.METHOD]`` may hold: where one method departs from the settings of all."""
+
+
+class CompareTable(Strict):
+    """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
+
+    methods: list[str] = Field(
+        default=["fedrep", "fedgradnorm", "fedgradnorm-direct"],
+        description="names of methods, each with settings after it if it has some of its own",
+    )
+    seeds: int = Field(default=1, description="how many, from the config's own on; 1 or more")
+    baseline: str = Field(
+        default="fedrep", description="the method that the others are tested against"
+    )
+    own: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="settings of one method's runs alone, by its name: "
+        "``[compare.own.fedprox.local]``, ``compare.own.static.lr``, any key of a run but its data",
+    )
+
+    def changes(self, method: str) -> dict[str, Any]:
+        """What is this method's own, by dotted key of the config."""
+        found: dict[str, Any] = {}
+        for name, value in self.own.get(method, {}).items():
+            if name not in OWN:
+                raise ConfigError(
+                    f"unknown key 'compare.own.{method}.{name}' (one of: {', '.join(OWN)})"
+                )
+            several = value.items() if isinstance(value, dict) else ()
+            found |= {f"{name}.{key}": one for key, one in several} or {name: value}
+        return found
 
 
 class _Nullable(Strict):
@@ -350,3 +410,36 @@ def _check_own(config: Config, name: str) -> None:
         config.variant(name, config.seed, config.compare.changes(name))
     except ConfigError as error:
         raise ConfigError(f"compare.own.{name}: {error}") from None
+
+
+def terms_of(table: Mapping[str, Any]) -> Privacy | None:
+    """The terms in ``[privacy]``, checked; None where it is empty."""
+    given = {key: value for key, value in table.items() if key != PROMISING}
+    if PROMISING in table:
+        names("privacy.clients", table[PROMISING])
+    found: Privacy | None = privacy_of(given) if table else None
+    return found
+
+
+def promised(clients: Sequence[Client], table: Mapping[str, Any]) -> list[Client]:
+    """The clients with these terms; who has terms of its own, in ``[[data.clients]]``, keeps them.
+
+    ``clients`` in the table names those that promise it, by default all.
+    """
+    terms, known = terms_of(table), [client.name for client in clients]
+    if terms is None:
+        return list(clients)
+    chosen = [choose(n, known, "client in privacy.clients") for n in table.get(PROMISING, known)]
+    return [
+        replace(c, privacy=terms) if c.name in chosen and c.privacy is None else c for c in clients
+    ]
+
+
+def beside(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The config with the folder of its privacy ledgers taken as relative to ``folder``."""
+    table = config.get("privacy")
+    ledger = table.get("ledger") if isinstance(table, dict) else None
+    if not isinstance(ledger, str) or not ledger:
+        return config
+    place = str(folder.absolute() / Path(ledger).expanduser())
+    return {**config, "privacy": {**config["privacy"], "ledger": place}}

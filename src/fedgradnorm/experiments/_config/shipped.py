@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import choose
-
-FOLDER = Path(__file__).parents[2] / "configs"
+from fedgradnorm._toml import CONFIGS
 
 EXPERIMENTS = (
     "fig2", "table2", "fig3", "scale", "gamma", "alpha", "participation", "steps", "baselines"
@@ -34,7 +33,7 @@ REAL_SIGNALS = "RadComDynamic.hdf5"
 
 def shipped() -> dict[str, Path]:
     """The configs in the package, by name."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    return {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
 
 
 def config_file(place: str | Path) -> tuple[Path, tuple[str, ...]]:

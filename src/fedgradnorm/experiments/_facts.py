@@ -14,7 +14,7 @@ from typing import Any
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import FIELDS, GROUPS, completed, name_of, scope_of
-from fedgradnorm._stored.reader import StoredRun
+from fedgradnorm._runs.reader import StoredRun
 
 Facts = dict[str, Any]
 """Values by dotted name: training.lr, weighting.gamma, data.samples, network.widths."""

@@ -1,4 +1,8 @@
-"""Files of a run folder as they are found: whatever is wrong with one is a RunFolderError."""
+"""Files of a run folder, opened without following links; every failure is a RunFolderError.
+
+A folder may come from elsewhere: a link in it could lead a reader or a writer out of it, and a pipe
+would keep a reader waiting.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,16 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import RunFolderError
+
+GO_ON = (
+    "mend that, then resume the run (fgn.resume, or fedgradnorm resume): it goes on from its last "
+    "checkpoint, or from the start where it has none"
+)
+CHOOSE = "mend that, or choose another folder"
 
 
 def present(path: Path) -> bool:
@@ -72,3 +82,26 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return "is a symbolic link, which could lead out of the folder; put the run's own file back"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+@contextmanager
+def writing(folder: Path, way_out: str = GO_ON) -> Iterator[None]:
+    """Turn what the system raises into a RunFolderError with a way out."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if way_out is GO_ON and not folder.is_dir():
+            reason, way_out = "it was removed while the run was training", "start the run again"
+        raise RunFolderError(f"{folder} cannot be written: {reason}; {way_out}") from error
+
+
+def opened_to_write(path: Path, mode: str) -> IO[Any]:
+    """Open a file of a run folder; where it is a link, nothing is written through it."""
+
+    def opener(name: str, given: int) -> int:
+        return os.open(name, given | flags("O_NOFOLLOW"), 0o666)
+
+    if "b" in mode:
+        return open(path, mode, opener=opener)
+    return open(path, mode, newline="", encoding="utf-8", opener=opener)

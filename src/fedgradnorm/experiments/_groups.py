@@ -6,25 +6,30 @@ groups that :func:`group` makes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedgradnorm._methods import METHODS
 from fedgradnorm._round.settings import key_of
-from fedgradnorm._stored.identity import (
+from fedgradnorm._runs.reader import UNKNOWN_SEED, StoredRun
+from fedgradnorm._runs.task_lines import pooled_runs
+from fedgradnorm.experiments._entries import own_name
+from fedgradnorm.experiments._facts import (
     CLIENTS,
+    STRUCTURE,
     Facts,
     data_facts,
     differing,
+    digest,
     fact_of,
     facts_of,
     fingerprint,
     frozen,
     same_rows,
 )
-from fedgradnorm._stored.reader import UNKNOWN_SEED, StoredRun
-from fedgradnorm._stored.variant_names import in_order, named
+from fedgradnorm.experiments._sweep import point_name
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def group(runs: Sequence[StoredRun]) -> tuple[list[Group], list[str]]:
         kept = [_without_repeats(part) for part in parts]
         notes += [note for _, told in kept for note in told]
         notes += [note for members, _ in kept for note in _drawn_by_seed(members)]
-        groups += _named(method, in_order([members for members, _ in kept]))
+        groups += _named(method, _in_order([members for members, _ in kept]))
     groups.sort(key=lambda one: _rank(one.method))
     return groups, notes + mixture(groups)
 
@@ -164,7 +169,7 @@ def _drawn_by_seed(members: Sequence[StoredRun]) -> list[str]:
 
 def _named(method: str, variants: Sequence[Sequence[StoredRun]]) -> list[Group]:
     groups = []
-    lines = named(method, variants)
+    lines = _labels(method, variants)
     for (line, label), members in zip(lines, variants, strict=True):
         ended = [run for run in members if run.finished] or list(members)
         furthest = max(run.last_round for run in ended)
@@ -221,3 +226,84 @@ def _meant_to_differ(groups: Iterable[Group]) -> set[str]:
         fixed: Mapping[str, Any] = METHODS[one.method].settings if one.method in METHODS else {}
         meant |= {fact_of(key) for key in (*map(key_of, fixed), *one.own, *one.point)}
     return meant
+
+
+Variants = Sequence[Sequence[StoredRun]]
+_NAMED = 3  # settings named in a label
+
+
+def _labels(method: str, variants: Variants) -> list[tuple[str, str]]:
+    """(line, label) of each variant of a method; a label is its line and its point of a sweep.
+
+    No two labels are the same: variants that own settings and point do not tell apart are called by
+    the settings, the network or the data in which they differ.
+    """
+    firsts = [members[0] for members in variants]
+    lines = [" ".join(filter(None, (method, own_name(run.part("own"))))) for run in firsts]
+    points = [point_name(run.part("point")) for run in firsts]
+    whole = [" ".join(filter(None, pair)) for pair in zip(lines, points, strict=True)]
+    told = [""] * len(firsts)
+    for label in {label for label, count in Counter(whole).items() if count > 1}:
+        alike = [i for i, other in enumerate(whole) if other == label]
+        for i, text in zip(alike, _apart([firsts[i] for i in alike]), strict=True):
+            told[i] = text
+    lines = [" ".join(filter(None, pair)) for pair in zip(lines, told, strict=True)]
+    return [(line, f"{line} {point}".strip()) for line, point in zip(lines, points, strict=True)]
+
+
+def _in_order(variants: list[list[StoredRun]]) -> list[list[StoredRun]]:
+    """Variants that differ in numbers, such as the points of a sweep, by size."""
+    tables = [facts_of(members[0]) for members in variants]
+    numbers = [k for k, values in differing(tables).items() if all(map(_is_number, values))]
+    order = sorted(range(len(variants)), key=lambda i: [tables[i][key] for key in numbers])
+    return [variants[i] for i in order]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _apart(runs: Sequence[StoredRun]) -> list[str]:
+    """What tells each of these runs from the others, in a few words."""
+    tables = [facts_of(run) for run in runs]
+    found = differing(tables)
+    plain = [key for key in found if key != STRUCTURE and not key.startswith(CLIENTS)]
+    if plain:
+        shown = plain[:_NAMED]
+        more = " ..." if len(plain) > _NAMED else ""
+        texts = [point_name({k: t.get(k, "unknown") for k in shown}) + more for t in tables]
+    else:
+        texts = [""] * len(runs)
+    for tell in (_network, _clients, _rows):
+        if len(set(texts)) < len(texts):
+            added = [tell(run) for run in runs]
+            if len(set(added)) > 1:
+                texts = [f"{text} {word}".strip() for text, word in zip(texts, added, strict=True)]
+    seen: Counter[str] = Counter()
+    for i, text in enumerate(texts):
+        seen[text] += 1
+        texts[i] = text if seen[text] == 1 else f"{text} #{seen[text]}".strip()
+    return texts
+
+
+def _network(run: StoredRun) -> str:
+    about = run.manifest.get("network")
+    if isinstance(about, dict) and "parameters" in about:
+        return f"network={about.get('class')}/{about['parameters']}"
+    return f"network={digest(run.part('blueprints'))[:4]}"
+
+
+def _clients(run: StoredRun) -> str:
+    return f"clients={digest(run.clients)[:4]}"
+
+
+def _rows(run: StoredRun) -> str:
+    return f"data={fingerprint(run)[:4] or 'unknown'}"
+
+
+def pooled_groups(groups: Sequence[Group]) -> list[Group]:
+    """The same groups; runs of many clients are the lines of their tasks."""
+    return [
+        replace(one, whole=tuple(pooled_runs(one.whole)), partial=tuple(pooled_runs(one.partial)))
+        for one in groups
+    ]

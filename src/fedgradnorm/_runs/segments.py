@@ -14,8 +14,8 @@ from typing import Any
 
 from fedgradnorm._engines import Journal
 from fedgradnorm._runs import checkpoint
+from fedgradnorm._runs.files import check_folder
 from fedgradnorm._runs.layout import ROWS
-from fedgradnorm._runs.reading import check_folder
 
 JOURNAL = "journal"
 """What a checkpoint calls the rows, where it holds them itself."""

@@ -1,4 +1,4 @@
-"""Trained clients whose heads are rows of a few tensors: each is made when it is asked for."""
+"""Trained clients, in memory and as files: a head and what is a client's own, no data."""
 
 from __future__ import annotations
 
@@ -6,21 +6,79 @@ import bisect
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from fedgradnorm._client import Client, Scaler
 from fedgradnorm._engines import Exported
 from fedgradnorm._errors import RunFolderError
-from fedgradnorm._runs.run import TrainedClient
+from fedgradnorm._runs.checkpoint import write_tensors
+from fedgradnorm._runs.files import check_folder
+from fedgradnorm._runs.layout import CLIENTS, HEADS, NETWORK, client_file
 from fedgradnorm.models._networks import linear_of
+from fedgradnorm.tasks._kind import KINDS, Kind
+from fedgradnorm.tasks._positions import Shape
 
 HeadRows = tuple[list[str], Tensor, Tensor]
 """Names of clients, and the weights and biases of their linear heads, a row each."""
 
 SCALING = "scaling/"
 """What the names of a scaling's tensors begin with."""
+
+
+@dataclass
+class TrainedClient:
+    """A client as it left training: its head and its own parts of the network, no data.
+
+    These parts are running statistics and, where a part of the network is private, parameters.
+    """
+
+    head: nn.Module
+    kind: str
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    network: nn.Module | None = None
+    scaling: Any = None
+    labels: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    encoding: Any = None
+    of: str | None = None
+    shape: Shape = ()
+    own_kind: Kind | None = None
+    stem: nn.Module | None = None
+    given_columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_client(
+        cls,
+        client: Client,
+        learned: Exported,
+        network: nn.Module | None = None,
+    ) -> TrainedClient:
+        """What is kept of a client, with what it has learned."""
+        return cls(
+            learned.head,
+            client.task.kind,
+            learned.parts,
+            network,
+            client.scaling,
+            client.labels,
+            client.columns,
+            client.encoding,
+            client.of,
+            client.task.shape,
+            client.task.own_kind,
+            learned.stem,
+            client.given_columns,
+        )
+
+    @property
+    def form(self) -> Kind:
+        """What answers for the kind of its task."""
+        return self.own_kind or KINDS[self.kind]
+
 
 Finish = Callable[[str, nn.Linear], TrainedClient]
 """Makes of a client's name and head what is kept of the client."""
@@ -105,3 +163,26 @@ def scalings_of(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
             client, _, key = name.removeprefix(SCALING).rpartition("/")
             found.setdefault(client, {})[key] = tensor
     return found
+
+
+def write_models(
+    shared: nn.Module | None, clients: Mapping[str, TrainedClient], folder: Path, run: str
+) -> None:
+    """The shared network and each client's head as safetensors with plain state_dict names."""
+    check_folder(folder / CLIENTS)
+    (folder / CLIENTS).mkdir(exist_ok=True)
+    if shared is not None:
+        write_tensors(folder / NETWORK, dict(shared.state_dict()), run=run)
+    if isinstance(clients, StackedClients):
+        write_tensors(folder / HEADS, *clients.tensors(), run=run)
+        return
+    for name, client in clients.items():
+        parts: dict[str, Mapping[str, Tensor]] = {
+            "head": client.head.state_dict(),
+            "buffers": client.buffers,
+            "network": client.network.state_dict() if client.network else {},
+            "scaling": client.scaling.state_dict() if client.scaling else {},
+            "stem": client.stem.state_dict() if client.stem is not None else {},
+        }
+        tensors = {f"{part}.{key}": t for part, table in parts.items() for key, t in table.items()}
+        write_tensors(client_file(folder, name), tensors, run=run)

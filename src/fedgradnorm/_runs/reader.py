@@ -1,31 +1,116 @@
-"""Runs as reports read them: whatever is readable, and what is wrong with the rest.
+"""The one reader of run folders: manifest, tables and config, and what is wrong with any of them.
 
-Every table, figure, page and test is made from what this module returns. Nothing here refuses a
-damaged run: a page that shows nineteen runs and names the twentieth's fault is worth more than an
-error.
+``load`` takes the first fault as an error. Reports read a :class:`StoredRun`, which has whatever is
+readable and names the rest: a page that shows nineteen runs and names the twentieth's fault is
+worth more than an error.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedgradnorm._errors import ConfigError, RunFolderError
-from fedgradnorm._runs.contents import read_contents
-from fedgradnorm._runs.csv_table import Row
+from fedgradnorm._round.reports import KEYS
+from fedgradnorm._runs.csv_table import Row, checksum_of, columns_of, salvaged
+from fedgradnorm._runs.files import present, read_file
+from fedgradnorm._runs.history import PAIRS
 from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
-from fedgradnorm._runs.manifest import kept_words
-from fedgradnorm._runs.many.spread import SHARES, groups_of
-from fedgradnorm._runs.reading import present, read_file
-from fedgradnorm._stored.summary import Judged, judged
-from fedgradnorm.experiments._config.toml_text import read_toml
+from fedgradnorm._runs.manifest import kept_words, read_manifest
+from fedgradnorm._runs.spread import COLUMNS, SHARES, groups_of
+from fedgradnorm._toml import read_toml
+from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 
 UNKNOWN_SEED = -1
 _FILES = (MANIFEST, CONFIG, METRICS)
+_TABLES = {METRICS: KEYS, SPREAD: COLUMNS, CONFLICT: PAIRS}
+"""The tables of a run, and the columns in which no row has a gap."""
+
+SYNTHETIC = "Synthetic data"
+
+
+@dataclass
+class Contents:
+    """A run folder's manifest and tables; ``faults`` are in words that name the file."""
+
+    manifest: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    faults: list[str] = field(default_factory=list)
+
+
+def read_contents(folder: Path) -> Contents:
+    """Everything that can be read, and what is wrong with the rest."""
+    found = Contents()
+    if present(folder / MANIFEST):
+        try:
+            found.manifest = read_manifest(folder)
+        except RunFolderError as error:
+            found.faults.append(str(error))
+    else:
+        found.faults.append(f"{MANIFEST} is missing: settings and provenance are unknown")
+    for name in _TABLES:
+        found.rows[name] = _rows(folder / name, found)
+    return found
+
+
+def _rows(path: Path, found: Contents) -> list[Row]:
+    """The rows of a table that can be used; a fault for the others."""
+    if not present(path):
+        if path.name == METRICS:
+            found.faults.append(f"{METRICS} is missing: there are no curves")
+        return []
+    try:
+        data = read_file(path)
+        rows, damage = salvaged(path, data)
+    except RunFolderError as error:
+        data, rows, damage = b"", [], str(error)
+    whole = [row for row in rows if all(row.get(key) is not None for key in _TABLES[path.name])]
+    if len(whole) < len(rows) and not damage:
+        damage = f"{path} is damaged: {len(rows) - len(whole)} of its rows are incomplete"
+    known = found.manifest.get("tables", {}).get(path.name)
+    if known is not None and known != checksum_of(data) and not damage:
+        damage = f"{path} is damaged: its rows are not those that {MANIFEST} knows"
+    if damage:
+        found.faults.append(damage)
+    elif path.name == METRICS:
+        found.columns = columns_of(data)
+    return whole
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The metric that a client's task names, and the scores of its constant baseline by metric.
+
+    The constant baseline always predicts the majority class, or the mean.
+    """
+
+    metric: str | None = None
+    constant: Mapping[str, float] = field(default_factory=dict)
+
+    def choose(self, have: Container[str]) -> str:
+        """The metric to show, of those that there are."""
+        named = (self.metric,) if self.metric else ()
+        return next((name for name in (*named, *MAIN_METRICS) if name in have), "loss")
+
+
+NOT_JUDGED = Judged()
+
+
+def judged(clients: Mapping[str, Any]) -> dict[str, Judged]:
+    """How each client of a manifest is judged."""
+    found = {}
+    for name, info in clients.items():
+        if isinstance(info, Mapping):
+            metric, scores = info.get("metric"), info.get("trivial")
+            table = scores if isinstance(scores, Mapping) else {}
+            known = {k: float(v) for k, v in table.items() if isinstance(v, (int, float))}
+            found[name] = Judged(metric if isinstance(metric, str) else None, known)
+    return found
 
 
 @dataclass(frozen=True)
@@ -35,7 +120,7 @@ class StoredRun:
     Losses in ``rows`` are freed of the factor they were given (``loss_scale``), here and nowhere
     else, so that no reader can forget it; ``scaled`` says that there was one. ``spread`` has the
     quantiles over clients where the run recorded them. Where ``pooled`` is not empty, ``rows`` are
-    those of quantiles, and it says how each is judged; see ``_stored.task_lines``.
+    those of quantiles, and it says how each is judged; see ``task_lines``.
     """
 
     name: str
@@ -236,3 +321,22 @@ def _weighting(manifest: dict[str, Any]) -> str:
     if not isinstance(weighting, dict):
         return ""
     return " ".join(str(weighting[key]) for key in ("name", "rule") if weighting.get(key))
+
+
+def made_by_program(data: Mapping[str, Any]) -> str:
+    """What a config's data table generates, in words; nothing where it reads real data.
+
+    >>> made_by_program({"source": "faces"}), made_by_program({"source": "mtfl"})
+    ('drawn faces, not photographs', '')
+    """
+    if data.get("source") == "radcom" and not data.get("path"):
+        return "generated signals, not RadComDynamic's"
+    return "drawn faces, not photographs" if data.get("source") == "faces" else ""
+
+
+def synthetic(runs: Iterable[StoredRun]) -> str:
+    """``Synthetic data: ...`` where any of the runs is on such data; else nothing."""
+    tables = (run.config.get("data") for run in runs)
+    made = dict.fromkeys(made_by_program(t) for t in tables if isinstance(t, Mapping))
+    words = ", ".join(filter(None, made))
+    return f"{SYNTHETIC}: {words}" if words else ""

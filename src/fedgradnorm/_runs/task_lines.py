@@ -14,10 +14,8 @@ from statistics import fmean
 
 from fedgradnorm._runs.csv_table import Row
 from fedgradnorm._runs.history import metric_columns
-from fedgradnorm._runs.many.spread import MANY, spread_rows
-from fedgradnorm._stored.groups import Group
-from fedgradnorm._stored.reader import StoredRun
-from fedgradnorm._stored.summary import Judged
+from fedgradnorm._runs.reader import Judged, StoredRun
+from fedgradnorm._runs.spread import MANY, spread_rows
 from fedgradnorm.tasks._named_metrics import higher_is_better
 
 MEDIAN, BEST, WORSE, WORST = "median", "best tenth", "worst tenth", "worst"
@@ -34,14 +32,6 @@ def is_many(run: StoredRun) -> bool:
 def pooled_runs(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The same runs; those of many clients in the lines of their tasks."""
     return [pooled(run) if is_many(run) else run for run in runs]
-
-
-def pooled_groups(groups: Sequence[Group]) -> list[Group]:
-    """The same groups, of pooled runs."""
-    return [
-        replace(one, whole=tuple(pooled_runs(one.whole)), partial=tuple(pooled_runs(one.partial)))
-        for one in groups
-    ]
 
 
 def line_name(task: str, line: str) -> str:

@@ -1,4 +1,7 @@
-"""Quantiles over clients: a row per round, split, task and quantity, however many there are."""
+"""What a run of many clients records: quantiles over all of them, and the rows of some.
+
+Quantiles have a row per round, split, task and quantity, however many clients there are.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgradnorm._client import Client
+from fedgradnorm._errors import choose
+from fedgradnorm._round.participation import some_of
+from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
 
 if TYPE_CHECKING:
@@ -15,6 +22,9 @@ if TYPE_CHECKING:
 
 MANY = 48
 """Clients that are shown one by one at most; of more, distributions are shown."""
+
+ALL_ROWS = 500
+"""Clients whose rows are all kept, unless some are asked for; of more clients, those of a few."""
 
 LARGEST = 12
 """Tasks that are told apart at most; of more, kinds of tasks are."""
@@ -117,3 +127,22 @@ def told_apart(clients: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     for name, task, kind in clients:
         kinds[name], found[name] = kind, kind if task == name else task
     return found if len(set(found.values())) <= LARGEST else kinds
+
+
+def recorded(clients: Sequence[Client], settings: Settings) -> frozenset[str] | None:
+    """The rows that are kept by name, drawn from the seed or as named; None where all are.
+
+    Several tasks of a client are recorded together; who names one of them gets that one.
+    """
+    asked = settings.record_clients
+    if asked is None and len(clients) <= ALL_ROWS:
+        return None
+    owners = list(dict.fromkeys(client.owner for client in clients))
+    if isinstance(asked, list):
+        known = dict.fromkeys([*owners, *(client.name for client in clients)])
+        wanted = {name if name in known else choose(name, known, "client in record_clients")
+                  for name in asked}  # fmt: skip
+    else:
+        wanted = set(some_of(owners, MANY if asked is None else asked, settings.seed, "recorded"))
+    kept = frozenset(c.name for c in clients if c.name in wanted or c.owner in wanted)
+    return None if len(kept) == len(clients) else kept

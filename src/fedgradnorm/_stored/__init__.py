@@ -1,1 +1,0 @@
-"""Run folders read back, and which of them belong together: one reader, one rule."""
