@@ -55,9 +55,6 @@ SHORTER = {
         "--jobs 4": "--jobs 1",
     },
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
-    "docs/networks.md": {
-        '"epochs": 20': '"epochs": 1',
-    },
     "docs/training.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
