@@ -49,17 +49,12 @@ SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
     "docs/data-faces.md": {"10_000": "1_000"},
     "docs/experiments.md": {
-        "--seeds 3 history.conflict=20":
-            "--seeds 1 data.samples=400 epochs=1 history.conflict=2",
         "configs/radcom.toml": "configs/radcom.toml data.samples=600 epochs=1",
         "seeds = 5": "seeds = 1",
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",
         "--jobs 4": "--jobs 1",
     },
     "docs/methods.md": {"data.samples=2000": "data.samples=300", "rounds=200": "rounds=2"},
-    "docs/networks.md": {
-        '"epochs": 20': '"epochs": 1',
-    },
     "docs/training.md": {"school.toml --seeds 3": f"school.toml --seeds 1 {FEW_SCHOOLS}"},
     "docs/benefit.md": {"benefit-school seed=100": f"benefit-school seed=100 {FEW_SCHOOLS}"},
 }  # fmt: skip
