@@ -184,16 +184,16 @@ class Balancer(nn.Module):
             tasks, values, rows = self._averaged(tasks, values, rows, parameters)
         if not tasks:
             return {}
-        norms = [row.norm() for row in rows]
+        norms = [torch.stack([part.norm() for part in row]).norm() for row in rows]
         like = norms[0]
         found = torch.stack([value.to(like) for value in [*values, *norms]]).tolist()
         return {task: (found[i], found[len(tasks) + i]) for i, task in enumerate(tasks)}
 
-    def _gradient(self, task: str, loss: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """A task's gradient at the norm layer as one vector; empty if no norm is needed."""
+    def _gradient(self, task: str, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """A task's gradient at the norm layer, in parts; an empty one if no norm is needed."""
         kind = _precision(parameters)
         if not parameters:
-            return torch.empty(0, dtype=kind)
+            return [torch.empty(0, dtype=kind)]
         scale = self.scaler.get_scale() if self.scaler is not None else 1.0
         found: Sequence[Tensor | None] = (None,)
         if loss.requires_grad:
@@ -207,17 +207,16 @@ class Balancer(nn.Module):
                 "pass a layer that all tasks use, and leave a task out of steps without a loss"
             )
         parts = zip(found, parameters, strict=True)
-        whole = [torch.zeros_like(p) if part is None else part for part, p in parts]
-        vector = torch.cat([part.reshape(-1).to(kind) for part in whole])
-        return vector if scale == 1 else vector / scale
+        whole = [(torch.zeros_like(p) if part is None else part).to(kind) for part, p in parts]
+        return whole if scale == 1 else [part / scale for part in whole]
 
     def _averaged(
         self,
         tasks: Sequence[str],
         values: Sequence[Tensor],
-        rows: Sequence[Tensor],
+        rows: Sequence[Sequence[Tensor]],
         parameters: Sequence[Tensor],
-    ) -> tuple[list[str], list[Tensor], list[Tensor]]:
+    ) -> tuple[list[str], list[Tensor], list[list[Tensor]]]:
         """Means over the ranks that have a task. Every rank sends the same shape, whatever it has.
 
         So ranks may have different tasks, or none.
@@ -232,11 +231,12 @@ class Balancer(nn.Module):
         )
         for task, value, row in zip(tasks, values, rows, strict=True):
             here = table[self.tasks.index(task)]
-            here[0], here[1], here[2:] = 1.0, value, row
+            here[0], here[1] = 1.0, value
+            here[2:] = torch.cat([part.reshape(-1) for part in row])
         dist.all_reduce(table, group=self.group)
         present = [i for i, count in enumerate(table[:, 0].tolist()) if count]
         means = [table[i, 1:] / table[i, 0] for i in present]
-        return [self.tasks[i] for i in present], [m[0] for m in means], [m[1:] for m in means]
+        return [self.tasks[i] for i in present], [m[0] for m in means], [[m[1:]] for m in means]
 
     @property
     def _needs_norms(self) -> bool:
