@@ -21,7 +21,6 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.modules.pop("fcntl", None)
-sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda *_: None)
 sys.meta_path.insert(0, Refuse())
 for module, names in {
     os: ["fork", "sysconf", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "sched_getaffinity"],
@@ -29,6 +28,9 @@ for module, names in {
 }.items():
     for name in names:
         delattr(module, name)
+
+from fedgradnorm._runs import locking
+locking.WINDOWS = types.SimpleNamespace(LK_NBLCK=2, locking=lambda *_: None)
 """
 TRAIN = """
 import toys

@@ -98,7 +98,7 @@ def test_a_kind_of_ones_own_checks_answers_and_measures(looped: fgn.Run) -> None
 
 def test_a_saved_run_needs_the_kind_again(looped: fgn.Run, tmp_path) -> None:
     place = looped.save(tmp_path / "run")
-    with pytest.raises(fgn.ModelError, match=r"client 'visits' has a kind of task of its own, 'co"):
+    with pytest.raises(fgn.ModelError, match=r"client 'visits' has a custom kind of task, 'co"):
         fgn.load(place)
     loaded = fgn.load(place, kinds=[Counts()])
     assert (loaded.predict("visits", X) == looped.predict("visits", X)).all()

@@ -32,7 +32,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 100
 
 LARGEST = 4 << 20
-"""Bytes of a config: some ten thousand clients, each with files of its own."""
+"""Bytes of a config: about ten thousand clients, each with its own files."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _text_of(path: Path) -> str:
     with path.open("rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise ConfigError(f"larger than {LARGEST >> 20} MB; data belongs into files of its own")
+        raise ConfigError(f"larger than {LARGEST >> 20} MB; put data into separate files")
     return data.decode("utf-8")
 
 

@@ -58,10 +58,10 @@ def test_a_variant_of_frozen_weights_takes_those_of_the_plain_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("named", "says"),
-    [(["fedgradnorm rate=0.5"], "after a method's name"),
-     (["fedgradnorm weighting.lr"], "after a method's name"),
-     (["fedgradnorm weighting.lr= 0.5"], "after a method's name"),
-     (["fedgradnorm data.seed=3"], "after a method's name"),
+    [(["fedgradnorm rate=0.5"], "a method's name can be followed"),
+     (["fedgradnorm weighting.lr"], "a method's name can be followed"),
+     (["fedgradnorm weighting.lr= 0.5"], "a method's name can be followed"),
+     (["fedgradnorm data.seed=3"], "a method's name can be followed"),
      (["fedgradnorm weighting.lrr=0.5"], "lrr"),
      (["fedrep weighting.lr=0.5"], "lr"),
      (["fedgradnrom weighting.lr=0.5"], "did you mean 'fedgradnorm'"),

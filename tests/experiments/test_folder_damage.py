@@ -60,7 +60,7 @@ def test_no_flipped_bit_gives_other_content(spoiled: Path, name: str) -> None:
 def test_a_flipped_tensor_is_named_with_a_way_out(spoiled: Path) -> None:
     path = spoiled / "network.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
-    with pytest.raises(fgn.RunFolderError, match=r"network\.safetensors is damaged.*put a copy"):
+    with pytest.raises(fgn.RunFolderError, match=r"network\.safetensors is damaged.*from a copy"):
         fgn.load(spoiled)
 
 
@@ -74,7 +74,7 @@ def test_one_content_is_one_file(tmp_path: Path) -> None:
 def test_a_file_without_a_checksum_is_refused(spoiled: Path) -> None:
     path = spoiled / "network.safetensors"
     save_file(checkpoint.read_tensors(path)[0], path)
-    with pytest.raises(fgn.RunFolderError, match="does not fit its checksum"):
+    with pytest.raises(fgn.RunFolderError, match="does not match its checksum"):
         fgn.load(spoiled)
 
 
@@ -129,7 +129,7 @@ def test_the_key_of_run_json_that_is_wrong_is_named(spoiled: Path, key: str) -> 
 def test_a_value_of_run_json_that_was_changed_is_noticed(spoiled: Path) -> None:
     path = spoiled / "run.json"
     path.write_text(path.read_text().replace('"rounds": 3', '"rounds": 2'))
-    with pytest.raises(fgn.RunFolderError, match="does not fit its checksum") as error:
+    with pytest.raises(fgn.RunFolderError, match="does not match its checksum") as error:
         fgn.load(spoiled)
     assert "remove its key 'checksum'" in str(error.value)
 

@@ -65,8 +65,8 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(
     folder = tmp_path / "run"
     process = trained_in_files_of(folder, limit)
     assert process.stdout == (
-        f"{folder} cannot be written: File too large; mend that, then resume the run (fgn.resume, "
-        "or fedgradnorm resume): it goes on from its last checkpoint, or from the start where it "
+        f"{folder} cannot be written: File too large; fix this, then resume the run (fgn.resume, "
+        "or fedgradnorm resume): it continues from its last checkpoint, or from the start if it "
         "has none\n"
     )
     assert not process.stderr

@@ -80,11 +80,11 @@ def write_tensors(
     run: str = "",
     previous: Path | None = None,
 ) -> None:
-    """Tensors by name, a text beside them and a checksum of both, as one safetensors file.
+    """Write tensors by name, a text and a checksum of both as one safetensors file.
 
     ``run`` is the identity of the run that the file belongs to: together with the file's name it
     keeps files of different runs, or of different clients, from being taken for each other.
-    safetensors itself would copy all tensors twice, and write two entries beside them in an order
+    safetensors itself would copy all tensors twice, and write two entries of metadata in an order
     that changes from process to process.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -140,7 +140,7 @@ def read_tensors(path: Path, run: str = "", name: str = "") -> tuple[dict[str, T
             _verify(path, metadata)
             if run and metadata.get(BOUND) != f"{run} {name or path.name}":
                 raise RunFolderError(
-                    f"{path} belongs to another run or client; put the run's own file back"
+                    f"{path} belongs to another run or client; restore the run's own file"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FedGradNormError:
@@ -160,8 +160,8 @@ def _verify(path: Path, metadata: Mapping[str, str]) -> None:
         found = _checksum(header, metadata.get("note", "") + metadata.get(BOUND, ""), chunks)
     if found != metadata.get(CHECKSUM):
         raise RunFolderError(
-            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
-            "back, or start the run again in another folder"
+            f"{path} is damaged: its content does not match its checksum; restore it from a "
+            "copy, or start the run again in another folder"
         )
 
 

@@ -64,7 +64,7 @@ class Table:
                 self._write(self._text(new))
 
     def copy(self) -> Self:
-        """The same rows in a table of its own, without a file."""
+        """A copy of the rows in a new table without a file."""
         other = copy.copy(self)
         other.rows, other._file = list(self.rows), None
         return other
@@ -84,8 +84,8 @@ class Table:
         self._sum = _digest(data)
         if self.checksum != checksum:
             raise RunFolderError(
-                f"{path} is damaged: its rows are not those that its checkpoint knows; put a copy "
-                "of the file back"
+                f"{path} is damaged: its rows are not those that its checkpoint recorded; "
+                "restore the file from a copy"
             )
         if size and (theirs := columns_of(data)) != self.columns:
             odd = next(iter({*theirs} ^ {*self.columns}), "")

@@ -20,10 +20,10 @@ from fedgradnorm._checks import shortened
 from fedgradnorm._errors import RunFolderError
 
 GO_ON = (
-    "mend that, then resume the run (fgn.resume, or fedgradnorm resume): it goes on from its last "
-    "checkpoint, or from the start where it has none"
+    "fix this, then resume the run (fgn.resume, or fedgradnorm resume): it continues from its last "
+    "checkpoint, or from the start if it has none"
 )
-CHOOSE = "mend that, or choose another folder"
+CHOOSE = "fix this, or choose another folder"
 
 
 def present(path: Path) -> bool:
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb", opener=_unfollowed) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise RunFolderError(f"{path} is no ordinary file; put the run's own file back")
+                raise RunFolderError(f"{path} is not a regular file; restore the run's own file")
             yield file
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path}: {_reason(error)}") from error
@@ -80,7 +80,7 @@ def flags(*names: str) -> int:
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        return "is a symbolic link, which could lead out of the folder; put the run's own file back"
+        return "is a symbolic link, which could lead out of the folder; restore the run's own file"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

@@ -1,4 +1,4 @@
-"""A run folder on disk: what the run is, how it goes, and where it can go on from; see layout."""
+"""A run folder while its run is trained: locked, checked, written; ``layout`` names its files."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ from fedgradnorm._runs.segments import Segments
 from fedgradnorm._runs.trained import write_models
 
 Place = str | os.PathLike[str]
-"""Where a run is kept: a folder, or the lock of one that this process holds already."""
+"""Where a run is saved: a folder, or the lock of one that this process already holds."""
 
 SAME = {
     "settings": "settings",
     "weighting": "weighting",
     "blueprints": "network or heads",
 }
-"""What a resumed run must share with the run it goes on with: keys of run.json, in words."""
+"""What must be unchanged when a run is resumed: keys of run.json, in words."""
 
 
-class Kept(Protocol):
-    """Whatever can be kept in a run folder: a trainer, or the server of a federation."""
+class Saved(Protocol):
+    """What a run folder saves: a trainer, or the server of a federation."""
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """The tables of the run, by the name of their file."""
+        """The tables of the run, by file name."""
 
     @property
     def journal(self) -> Journal | None:
-        """What is written down piece by piece, as it changes, where anything is."""
+        """What is written incrementally, if anything is."""
 
     def state_dict(self, rows: bool = True) -> dict[str, Any]:
-        """Everything needed to go on; without ``rows`` all but what the journal holds."""
+        """Everything needed to continue; without ``rows``, all but what the journal holds."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
+        """Restore the state saved by ``state_dict``."""
 
 
 class RunFolder:
-    """Keeps a trainer's progress on disk; one process at a time.
+    """Saves a trainer's progress to disk; one process at a time.
 
     Everything is checked before anything is written: a refused run leaves the folder as it was.
-    With ``go_back`` the checkpoint before the last is kept too, for when that one is damaged.
+    With ``go_back``, the checkpoint before the last is kept too, in case the last is damaged.
     """
 
     def __init__(
         self,
         path: Place,
-        trainer: Kept,
+        trainer: Saved,
         manifest: Mapping[str, Any],
         resume: bool,
         go_back: bool = True,
@@ -157,7 +157,7 @@ class RunFolder:
             self._mark()
 
     def save_checkpoint(self, whole: bool = False) -> None:
-        """Put everything needed to go on into one file, atomically; of many clients some into more.
+        """Write everything needed to continue; of many clients, changed rows go to more files.
 
         With ``whole`` they are in the one file, too: it then does not depend on those before it.
         """
@@ -210,7 +210,7 @@ class RunFolder:
         self._kept = True
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         if not self._kept:  # interrupted, or training failed
             with suppress(OSError, RunFolderError):
                 self._folder_lock.check()
@@ -231,7 +231,7 @@ def _check_kinds(path: Path) -> None:
 
 
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with anything but the run that was started."""
+    """Refuse to continue with anything but the run that was started."""
     given = {**before, "settings": completed(before["settings"])}
     if difference := _other_clients(before["clients"], now["clients"]):
         raise RunFolderError(f"{path}: cannot resume with other {difference}")
@@ -258,8 +258,8 @@ def _check_unbegun(path: Path, manifest: Mapping[str, Any], now: Mapping[str, An
     """A run without a checkpoint starts over, but only if it never had one."""
     if manifest.get("checkpoint") or manifest["finished"] or present(path / CLIENTS):
         raise RunFolderError(
-            f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; put a copy of the file "
-            "back, or start the run again in another folder"
+            f"{path} has lost its {CHECKPOINT}, so it cannot be resumed; restore it from a copy, "
+            "or start the run again in another folder"
         )
     if "start" in manifest and "start" not in now:
         raise RunFolderError(

@@ -1,4 +1,4 @@
-"""Where everything of a run lies on disk: every file name, once.
+"""The names of all files of a run, each written once.
 
 A run folder:
 
@@ -38,7 +38,7 @@ LOCK = ".lock"
 FILES = (
     CONFIG, LOG, LINK_LOG, DROPPED, CHECKPOINT, PREVIOUS, METRICS, SPREAD, CONFLICT, NETWORK, HEADS
 )  # fmt: skip
-"""What is or will be an ordinary file in a run folder, beside run.json."""
+"""The regular files of a run folder in addition to run.json."""
 
 REPORT, TABLES, FIGURES = "report.html", "tables", "figures"
 """What a report of runs writes: its page, and the folders of its tables and figures."""
@@ -47,10 +47,10 @@ BENEFIT = "benefit.csv"
 """Beside the runs of a federation and of its clients alone: the benefit of each."""
 
 TRACKED, TRACKED_FILES = "mlflow.db", "mlflow-artifacts"
-"""Beside the run folders, where MLflow is told of them."""
+"""Next to the run folders, where MLflow tracks them."""
 
 WATCHED = "wandb-runs"
-"""Beside the run folders, where Weights & Biases is told of them."""
+"""Next to the run folders, where Weights & Biases tracks them."""
 
 FEDERATION, LINK_DATABASE = "federation.toml", "superlink.db"
 REGISTERED, REVOKED, STATUS = "registered", "revoked", "status.json"

@@ -43,10 +43,9 @@ def load(
 ) -> Run:
     """A saved run, ready to predict.
 
-    Networks made of torch.nn layers are rebuilt by themselves; for a module class of your own give
-    an instance of it as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are
-    then filled. Kinds of tasks of your own are not in the folder either: give them as ``kinds``, or
-    register them.
+    Networks made of torch.nn layers are rebuilt automatically. For a custom module class, give an
+    instance as ``network`` (and ``heads`` and ``stems`` by client), whose parameters are then
+    filled. Custom kinds of tasks are not stored either: give them as ``kinds``, or register them.
     """
     folder = Path(path)
     manifest = read_manifest(folder)  # without one it is no run folder
@@ -57,7 +56,7 @@ def load(
     shared = models.shared(clients)
     found = read_contents(folder)
     if found.faults:
-        raise RunFolderError(f"{found.faults[0]}; put a copy of the file back")
+        raise RunFolderError(f"{found.faults[0]}; restore the file from a copy")
     history = history_of(found.rows[METRICS], found.columns)
     pairs, spread = conflict_table(), spread_table()
     pairs.append(found.rows[CONFLICT])
@@ -150,7 +149,7 @@ class _Models:
         found = self.kinds.get(kind) or KINDS.get(name)
         if found is None:
             raise ModelError(
-                f"client {client!r} has a kind of task of its own, {name!r}: give an instance, "
+                f"client {client!r} has a custom kind of task, {name!r}: give an instance, "
                 "load(path, kinds=[...]), or import the module that registers it"
             )
         return found
@@ -193,7 +192,7 @@ def _filled(
 def _own_class(what: str) -> ModelError:
     kinds = {"head": "heads={...}", "stem": "stems={...}"}
     key = kinds.get(what.partition(" ")[0], "network=...")
-    return ModelError(f"the {what} is a class of its own: give an instance, load(path, {key})")
+    return ModelError(f"the {what} is a custom class: give an instance, load(path, {key})")
 
 
 def _check_shapes(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:

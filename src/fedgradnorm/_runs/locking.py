@@ -116,7 +116,7 @@ class FolderLock:
         if not same and self.path.is_dir():
             raise RunFolderError(
                 f"{self.path} was replaced by another folder while the run was training, so "
-                "nothing more is written to it; put the run's folder back and resume it"
+                "nothing more is written to it; restore the run's folder and resume it"
             )
 
     def _take(self) -> tuple[int, bool]:
@@ -174,7 +174,7 @@ def _lock(file: int, folder: Path) -> None:
     """Lock the open file, or close it and say why not."""
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise RunFolderError(f"{folder / LOCK} is no ordinary file; remove it")
+            raise RunFolderError(f"{folder / LOCK} is not a regular file; remove it")
         lock(file)
     except BaseException as error:
         os.close(file)

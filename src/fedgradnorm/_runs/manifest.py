@@ -67,8 +67,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     known = manifest.pop(CHECKSUM, None)
     if known is not None and known != _checksum(manifest):
         raise RunFolderError(
-            f"{path} is damaged: its content does not fit its checksum; put a copy of the file "
-            f"back or, if you changed it on purpose, remove its key {CHECKSUM!r}"
+            f"{path} is damaged: its content does not match its checksum; restore it from a copy "
+            f"or, if you changed it on purpose, remove its key {CHECKSUM!r}"
         )
     return manifest
 

@@ -48,8 +48,8 @@ class Run:
     """The result of :func:`fedgradnorm.train`, and what :func:`fedgradnorm.load` returns.
 
     ``manifest`` holds seed, settings, versions and command; ``finished`` is False for a run that
-    was interrupted. With ``share="none"`` every client has a network of its own in ``networks``.
-    ``folder`` is where the run is kept, if it is.
+    was interrupted. With ``share="none"``, every client has its own network in ``networks``.
+    ``folder`` is where the run is saved, if it is.
     """
 
     clients: Mapping[str, TrainedClient]
@@ -216,13 +216,13 @@ class Run:
         lr: float | None = None,
         what: str | list[str] = "head",
     ) -> Run:
-        """A run that has ``client`` too, whose head was tuned on its training rows.
+        """Tune a head on the client's training examples; a new run that includes the client.
 
-        The client may be new: then it gets a fresh head. Or it is one of the run's: then it goes on
-        with that head, and replaces it. With ``what="network"``, or a list of layers, it also tunes
-        its own copy of the network. It keeps the step with the best validation loss, step 0
-        included; without validation rows the last one. ``lr`` is the run's by default, and so are
-        batch size, optimiser and seed. This run and its shared network stay as they are.
+        A new client gets a fresh head. A client of the run continues with its own head, which the
+        tuned one replaces. With ``what="network"``, or a list of layers, the client also tunes its
+        own copy of the network. The step with the best validation loss is kept, step 0 included;
+        without validation examples, the last one. ``lr`` defaults to the run's, and so do batch
+        size, optimizer and seed. This run and its shared network do not change.
         """
         from fedgradnorm._runs.after.personalizing import personalized
 
@@ -237,9 +237,9 @@ class Run:
         weighting: Weighting | None = None,
         **changes: Any,
     ) -> Run:
-        """A run that goes on from this one with ``client`` too; ``others`` are all of its own.
+        """Continue training with one more client; ``others`` are all clients of this run.
 
-        It is ``fgn.train(run, clients)`` with the network, the weighting and the settings of this
+        This is ``fgn.train(run, clients)`` with the network, the weighting and the settings of this
         run; ``changes`` are keywords of :func:`fedgradnorm.train`, such as ``rounds`` or
         ``folder``. A run holds no data, so its clients are given again.
         """

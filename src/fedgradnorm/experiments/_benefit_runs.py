@@ -76,7 +76,7 @@ def _pairs(config: Config, seeds: int, folder: Path) -> list[Pair]:
         raise ConfigError(f"the number of seeds must be at least 1, not {seeds}")
     if config.settings.share == "none":
         raise ConfigError(
-            f"method {config.method!r} with share = 'none' shares nothing, so nobody can "
+            f"method {config.method!r} with share = 'none' shares nothing, so no client can "
             "benefit; choose a method that shares"
         )
     if config.sweep:

@@ -1,6 +1,6 @@
 """The entries of a comparison: a method by name, and after it the settings it has for itself.
 
-``fedgradnorm weighting.lr=0.008`` stands beside plain ``fedgradnorm`` as a method of its own.
+``fedgradnorm weighting.lr=0.008`` is compared with plain ``fedgradnorm`` as another method.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_entry(text: str) -> Entry:
         chosen = (table in GROUPS and setting) or (key in (*TOP, *SWITCHES) and key != "seed")
         if not (equals and value) or not (chosen or (table == "weighting" and setting)):
             raise ConfigError(
-                f"{text!r}: after a method's name come settings of its own, such as "
+                f"{text!r}: a method's name can be followed by its own settings, such as "
                 f"weighting.lr=0.008 or lr=0.001, without spaces in them; not {word!r}"
             )
         if key in own:
@@ -96,7 +96,7 @@ def read_entries(texts: Sequence[str], seeds: int, *, swept: bool) -> list[Entry
             raise ConfigError(f"method {entry.label!r} is named twice; name each once")
         if entry.own and swept:
             raise ConfigError(
-                f"{entry.label!r} has settings of its own, and [sweep] varies settings too; put "
+                f"{entry.label!r} has its own settings, and [sweep] varies settings too; put "
                 "the values into the sweep, or leave it out"
             )
         if entry.needs_a_run and Entry(FROZEN_FROM, {}) not in entries:

@@ -89,7 +89,7 @@ def run_name(label: str, seed: int, point: Point) -> str:
     name = file_name("-".join(filter(None, (label, point_name(point), f"seed{seed}"))))
     if len(name.encode()) > LONGEST:
         raise ConfigError(
-            f"a folder cannot be called {shortened(name, 100)!r}: settings of its own and points "
+            f"a folder cannot be called {shortened(name, 100)!r}: its own settings and points "
             f"of a sweep must be shorter than {LONGEST} bytes"
         )
     return name

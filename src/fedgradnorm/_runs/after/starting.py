@@ -1,6 +1,6 @@
 """A run that begins where another one ended: its network, heads and statistics.
 
-Optimisers, weights and first losses start anew, so what follows is a training of its own.
+Optimisers, weights and first losses start anew, so what follows is a new training.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Start:
         """Say what is taken over."""
         fresh = [client.name for client in self.clients if client.name not in self.known]
         log.info(
-            "start: network of run %s; its heads go on for %s; fresh heads for %s",
+            "start: network of run %s; heads taken over for %s; fresh heads for %s",
             self.fingerprint, _some(self.known), _some(fresh),
         )  # fmt: skip
 
@@ -112,7 +112,7 @@ def checked_start(start: object) -> Run | None:
 
 
 def fingerprint(run: Run) -> str:
-    """A hash of everything that was trained, which names a run that lies in no folder."""
+    """A hash of everything that was trained, which identifies a run that has no folder."""
     digest = hashlib.blake2b(digest_size=8)
     modules = {"": run.shared} if run.shared is not None else {}
     for name, client in run.clients.items():
@@ -272,12 +272,12 @@ def added(
     if not isinstance(client, Client):
         raise DataError(f"client must be an fgn.Client, not {shown(client)}")
     if run.shared is None:
-        raise ConfigError("nothing was shared in this run, so nobody can join it")
+        raise ConfigError("nothing was shared in this run, so no client can join it")
     absent = [name for name in run.clients if name not in {other.name for other in others}]
     if absent:
         raise ConfigError(
             f"a run holds no data, and client {absent[0]!r} of this one is not among those given; "
-            "give all of them, or go on without it: fgn.train(run, clients)"
+            "give all of them, or continue without it: fgn.train(run, clients)"
         )
     settings = completed(run.manifest["settings"])
     changed = ungrouped({k: v for k, v in changes.items() if k in (*TOP, *OPTIONS)})

@@ -86,10 +86,12 @@ class NetworkTable(Strict, extra="allow"):
 
 
 class OutputTable(Strict):
-    """``[output]``: where run folders go, and who else is told."""
+    """``[output]``: where run folders go, and which tracker follows the runs."""
 
     folder: str = Field(default="runs", min_length=1, description="where run folders are made")
-    tracking: Tracking = Field(default="none", description="who else is told how the run goes")
+    tracking: Tracking = Field(
+        default="none", description="the experiment tracker that follows the run"
+    )
 
 
 OWN = ("weighting", *(name for name in TOP if name != "seed"), *GROUPS)
@@ -97,20 +99,22 @@ OWN = ("weighting", *(name for name in TOP if name != "seed"), *GROUPS)
 
 
 class CompareTable(Strict):
-    """``[compare]``: which methods, from how many seeds, and which of them is the yardstick."""
+    """``[compare]``: which methods, from how many seeds, and which of them is the baseline."""
 
     methods: list[str] = Field(
         default=["fedrep", "fedgradnorm", "fedgradnorm-direct"],
-        description="names of methods, each with settings after it if it has some of its own",
+        description="names of methods, each optionally followed by its own settings",
     )
-    seeds: int = Field(default=1, description="how many, from the config's own on; 1 or more")
+    seeds: int = Field(
+        default=1, description="number of seeds, starting with the config's ``seed``; at least 1"
+    )
     baseline: str = Field(
         default="fedrep", description="the method that the others are tested against"
     )
     own: dict[str, dict[str, Any]] = Field(
         default={},
-        description="settings of one method's runs alone, by its name: "
-        "``[compare.own.fedprox.local]``, ``compare.own.static.lr``, any key of a run but its data",
+        description="settings for one method only, by its name: "
+        "``[compare.own.fedprox.local]``, ``compare.own.static.lr``; any key except the data",
     )
 
     def changes(self, method: str) -> dict[str, Any]:
@@ -190,7 +194,7 @@ class Config(_Chosen):
 
     name: str = Field(
         pattern=r"^\w[\w.-]*$", max_length=LONGEST_NAME,
-        description="first part of the run folder's name; the file's own unless it is given",
+        description="first part of the run folder's name; by default the file's name",
     )  # fmt: skip
     imports: list[str] = Field(
         default=[],
@@ -205,7 +209,8 @@ class Config(_Chosen):
     network: NetworkTable = Field(description="the shared network")
     weighting: dict[str, Any] = Field(default={}, description="options of the method's weighting")
     privacy: dict[str, Any] = Field(
-        default={}, description="what every client promises its training rows: ``fgn.Privacy``"
+        default={},
+        description="differential privacy of every client's training examples: ``fgn.Privacy``",
     )
     output: OutputTable = Field(default=OutputTable(), description="where results go")
     compare: CompareTable = Field(default=CompareTable(), description="for ``fedgradnorm compare``")
@@ -217,7 +222,7 @@ class Config(_Chosen):
         default={}, description="written by a sweep: which point of it a run is"
     )
     own: dict[str, Any] = Field(
-        default={}, description="written by a comparison: what this run has alone"
+        default={}, description="written by a comparison: the settings of this run only"
     )
     _origin: str = PrivateAttr("")
     _allow: tuple[str, ...] = PrivateAttr(())  # never from a file: who reads the config gives it

@@ -77,7 +77,7 @@ def _row_size(name: str, options: Mapping[str, Any], clients: Sequence[Client]) 
     if ":" not in name and "inputs" not in options:
         raise ConfigError(
             f"network {name!r} takes one tensor, but the rows of client {first.name!r} are named "
-            "inputs or sequences; use a network of your own: name = 'module:function'"
+            "inputs or sequences; use a custom network: name = 'module:function'"
         )
     return None
 
@@ -118,7 +118,7 @@ def _made(name: str, make: Callable[[], Any]) -> nn.Module:
         network = make()
     except FedGradNormError:
         raise
-    except Exception as error:  # a factory of one's own may raise anything
+    except Exception as error:  # a custom factory may raise anything
         reason = str(error) or type(error).__name__
         raise ConfigError(f"network {name!r} cannot be made with its options: {reason}") from error
     if not isinstance(network, nn.Module):
