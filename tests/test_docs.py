@@ -68,6 +68,7 @@ NOT_HERE = {
     "make test": "is the command this test is run by",
     "pip install": "is what `make test` sets up with",
     "uv pip install": "is the same with uv",
+    "fedgradnorm watch": "ends with Ctrl-C alone: report/test_watch.py runs it",
     "export FEDGRADNORM_DATA": "is where the files are on the reader's machine",
 }
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedgradnorm._cli import app, watching
-from fedgradnorm._cli.report_files import keep_fresh
 from fedgradnorm._cli.watching import Board
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._report.frame import read_report
@@ -144,22 +143,3 @@ def test_runs_one_after_another_say_how_much_is_left_of_all(
         "other: done; 2 of 4 runs done (50 %), about 1 min 20 s left",
     ):
         assert line in text.getvalue()
-
-
-def test_a_watched_page_follows_its_runs_and_rests_when_they_are_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_run(tmp_path / "runs", "fedrep", rounds=6, planned=12)
-    page, looks = tmp_path / "page.html", []
-
-    def pause(_: float) -> None:
-        """While the watch sleeps, the run goes on; at the second pause it ends."""
-        looks.append(page.read_text().count('http-equiv="refresh"') if page.exists() else None)
-        text = (folder / "run.json").read_text()
-        ended = text.replace('"finished": false', '"finished": true') if len(looks) > 1 else text
-        (folder / "run.json").write_text(f"{ended} ")
-
-    monkeypatch.setattr("fedgradnorm._cli.report_files.time.sleep", pause)
-    keep_fresh([tmp_path / "runs"], page)
-    assert looks == [None, 1]
-    assert 'http-equiv="refresh"' not in page.read_text()

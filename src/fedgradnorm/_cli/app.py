@@ -17,6 +17,7 @@ from fedgradnorm._cli import report_commands as reports
 from fedgradnorm._cli import training_commands as training
 from fedgradnorm._cli.benefit_command import benefit
 from fedgradnorm._cli.output import Commands, say
+from fedgradnorm._cli.watch_command import watch
 from fedgradnorm._version import __version__
 
 HELP = """
@@ -56,7 +57,7 @@ def _options(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start": (demo.demo, starting.init, catalog.configs),
     "Train": (training.run, training.resume, comparison.compare, comparison.reproduce, benefit),
-    "Look": (reports.report, catalog.methods, exporting.export),
+    "Look": (reports.report, watch, catalog.methods, exporting.export),
     "Federate": (federation.serve, federation.join),
 }
 for panel, commands in PANELS.items():

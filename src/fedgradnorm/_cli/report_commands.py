@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from fedgradnorm._cli.output import check_picture
-from fedgradnorm._cli.report_files import EVERY, is_page, keep_fresh, show_page
+from fedgradnorm._cli.output import check_picture, say
 from fedgradnorm._cli.training_commands import show_runs
-from fedgradnorm._errors import ConfigError
 from fedgradnorm._runs.layout import REPORT
 
 
@@ -30,16 +29,13 @@ def report(
         ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open what was written.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Write the page again while runs go on, until Ctrl-C.")
-    ] = False,
 ) -> None:
     """Show runs side by side: a table, and a page of curves that needs nothing but a browser.
 
     Runs of one method are taken as its seeds. Without --out the page is report.html in the folder
     given, or in the working folder where there are several. It is one file and works offline. What
-    is unfinished or damaged is said, and shown as far as it goes. With --watch an open page shows
-    what is new by itself, until all runs are finished.
+    is unfinished or damaged is said, and shown as far as it goes.
+    `fedgradnorm watch` follows runs while they are being trained.
 
     Examples:
 
@@ -48,14 +44,28 @@ def report(
     - `fedgradnorm report runs/radcom-compare --out figure.pdf`
     """
     path = out or (runs[0] if len(runs) == 1 else Path()) / REPORT
-    if watch and not is_page(path):
-        raise ConfigError(f"{path}: --watch keeps a page fresh; its name must end in .html")
-    if is_page(path):
-        show_page(runs, path, refresh=EVERY if watch else 0)
+    if path.suffix.lower() in (".html", ".htm"):
+        _show_page(runs, path)
     else:
         check_picture(path)
         show_runs(runs, path)
     if show:
         webbrowser.open(path.resolve().as_uri())
-    if watch:
-        keep_fresh(runs, path)
+
+
+def _show_page(places: list[Path], path: Path) -> None:
+    """Write the page; print its table, its notes and its headline."""
+    from fedgradnorm._report.grid import to_terminal
+    from fedgradnorm._report.headline import headline
+    from fedgradnorm._report.page import write_page
+    from fedgradnorm._report.tables import tasks_grid
+
+    page = write_page(places, path)
+    if page.crowd is not None:
+        say(to_terminal(page.crowd))
+    elif len(page.report.frame):
+        say(to_terminal(tasks_grid(page.report)))
+    for line in page.report.notes:
+        say(line)
+    say(Text(headline(page.report.frame)))
+    say(f"page: {path}")

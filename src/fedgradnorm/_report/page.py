@@ -58,11 +58,9 @@ class Page:
     crowd: Grid | None = None
 
 
-def write_page(
-    places: Sequence[Path], path: str | Path, refresh: int = 0, report: Report | None = None
-) -> Page:
-    """Write the page on the runs at ``places``; an open page reloads every ``refresh`` seconds."""
-    made = make_page(places, refresh, report)
+def write_page(places: Sequence[Path], path: str | Path, report: Report | None = None) -> Page:
+    """Write the page on the runs at ``places``."""
+    made = make_page(places, report)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,14 +70,14 @@ def write_page(
     return made
 
 
-def make_page(places: Sequence[Path], refresh: int = 0, report: Report | None = None) -> Page:
+def make_page(places: Sequence[Path], report: Report | None = None) -> Page:
     """The page on the runs at ``places``, whatever state they are in, with what `benefit` wrote."""
     report = report or read_report(places)
     measured, problems = gains.read_measured(places)
-    return page_of(replace(report, notes=(*report.notes, *problems)), measured, refresh)
+    return page_of(replace(report, notes=(*report.notes, *problems)), measured)
 
 
-def page_of(report: Report, measured: gains.Measured | None = None, refresh: int = 0) -> Page:
+def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
     """The page on this report."""
     benefits = gains.variant_benefits(report, measured or {})
     crowd = crowd_grid(report, gains.better_off(benefits))
@@ -98,7 +96,6 @@ def page_of(report: Report, measured: gains.Measured | None = None, refresh: int
     looked = table.looks
     script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
     html = _environment().get_template("page.html").render(
-        refresh=refresh,
         policy=_policy(script),
         title=_title(report.runs),
         size=_size(report),

@@ -1,0 +1,198 @@
+"""``watch``: a page on this machine that shows runs while they are being trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
+
+import typer
+
+from fedgradnorm._cli.output import say
+from fedgradnorm._errors import ConfigError
+
+ADDRESS = "127.0.0.1"
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+"""Host names that a request may be for; another one means that a page elsewhere sent it."""
+
+STREAMS = 16
+"""Pages that may be open at the same time."""
+
+POLL, ALIVE = 0.5, 5.0
+"""Seconds between two looks at the folder, and between two signs of life to a page."""
+
+PAGES = {
+    "/": ("watch.html", "text/html"),
+    "/watch.js": ("watch.js", "text/javascript"),
+    "/watch.css": ("watch.css", "text/css"),
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="A run, a folder of runs, or a federation's.")
+    ] = Path("runs"),
+    port: Annotated[
+        int, typer.Option("--port", "-p", help="The port; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Show runs in the browser while they are being trained, until Ctrl-C.
+
+    The page shows progress and time left, and each client's losses, held-out score and weight, of
+    several runs next to each other. For a federation it also shows which clients are connected.
+    It only reads, makes no request to any other machine, and needs no extra packages. Everyone
+    with an account on this machine can open it.
+
+    Examples:
+
+    - `fedgradnorm watch --open`
+
+    - `fedgradnorm watch runs/demo --port 8080`
+    """
+    with server(folder, port) as serving:
+        here = serving.url
+        say(f"watching {folder}{'' if folder.exists() else ' (not there yet)'}: {here}")
+        say("Ctrl-C ends it.")
+        sys.stdout.flush()
+        if show:
+            webbrowser.open(here)
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever(poll_interval=0.2)
+    say("no longer watching")
+
+
+def server(folder: Path, port: int = 0) -> Server:
+    """A server for the page on ``folder``; nothing is served before ``serve_forever``."""
+    try:
+        return Server(folder, port)
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port}: cannot be used ({error.strerror}); choose another, or leave it out"
+        ) from error
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page, and a stream of messages to each page that is open."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.stopping = threading.Event()
+        self.streams = threading.BoundedSemaphore(STREAMS)
+        super().__init__((ADDRESS, port), Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    def server_close(self) -> None:
+        """End the streams, too."""
+        self.stopping.set()
+        super().server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing to say of a page that was closed; any other error is printed."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD for the page and its messages, and nothing else."""
+
+    server: Server
+    server_version = "fedgradnorm"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """The page, its script and style, or the stream of messages."""
+        url = urlsplit(self.path)
+        if not self._is_local():
+            self.send_error(HTTPStatus.FORBIDDEN, "Not for this host")
+        elif url.path == "/events":
+            self._stream(parse_qs(url.query).get("run", []))
+        elif url.path in PAGES:
+            self._page(*PAGES[url.path])
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    do_HEAD = do_GET
+
+    def _is_local(self) -> bool:
+        """Whether the request is for this machine and not sent by a page from elsewhere."""
+        host = self.headers.get("Host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        site = self.headers.get("Sec-Fetch-Site", "none")
+        top = self.headers.get("Sec-Fetch-Mode") == "navigate"
+        return name in LOCAL and (site in ("none", "same-origin") or top)
+
+    def _page(self, name: str, kind: str) -> None:
+        content = (files("fedgradnorm._report") / "templates" / name).read_bytes()
+        self._head(f"{kind}; charset=utf-8", len(content))
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _head(self, kind: str, length: int | None = None) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def end_headers(self) -> None:
+        """Every answer forbids requests elsewhere, frames, and use by other sites."""
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def _stream(self, shown: list[str]) -> None:
+        """Server-sent events until the page or the server goes."""
+        if not self.server.streams.acquire(blocking=False):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open")
+            return
+        try:
+            self._head("text/event-stream; charset=utf-8")
+            if self.command != "HEAD":
+                self.wfile.write(b"retry: 1000\n\n")
+                for event in self._events(shown):
+                    self.wfile.write(event)
+                    self.wfile.flush()
+        finally:
+            self.server.streams.release()
+
+    def _events(self, shown: list[str]) -> Iterator[bytes]:
+        from fedgradnorm._report.live import Live
+
+        live, quiet = Live(self.server.folder, shown), 0.0
+        while not self.server.stopping.is_set():
+            quiet += POLL
+            for name, content in live.news():
+                quiet = 0.0
+                # JSON has no line breaks, which would end an event.
+                yield f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n".encode()
+            if quiet >= ALIVE:  # else a page that was closed is never noticed
+                quiet = 0.0
+                yield b": alive\n\n"
+            self.server.stopping.wait(POLL)
+
+    def log_message(self, *_: Any) -> None:
+        """Requests are not logged."""
