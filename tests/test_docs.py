@@ -49,8 +49,6 @@ SHORTER = {
     "docs/data-radcom.md": {"20_000": "2_000", "125_361": "3_600"},
     "docs/data-faces.md": {"10_000": "1_000"},
     "docs/experiments.md": {
-        "--seeds 3 history.conflict=20":
-            "--seeds 1 data.samples=400 epochs=1 history.conflict=2",
         "configs/radcom.toml": "configs/radcom.toml data.samples=600 epochs=1",
         "seeds = 5": "seeds = 1",
         "[0.5, 0.9, 1.5]": "[0.5, 0.9]",

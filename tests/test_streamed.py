@@ -242,7 +242,6 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
         ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "executor joint"),
         ({"final_head_steps": 2, "first_loss": "first_round"}, "executor joint"),
         ({"shared_steps": 2}, "(not joint: shared_steps = 2"),
-        ({"record_conflict": 5}, "executor joint"),
     ],
     ids=str,
 )

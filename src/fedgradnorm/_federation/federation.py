@@ -30,7 +30,7 @@ from fedgradnorm._federation.heads import HeadsOnDemand, SharedHeads, probe_of
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
 from fedgradnorm._round.private.private_plan import check_private, told_to
-from fedgradnorm._round.reports import Record, Reports, pairs, recorded
+from fedgradnorm._round.reports import Record, Reports, recorded
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._state.table import NETWORK
@@ -143,14 +143,12 @@ class Federation:
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
         """Some rounds in a row, of which a graph may run several without coming back.
 
-        A round in which everybody failed is the last one. Only the first of these rounds may be one
-        whose conflict is recorded.
+        A round in which everybody failed is the last one.
         """
         found = list[Record]()
-        every = self.settings.record_conflict
         while (k := len(found)) < len(actives):
-            active, due = list(actives[k]), every > 0 and (first + k) % every == 0
-            if len(actives) - k > 1 and not due:
+            active = list(actives[k])
+            if len(actives) - k > 1:
                 tables = self.graphs.run(first + k, actives[k:])
                 some = zip(actives[k:], tables, strict=False)
                 found += [Record(list(names), [], table) for names, table in some]
@@ -160,30 +158,24 @@ class Federation:
                 found.append(Record([], [], {}))
                 self.graphs.warm += 1
                 continue
-            reports, weights = self.round(first + k, active, updates=due)
+            reports, weights = self.round(first + k, active)
             columns = recorded(reports, weights, self.server.weighting.frozen)
-            conflict = pairs(reports, active) if due and self.shares else []
             numbers = {key: column.tolist() for key, column in columns.items()}
-            found.append(Record(active, list(reports.failed), numbers, conflict))
+            found.append(Record(active, list(reports.failed), numbers))
             if not reports.failed:
                 self.graphs.warm += 1
             elif len(reports.failed) == len(active) and self.sums is None:
                 break  # the run ends here
         return found
 
-    def round(
-        self, round_number: int, active: Sequence[str], updates: bool = False
-    ) -> tuple[Reports, Tensor]:
-        """One communication: clients work, the server weighs and steps; all weights after it.
-
-        With ``updates`` the reports hold every client's update.
-        """
+    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
+        """One communication: clients work, the server weighs and steps; all weights after it."""
         server, settings = self.server, self.settings
         if not self.shares:
             return self._round_alone(round_number, active), self._ones()
         if self.personal is not None and active:
             self.personal._round_alone(round_number, active, server.shared, settings.ditto)
-        reports = self.engine.run_clients(server.shared, round_number, active, updates)
+        reports = self.engine.run_clients(server.shared, round_number, active)
         server.begin_round(round_number)
         if self.sums is not None:  # also where nobody came: that nobody did is not to be told
             return reports, self.sums.server_step(server, reports, round_number)

@@ -12,9 +12,6 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm.weighting import Needs, Signals
 
-Pair = tuple[str, str, float]
-"""Two clients and the cosine between their updates."""
-
 
 @dataclass(frozen=True)
 class Reports:
@@ -64,20 +61,6 @@ class Reports:
         return updates @ updates.T
 
 
-@torch.no_grad()
-def pairs(reports: Reports, names: Sequence[str]) -> list[Pair]:
-    """cos_ij = G_ij / sqrt(G_ii G_jj) of all pairs i < j that reported; G is the Gram matrix.
-
-    A pair with a vanished update has no cosine and is left out. The cosines are recorded, never
-    used: recording them does not change the training.
-    """
-    gram = reports.gram().double()
-    length = gram.diagonal().clamp_min(0).sqrt()
-    cosine = (gram / length / length[:, None]).clamp(-1, 1).tolist()
-    there = (reports.active & torch.isfinite(length) & (length > 0)).nonzero().flatten().tolist()
-    return [(names[i], names[j], cosine[i][j]) for i in there for j in there if i < j]
-
-
 @dataclass(frozen=True)
 class Record:
     """One round: the clients that took part and a column of numbers per quantity.
@@ -85,14 +68,12 @@ class Record:
     ``columns`` has ``loss``, ``loss_ratio``, ``grad_norm``, ``weight`` and ``weight_frozen``: one
     value for each of ``clients``; registered columns are there, too. ``failed`` are the clients
     whose loss or gradient was not finite. ``record["loss"]`` is a column by client name, without
-    the clients that failed. ``conflict`` has the cosines between clients' updates, in the rounds in
-    which ``record_conflict`` asks for them.
+    the clients that failed.
     """
 
     clients: Sequence[str]
     failed: Sequence[str]
     columns: Mapping[str, Sequence[float]]
-    conflict: Sequence[Pair] = ()
 
     def __getitem__(self, column: str) -> dict[str, float]:
         failed = set(self.failed)

@@ -530,12 +530,6 @@ class History(_Group):
         "the last evaluation. ``Run.spread`` has quantiles over all clients.",
         changes_result=False, client_sets=True, deployed=False,
     )
-    conflict: int = _setting(
-        0, _whole(0),
-        "rounds between two records of the cosine between every two clients' updates, see "
-        "``Run.conflict``; 0 is never. It changes results by rounding only.",
-        changes_result=False, client_sets=True, private=False,
-    )
 # fmt: on
 
 
@@ -586,7 +580,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     checkpoint_every: int | None = _of(Checkpoints, "every")
     log_every: int = _of(History, "every")
     record_clients: int | list[str] | None = _of(History, "clients")
-    record_conflict: int = _of(History, "conflict")
     rounds: int | None = _setting(
         None,
         _whole(1, none=True),
@@ -662,7 +655,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             head_own=None,
             weight_per="client",
             aggregate="mean",
-            record_conflict=0,
             privacy=None,
             executor="auto" if self.executor == "joint" else self.executor,
         )
@@ -715,10 +707,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         else:
             most = max(len(turn) if isinstance(turn, list) else len(plan) for turn in plan)
         return clients >= MANY and 2 * most <= clients
-
-    def records_conflict(self, round_number: int) -> bool:
-        """Whether the conflict between clients is recorded in this round, the first being 0."""
-        return self.record_conflict > 0 and round_number % self.record_conflict == 0
 
 
 FIELDS = {one.name: one for one in fields(Settings)}

@@ -13,13 +13,12 @@ from typing import Any
 from fedgradnorm._errors import RunFolderError
 from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row, checksum_of, columns_of, salvaged
-from fedgradnorm._runs.history import PAIRS
-from fedgradnorm._runs.layout import CONFLICT, MANIFEST, METRICS, SPREAD
+from fedgradnorm._runs.layout import MANIFEST, METRICS, SPREAD
 from fedgradnorm._runs.manifest import read_manifest
 from fedgradnorm._runs.many.spread import COLUMNS
 from fedgradnorm._runs.reading import present, read_file
 
-TABLES = (METRICS, SPREAD, CONFLICT)
+TABLES = (METRICS, SPREAD)
 
 
 @dataclass
@@ -73,4 +72,4 @@ def _rows(path: Path, found: Contents) -> list[Row]:
 
 def _needed(path: Path) -> Sequence[str]:
     """The columns in which a row of this table has no gap."""
-    return {METRICS: KEYS, SPREAD: COLUMNS, CONFLICT: PAIRS}[path.name]
+    return {METRICS: KEYS, SPREAD: COLUMNS}[path.name]

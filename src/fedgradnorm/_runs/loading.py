@@ -13,10 +13,9 @@ from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.contents import read_contents
-from fedgradnorm._runs.history import conflict_table, history_of
+from fedgradnorm._runs.history import history_of
 from fedgradnorm._runs.layout import (
     CLIENTS,
-    CONFLICT,
     HEADS,
     MANIFEST,
     METRICS,
@@ -68,14 +67,9 @@ def load(
     found = read_contents(folder)
     if found.faults:
         raise RunFolderError(f"{found.faults[0]}; put a copy of the file back")
-    history, pairs, spread = (
-        history_of(found.rows[METRICS], found.columns),
-        conflict_table(),
-        spread_table(),
-    )
-    pairs.append(found.rows[CONFLICT])
+    history, spread = history_of(found.rows[METRICS], found.columns), spread_table()
     spread.append(found.rows[SPREAD])
-    return Run(clients, manifest, history, shared, manifest["finished"], pairs, spread, folder)
+    return Run(clients, manifest, history, shared, manifest["finished"], spread, folder)
 
 
 def _plans(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

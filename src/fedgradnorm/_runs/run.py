@@ -20,8 +20,8 @@ from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table, checksum_of
-from fedgradnorm._runs.history import History, conflict_table
-from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.history import History
+from fedgradnorm._runs.layout import METRICS, SPREAD
 from fedgradnorm._runs.manifest import identity, write_manifest
 from fedgradnorm._runs.many.spread import groups_of, spread_rows, spread_table
 from fedgradnorm._runs.prediction_inputs import (
@@ -110,7 +110,6 @@ class Run:
     table: History
     shared: nn.Module | None
     finished: bool = True
-    pairs: Table = field(default_factory=conflict_table)
     quantiles: Table = field(default_factory=spread_table)
     folder: Path | None = field(default=None, compare=False)
 
@@ -136,11 +135,6 @@ class Run:
     def history(self) -> pd.DataFrame:
         """One tidy table: round, epoch, client, split, loss, weight, metrics and more."""
         return self.table.frame()
-
-    @property
-    def conflict(self) -> pd.DataFrame:
-        """Cosines between clients' updates, a row per recorded round and pair; often empty."""
-        return self.pairs.frame()
 
     @property
     def spread(self) -> pd.DataFrame:
@@ -343,7 +337,7 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""
         folder = Path(path)
-        tables = {METRICS: self.table, SPREAD: self.quantiles, CONFLICT: self.pairs}
+        tables = {METRICS: self.table, SPREAD: self.quantiles}
         with writing(folder, CHOOSE):
             folder.mkdir(parents=True, exist_ok=True)
             checkpoint.write_models(self, folder, identity(self.manifest))

@@ -17,7 +17,7 @@ from typing import Any
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._runs.contents import read_contents
 from fedgradnorm._runs.csv_table import Row
-from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
+from fedgradnorm._runs.layout import CONFIG, MANIFEST, METRICS, SPREAD
 from fedgradnorm._runs.manifest import kept_words
 from fedgradnorm._runs.many.spread import SHARES, groups_of
 from fedgradnorm._runs.reading import present, read_file
@@ -45,7 +45,6 @@ class StoredRun:
     manifest: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    pairs: list[Row] = field(default_factory=list)
     spread: list[Row] = field(default_factory=list)
     pooled: Mapping[str, Judged] = field(default_factory=dict)
     scaled: bool = field(init=False, default=False)
@@ -205,7 +204,6 @@ def read_run(folder: Path) -> StoredRun:
         manifest=found.manifest,
         config=config,
         problems=tuple(problems),
-        pairs=found.rows[CONFLICT],
         spread=found.rows[SPREAD],
     )
 

@@ -147,8 +147,6 @@ class Trainer(TrainingState):
 
     def advance(self, most: int = 1) -> None:
         """Run one round, or up to ``most`` where the engine can run several as one CUDA graph."""
-        if every := self.settings.record_conflict:  # only the first of them may be recorded
-            most = min(most, every - self.round % every)
         count = min(most, self.rounds - self.round, self.federation.burst)
         count = 1 if self.private else count
         actives = [self._active(self.round + k) for k in range(count)]
@@ -307,16 +305,15 @@ class Trainer(TrainingState):
         }
         if recording.recorded is not None:  # the history lacks rows, so everybody's weight is here
             manifest["weights"] = recording.weights()
-        tables = recording.conflict, recording.spread
-        run = Run(self._trained(), manifest, self.history, shared, self.over, *tables)
+        found = self._trained(), manifest, self.history, shared, self.over
+        run = Run(*found, quantiles=recording.spread)
         run.folder = self.folder
         return run
 
     def run(self) -> Run:
         """The run as it stands, with tables of its own that do not grow any more."""
         run = self.result()
-        run.table = run.table.copy()
-        run.pairs, run.quantiles = run.pairs.copy(), run.quantiles.copy()
+        run.table, run.quantiles = run.table.copy(), run.quantiles.copy()
         run.table.append(self.recording.pending)
         return run
 
