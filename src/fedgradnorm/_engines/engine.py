@@ -19,7 +19,6 @@ from fedgradnorm._engines.gradients import (
     BlockGradients,
     frozen_features,
     head_gradient,
-    step_heads,
 )
 from fedgradnorm._engines.joint import JointPass, JointReports, in_branches
 from fedgradnorm._engines.parts import (
@@ -41,13 +40,13 @@ from fedgradnorm._round.local_update import (
     local_update,
     log_classes,
     shared_phase,
+    step_own,
 )
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
-from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
@@ -146,7 +145,10 @@ class Engine:
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
         for client in some:
-            (x, y), part = self.examples.held(client.name, "train"), self.table.one(client.name)[0]
+            (x, y), part = (
+                self.examples.existing(client.name, "train"),
+                self.table.one(client.name)[0],
+            )
             assert isinstance(x, Tensor)  # other inputs are refused before
             assert isinstance(y, Tensor)
             given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed
@@ -155,8 +157,6 @@ class Engine:
         if executor == "joint":
             products = Needs.GRAM in problem.needs
             self._joint = JointPass(self.network, problem.norm_layer, products=products)
-        inputs = {client.name: client.train[0] for client in clients}
-        self._ahead = ReadingAhead(self.examples.batches, inputs)
         self._plan: Plan | None = None
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)
@@ -247,7 +247,8 @@ class Engine:
         ``first`` are the first losses, if they are known beyond what the table holds.
         """
         rows = [self.rows_of(group) for group in plan.groups]
-        options = self.spec.head_rates.at(round_number) if self.spec.head_rates else None
+        rates = self.spec.head_rates
+        options = None if rates is None else rates.at(round_number)
         updates: Tensor | None = None
         for group in plan.groups:
             group.part.whole.train()
@@ -301,7 +302,7 @@ class Engine:
     ) -> list[Report]:
         """The clients of one part, one after another; their rows are moved."""
         found, part = list[Report](), group.part
-        for k, name in enumerate(self._ahead.in_turn(group.names, round_number)):
+        for k, name in enumerate(self.examples.in_turn(group.names, round_number)):
             mine = {key: value[k : k + 1] for key, value in row.items()}
             before = {key: value.clone() for key, value in mine.items()} if self.private else {}
             into = updates[group.turns[k], None]
@@ -339,16 +340,14 @@ class Engine:
         part, names, spec = group.part, group.names, self.spec
         run, found = local_update, list[Report]()
         frozen = self.pure and one_network and not part.reaches_in
-        if (
-            frozen and spec.head_steps and not spec.joint_phases
-        ):  # heads share the network's outputs
+        if frozen and spec.head_steps and not spec.joint_phases:
+            # heads share the network's outputs
             self.network.use(omega[0])
             steps = range(spec.head_steps)
             features = self.features(group, batch, steps)
-            gradients = (
-                head_gradient(part, row, features(k), batch.y(k), own=True)[2] for k in steps
-            )
-            step_heads(part, row, gradients, spec, options)
+            for k in steps:
+                gradient = head_gradient(part, row, features(k), batch.y(k), own=True)[2]
+                step_own(part.head_optimizer, spec, row, gradient, options)
             run = shared_phase
         for start in range(0, len(names), self.chunk):
             here = slice(start, start + self.chunk)
@@ -418,8 +417,8 @@ class Engine:
             assert updates is not None
             active = active.index_copy(0, plan.order, fine)
             table, updates = table.where(active, 0.0), updates.where(active[:, None], 0.0)
-            told = zip(plan.active, active.tolist(), strict=True)
-            given["failed"] = [name for name, ok in told if not ok]
+            named = zip(plan.active, active.tolist(), strict=True)
+            given["failed"] = [name for name, ok in named if not ok]
         loss, ratio, norm = table
         if updates is None:
             given |= {"joint": self._joint, "turns": plan.order}

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fedgradnorm._engines.examples import Batch, Block, Plan, SharedExamples
-from fedgradnorm._engines.gradients import head_gradient, step_heads
+from fedgradnorm._engines.gradients import head_gradient
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.local_update import LocalSpec
+from fedgradnorm._round.local_update import LocalSpec, step_own
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._state.table import Row
 from fedgradnorm.models._flat import FlatNetwork
@@ -257,17 +257,16 @@ def _heads(
     """The head steps of a part's clients; losses, and d loss / d features."""
     part, steps = group.part, 0 if spec.joint_phases else spec.head_steps
     more = later(group, batch, range(1, steps)) if steps > 1 else None
-    gradients = (
-        head_gradient(part, row, more(k) if more and k else features, batch.y(k), own=True)[2]
-        for k in range(steps)
-    )
-    step_heads(part, row, gradients, spec, options)
+    for k in range(steps):
+        z = more(k) if more and k else features
+        gradient = head_gradient(part, row, z, batch.y(k), own=True)[2]
+        step_own(part.head_optimizer, spec, row, gradient, options)
     losses, back, gradient = head_gradient(
         part, row, features, batch.y(0), own=spec.joint_phases, inputs=True
     )
     assert back is not None
     if gradient is not None:
-        step_heads(part, row, [gradient], spec, options)
+        step_own(part.head_optimizer, spec, row, gradient, options)
     return losses, back
 
 

@@ -29,8 +29,8 @@ from fedgradnorm._federation.checks import check_numbers, check_shared_tasks
 from fedgradnorm._federation.heads import HeadsOnDemand, SharedHeads, probe_of
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
-from fedgradnorm._round.private.private_plan import check_private, told_to
-from fedgradnorm._round.reports import Record, Reports, recorded
+from fedgradnorm._round.private.private_plan import check_private, losses_sent
+from fedgradnorm._round.reports import COLUMNS, Record, Reports, column_values
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._state.table import NETWORK
@@ -127,6 +127,7 @@ class Federation:
         if self.shares and settings.compile and device.type == "cuda":
             self.server.fuse()
         self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
+        self._columns = {name: one.read for name, one in COLUMNS.items() if one.read}
         self._scalars = sum(need in weighting.needs for need in SCALARS)
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
 
@@ -159,7 +160,8 @@ class Federation:
                 self.graphs.warm += 1
                 continue
             reports, weights = self.round(first + k, active)
-            columns = recorded(reports, weights, self.server.weighting.frozen)
+            frozen = self.server.weighting.frozen
+            columns = column_values(self._columns, reports, weights, frozen)
             numbers = {key: column.tolist() for key, column in columns.items()}
             found.append(Record(active, list(reports.failed), numbers))
             if not reports.failed:
@@ -258,7 +260,7 @@ class Federation:
         else:
             self._descend(plan, networks, reports.gradients(), None)
             weights = self._ones()
-        return recorded(reports, weights, self.server.weighting.frozen)
+        return column_values(self._columns, reports, weights, self.server.weighting.frozen)
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""
@@ -285,10 +287,6 @@ class Federation:
     def all_trained(self) -> dict[str, Exported]:
         """What every client has learned; under torchrun all ranks take part in this."""
         return self.ends.engine.exported_all()
-
-    def install(self, name: str, client: Exported) -> None:
-        """Let a client end with something else."""
-        self.ends.engine.install(name, client)
 
     def head_tables(self) -> list[tuple[list[str], Tensor, Tensor]] | None:
         """Everybody's linear head in stacked rows: names, weights, biases, for each shape.
@@ -335,11 +333,6 @@ class Federation:
                 own = {**now.parts, **statistics.get(name, {})}
                 network = networks.get(name, now.network)
                 self.engine.install(name, replace(now, parts=own, network=network))
-
-    def weights(self) -> list[float]:
-        """Each client's weight as it is now."""
-        found: list[float] = self.server.weighting.weight.tolist()
-        return found
 
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.
@@ -388,7 +381,7 @@ def make_federation(
     device: torch.device,
 ) -> Federation:
     """A federation with a weighting of its own, of clients that are first checked together."""
-    check_private(clients, settings, told_to(weighting))
+    check_private(clients, settings, losses_sent(weighting))
     check_numbers(clients, network)
     if settings.share == "none":
         client_sums(clients, weighting, settings)  # refused: there is no sum to hide a client in

@@ -48,8 +48,10 @@ class LocalSpec:
     rounds: int | None = None
 
     @cached_property
-    def head_rates(self) -> Rates:
-        """The learning rate of the heads' optimisers in each round."""
+    def head_rates(self) -> Rates | None:
+        """The learning rate of the heads' optimisers in each round, where a schedule moves it."""
+        if self.head_schedule is None:
+            return None
         assert self.head_optimizer is not None
         return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
@@ -130,8 +132,7 @@ def head_phase(
     """
     for step in range(0 if spec.joint_phases else spec.head_steps):
         gradient = work.gradients.of(shared, row, step, shared=False, own=True)[2]
-        assert gradient is not None
-        _step_own(work, spec, row, gradient, options)
+        step_own(work.head, spec, row, gradient, options)
 
 
 def shared_phase(
@@ -161,7 +162,8 @@ def shared_phase(
             omega, row, step, shared=True, own=spec.joint_phases
         )
         assert gradient is not None
-        gradient = clipped(gradient, spec.clip)
+        if spec.clip is not None:
+            gradient = clipped(gradient, spec.clip)
         measured = gradient if sends_gradient else gradient[:, work.norm_layer]
         total = total.add_(measured) if step else measured
         if spec.proximal:
@@ -171,7 +173,7 @@ def shared_phase(
         if spec.steps_locally:
             work.local.step(omega, gradient, moments)
         if own is not None:
-            _step_own(work, spec, row, own, options)
+            step_own(work.head, spec, row, own, options)
         if spec.report_loss == "after":
             here = work.gradients.losses(omega, row, step)
         loss = loss + here.double() / spec.shared_steps
@@ -187,17 +189,23 @@ def shared_phase(
     return Report(update, loss, norm / spec.shared_steps)
 
 
-def _step_own(
-    work: Work, spec: LocalSpec, row: Row, gradient: Tensor, options: Mapping[str, Any] | None
+def step_own(
+    optimizer: optimizers.Optimizer,
+    spec: LocalSpec,
+    row: Row,
+    gradient: Tensor | None,
+    options: Mapping[str, Any] | None,
 ) -> None:
+    """One step of what is the clients' own, such as their heads."""
+    assert gradient is not None
     state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
-    work.head.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
+    if spec.head_clip is not None:
+        gradient = clipped(gradient, spec.head_clip)
+    optimizer.step(row[OWN], gradient, state, options)
 
 
-def clipped(gradient: Tensor, most: float | None) -> Tensor:
-    """Each row scaled to a length of ``most`` at most; None leaves rows as they are."""
-    if most is None:
-        return gradient
+def clipped(gradient: Tensor, most: float) -> Tensor:
+    """Each row scaled to a length of ``most`` at most."""
     lengths = gradient.norm(dim=1, keepdim=True)
     scale: Tensor = (most / (lengths + 1e-6)).clamp(max=1.0)
     return gradient * scale

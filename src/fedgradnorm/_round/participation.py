@@ -36,6 +36,8 @@ def participants(
     ['ann', 'cy']
     """
     if isinstance(participation, (int, float)):
+        if participation >= 1:
+            return list(names)
         return some_of(names, float(participation), seed, "participation", round_number)
     plan = participation
     listed = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
@@ -101,7 +103,8 @@ class Presence:
         """Those of ``names`` that have a label in every batch of a round."""
         if self._batches is None:
             return list(names)
-        batches, labels = self._batches.of_round(round_number), self._labels
+        labels = self._labels
+        batches = self._batches.of_round(round_number, labels.keys() & names)
         return [n for n in names if n not in labels or labels[n][batches[n]].any(axis=1).all()]
 
     def announce(self, rounds: int) -> None:

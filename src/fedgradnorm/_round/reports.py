@@ -81,6 +81,9 @@ class Record:
         return {name: value for name, value in values if name not in failed}
 
 
+Read = Callable[[Reports, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a run's history, with one number per client and round.
@@ -104,7 +107,7 @@ class Column:
 
     name: str
     meaning: str
-    read: Callable[[Reports, Tensor, Tensor], Tensor] | None = None
+    read: Read | None = None
     sent: bool = False
 
     def register(self) -> Column:
@@ -144,7 +147,9 @@ SENT = tuple(name for name, column in COLUMNS.items() if column.sent)
 """The numbers that a client may be asked for next to its update and its size."""
 
 
-def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[str, Tensor]:
+def column_values(
+    columns: Mapping[str, Read], reports: Reports, weights: Tensor, frozen: Tensor | None
+) -> dict[str, Tensor]:
     """The columns recorded for one round, with one value per reporting client.
 
     ``weights`` and ``frozen`` have a number for each of all clients.
@@ -152,7 +157,7 @@ def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[s
     frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
     if reports.rows is not None:
         weights, frozen = weights[reports.rows], frozen[reports.rows]
-    found = {name: c.read(reports, weights, frozen) for name, c in COLUMNS.items() if c.read}
+    found = {name: read(reports, weights, frozen) for name, read in columns.items()}
     for name, values in found.items():
         if not isinstance(values, Tensor) or values.shape != reports.loss.shape:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

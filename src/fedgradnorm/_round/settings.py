@@ -87,12 +87,12 @@ def _of(group: type[_Group], key: str, **other: Any) -> Any:
     check, allowed = other.get("kind") or (known.metadata["check"], known.metadata["allowed"])
     if "default" in other and "kind" not in other:
         check = _optional(check)
-    told = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
-    told |= {name: other[name] for name in ("values",) if name in other}
+    metadata = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
+    metadata |= {name: other[name] for name in ("values",) if name in other}
     default = other.get("default", known.default)
-    leaks = other.get("leaks", told["scope"].leaks)
-    told["scope"] = replace(told["scope"], safe=default, leaks=leaks)
-    return field(default=default, metadata=told)
+    leaks = other.get("leaks", metadata["scope"].leaks)
+    metadata["scope"] = replace(metadata["scope"], safe=default, leaks=leaks)
+    return field(default=default, metadata=metadata)
 
 
 def _optional(check: Check) -> Check:
@@ -620,8 +620,9 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        self.local().head_rates.at(2)
-        self.server_rates().at(2)
+        for rates in (self.local().head_rates, self.server_rates()):
+            if rates is not None:
+                rates.at(2)  # some schedulers check their options in the first steps
 
     @property
     def keeps_best(self) -> bool:
@@ -672,9 +673,11 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             found[name] = optimizers.resolve(found[name], self.lr)
         return LocalSpec(**found)
 
-    def server_rates(self) -> Rates:
-        """The rate of the server's optimiser in each round."""
+    def server_rates(self) -> Rates | None:
+        """The rate of the server's optimiser in each round, where a schedule moves it."""
         table = optimizers.resolve(self.server_optimizer, self.lr)
+        if self.server_schedule is None:
+            return None
         return Rates(self.server_schedule, table, self.rounds)
 
     def for_rounds(self, rounds: int) -> Settings:

@@ -23,7 +23,7 @@ SOLVED = 1e-30
 
 
 class ClientWarnings:
-    """Counts the rounds in which each client has one kind of affected, and logs the first of them.
+    """Counts the rounds in which one kind of problem affects each client, and logs the first.
 
     ``begins`` is the line, with the client's ``{name}`` and the ``{why}``; ``was`` what is counted.
     """

@@ -53,8 +53,8 @@ class Recording(Callback):
         self.tables: dict[str, Table] = {METRICS: self.history}
         self.tables |= {} if self.recorded is None else {SPREAD: self.spread}
         self.pending: Sequence[Row] = ()  # of an evaluation: a run may stop here and repeat it
-        told = ((client.name, client.task_name, client.task.kind) for client in clients)
-        self._groups = {} if self.recorded is None else told_apart(told)
+        described = ((client.name, client.task_name, client.task.kind) for client in clients)
+        self._groups = {} if self.recorded is None else told_apart(described)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
         self.taken = {client.name: 0 for client in clients}
@@ -136,7 +136,8 @@ class Recording(Callback):
 
     def weights(self) -> dict[str, float]:
         """Each client's weight as it is now."""
-        return dict(zip(self.federation.names, self.federation.weights(), strict=True))
+        weights = self.federation.server.weighting.weight.tolist()
+        return dict(zip(self.federation.names, weights, strict=True))
 
     def write(self, rows: Sequence[Row], everybody: bool = False) -> None:
         """Add rows to the history: those of the clients that are recorded, or ``everybody``'s."""

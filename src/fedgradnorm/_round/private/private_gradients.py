@@ -86,12 +86,12 @@ class PrivateClient:
 
     def gradient_noise(self, step: int) -> float:
         """sigma_g of this step."""
-        told = self.terms.loss_share if step < self.how.shared_steps else 0.0
-        return self.noise * math.sqrt(self.uses(step) / (1 - told))
+        share = self.terms.loss_share if step < self.how.shared_steps else 0.0
+        return self.noise * math.sqrt(self.uses(step) / (1 - share))
 
     @property
     def loss_noise(self) -> float:
-        """sigma_l; infinite where no loss is told."""
+        """sigma_l; infinite where no loss is reported."""
         share = self.terms.loss_share
         return self.noise / math.sqrt(share) if share else math.inf
 
@@ -161,7 +161,7 @@ class PrivateGradients:
         parameters |= heads if own else {}
         gradient, sums = self._gradient("shared", step, parameters, network, x, y)
         before = self._private.how.report_loss == "before"
-        loss = self._told_loss(sums.loss, step) if before else 0.0
+        loss = self._noisy_loss(sums.loss, step) if before else 0.0
         size = self._shared.size
         own_gradient = gradient[None, size:] if own else None
         return _one(loss).to(omega.device), gradient[None, :size], own_gradient
@@ -170,7 +170,7 @@ class PrivateGradients:
         """The noisy loss after a step."""
         x, y = self._batch(step)
         self._load(omega, row)
-        return _one(self._told_loss(self._losses(x, y), step)).to(omega.device)
+        return _one(self._noisy_loss(self._losses(x, y), step)).to(omega.device)
 
     def finish(self, report: Report, norm_layer: Tensor | slice, row: Row, before: Row) -> Report:
         """The report as it is sent: a loss of 1 where none is reported, and the corrected norm.
@@ -236,7 +236,7 @@ class PrivateGradients:
         noised = self._noised(sums.gradient, deviation, phase, step)
         return (noised / private.batch).to(self._network.vector.dtype), sums
 
-    def _told_loss(self, total: float, step: int) -> float:
+    def _noisy_loss(self, total: float, step: int) -> float:
         """The batch's mean loss with noise, from 0 to the largest that counts."""
         private = self._private
         if not private.terms.loss_share:

@@ -27,7 +27,7 @@ from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import Fields, Inputs, Padded, Sequences, call
 from fedgradnorm.models._stem import in_front
-from fedgradnorm.tasks._answers import told
+from fedgradnorm.tasks._answers import in_target_units
 
 
 class Deployed(nn.Module):
@@ -52,7 +52,7 @@ class Deployed(nn.Module):
 
     def _answer(self, values: Inputs) -> Tensor:
         output: Tensor = self.head(call(in_front(self.stem, self.network), values))
-        return told(self.client, output)
+        return in_target_units(self.client, output)
 
 
 class DeployedFields(Deployed):
