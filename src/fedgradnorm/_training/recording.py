@@ -60,10 +60,9 @@ class Recording(Callback):
         self.taken = {client.name: 0 for client in clients}
         self._a_round: dict[str, tuple[int, int]] = {}  # samples seen and bytes exchanged
         same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
+        steps = settings.local().steps
         for client in clients:
-            samples = settings.local().steps * min(
-                settings.batch_size or client.drawn, client.drawn
-            )
+            samples = steps * min(settings.batch_size or client.drawn, client.drawn)
             cost = samples, federation.bytes_per_round(client.name)
             self._a_round[client.name] = same.setdefault(cost, cost)
 
