@@ -327,7 +327,7 @@ class Run:
 
         That is the test split; a client without one is shown on its validation or training rows.
         ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
-        ``trivial`` is what the most frequent class, or the mean, scores there by the client's
+        ``baseline`` is what the most frequent class, or the mean, scores there by the client's
         metric: the first that its task named, or else accuracy or mae.
         """
         from fedgradnorm._runs.after.run_summary import summary_of

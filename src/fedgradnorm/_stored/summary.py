@@ -35,7 +35,7 @@ def judged(clients: Mapping[str, Any]) -> dict[str, Judged]:
     found = {}
     for name, info in clients.items():
         if isinstance(info, Mapping):
-            metric, scores = info.get("metric"), info.get("trivial")
+            metric, scores = info.get("metric"), info.get("baseline")
             table = scores if isinstance(scores, Mapping) else {}
             known = {k: float(v) for k, v in table.items() if isinstance(v, (int, float))}
             found[name] = Judged(metric if isinstance(metric, str) else None, known)
