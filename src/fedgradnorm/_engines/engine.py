@@ -271,8 +271,8 @@ class Engine:
             for group, turns, row, batch in zip(
                 plan.groups, plan.turns, rows, batches, strict=True
             ):
-                omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
-                given = group, row, omega, updates, options
+                networks = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
+                given = group, row, networks, updates, options
                 pieces.append(
                     partial(self._in_turn, *given, round_number)
                     if batch is None
@@ -295,7 +295,7 @@ class Engine:
         self,
         group: Block,
         row: Row,
-        omega: Tensor,
+        networks: Tensor,
         updates: Tensor,
         options: Mapping[str, Any] | None,
         round_number: int,
@@ -317,7 +317,7 @@ class Engine:
                     room = into, self._gradient
                     gradients = BlockGradients(part, batch, None, task, self.pure, *room)
                 work = self._work(part, gradients)
-                report = local_update(work, self.spec, omega[k : k + 1], mine, options)
+                report = local_update(work, self.spec, networks[k : k + 1], mine, options)
             if isinstance(gradients, PrivateGradients):
                 report = gradients.finish(report, self.norm_layer, mine, before)
             if report.update.data_ptr() != into.data_ptr():
@@ -329,7 +329,7 @@ class Engine:
         self,
         group: Block,
         row: Row,
-        omega: Tensor,
+        networks: Tensor,
         updates: Tensor,
         options: Mapping[str, Any] | None,
         batch: Batch,
@@ -342,7 +342,7 @@ class Engine:
         frozen = self.pure and one_network and not part.reaches_in
         if frozen and spec.head_steps and not spec.joint_phases:
             # heads share the network's outputs
-            self.network.use(omega[0])
+            self.network.use(networks[0])
             steps = range(spec.head_steps)
             features = self.features(group, batch, steps)
             for k in steps:
@@ -363,7 +363,7 @@ class Engine:
                 part, batch.part(here), None if count == 1 and not part.padded else count,
                 self.clients[names[start]].task, self.pure, into, later,
             )  # fmt: skip
-            report = run(self._work(part, block), spec, omega[here], mine, options)
+            report = run(self._work(part, block), spec, networks[here], mine, options)
             if into is None:
                 updates.index_copy_(0, turns[here], report.update)
             elif report.update.data_ptr() != into.data_ptr():
@@ -473,9 +473,12 @@ class Engine:
                 known = [log_classes(self.clients[name].task) for name in some.names]
                 first[new] = torch.tensor(known, dtype=torch.float64, device=self.device)
             elif private is not None:
-                omega, row = shared if shared.ndim == 1 else shared[turns[0]], self.rows_of(group)
+                networks, row = (
+                    shared if shared.ndim == 1 else shared[turns[0]],
+                    self.rows_of(group),
+                )
                 noisy = self._noisy(group, 0, round_number)
-                first.fill_(noisy.first_loss(omega[None], row))
+                first.fill_(noisy.first_loss(networks[None], row))
             else:
                 own = shared if shared.ndim == 1 else shared[turns[new]]
                 together = self.name != "loop"
@@ -494,12 +497,12 @@ class Engine:
             group.part.head.train()
             for k, name in enumerate(group.names):
                 own = self.table.network(name)
-                omega = (shared if own is None else own)[None]
+                networks = (shared if own is None else own)[None]
                 mine = {key: value[k : k + 1] for key, value in row.items()}
                 batch = self.examples.counted(name, round_number * self.spec.steps, steps)
                 one = BlockGradients(group.part, batch, None, self.clients[name].task)
                 with self._chance("final", name):
-                    head_phase(self._work(group.part, one), how, omega, mine)
+                    head_phase(self._work(group.part, one), how, networks, mine)
             new = {key: row[key] for key in group.part.moved}
             group.part.put(group.index, new, group.rows.tolist())
 
@@ -510,22 +513,24 @@ class Engine:
             part, number = self.table.one(name)
             own = self.table.network(name)
             row = {key: part.rows[key][number : number + 1].clone() for key in part.moved}
-            omega = (shared if own is None else own)[None].clone()
+            networks = (shared if own is None else own)[None].clone()
             batch = self.examples.counted(name, how.first, how.steps) if how.steps else None
             held_out = self.examples.split(name, "validation")
             task = self.clients[name].task
 
-            def measure(part: ClientPart = part, row: Row = row, omega: Tensor = omega,
+            def measure(part: ClientPart = part, row: Row = row, networks: Tensor = networks,
                         task: Task = task, data: Any = held_out) -> float:  # fmt: skip
-                self.network.use(omega[0])
+                self.network.use(networks[0])
                 front, head = part.load({key: value[0] for key, value in row.items()})
                 return evaluate(task, front, head, *data)["loss"]
 
             with self._chance("personal", name):
                 gradients = None if batch is None else BlockGradients(part, batch, None, task)
-                kept[name] = tune(part, gradients, row, omega, how, measure if held_out else None)
+                kept[name] = tune(
+                    part, gradients, row, networks, how, measure if held_out else None
+                )
             moved = bool(how.parameters) and kept[name]["step"] > 0
-            self._keep(name, row, omega[0] if moved else None)
+            self._keep(name, row, networks[0] if moved else None)
         return kept
 
     def _keep(self, name: str, row: Row, network: Tensor | None) -> None:

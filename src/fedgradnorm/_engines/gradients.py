@@ -44,19 +44,19 @@ class BlockGradients:
         self._passed: tuple[Row, Tensor] | None = None
 
     def of(
-        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+        self, networks: Tensor, row: Row, step: int, *, shared: bool, own: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses at batch ``step`` and the gradients that are asked for."""
         part, count = self._part, len(row[OWN])
         x, y, out = self._batch.x(step), self._batch.y(step), self._later if step else self._first
         if part.reaches_in:  # something of the client's own is in front of the head
-            net, mine = leaves(part.shared, omega, "network.", shared), self._own(row, own)
+            net, mine = leaves(part.shared, networks, "network.", shared), self._own(row, own)
             losses = self._losses(self._run("all", net, mine, x), y, row)
             trained = [mine[name] for name in part.own.shapes] if own else []
             wanted = [*(net.values() if shared else ()), *trained]
             found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             at = len(net) if shared else 0
-            gradient = part.own.rows(found[at:], count, omega) if own else None
+            gradient = part.own.rows(found[at:], count, networks) if own else None
             losses = losses.detach()
         else:
             passed, self._passed = self._passed, None
@@ -64,7 +64,7 @@ class BlockGradients:
             if shared and again and passed is not None:
                 net, features = passed
             else:
-                net = leaves(part.shared, omega, "network.", shared or again)
+                net = leaves(part.shared, networks, "network.", shared or again)
                 with torch.set_grad_enabled(shared or again):
                     features = self._run("features", net, self._own(row, False), x)
             if again and not shared:
@@ -74,7 +74,7 @@ class BlockGradients:
                 found = torch.autograd.grad(features, list(net.values()), back, allow_unused=True)
         if not shared:
             return losses, None, gradient
-        return losses, part.shared.rows(found[: len(net)], count, omega, out), gradient
+        return losses, part.shared.rows(found[: len(net)], count, networks, out), gradient
 
     def _own(self, row: Row, wanted: bool) -> Row:
         """The client's own tensors by name; gradients of the trained ones may be ``wanted``."""
@@ -93,9 +93,9 @@ class BlockGradients:
         return _differentiated(self._part, losses, features, trained, own=own, inputs=inputs)
 
     @torch.no_grad()
-    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+    def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The losses alone."""
-        net = leaves(self._part.shared, omega, "network.", False)
+        net = leaves(self._part.shared, networks, "network.", False)
         output = self._run("all", net, self._own(row, False), self._batch.x(step))
         return self._losses(output, self._batch.y(step), row)
 

@@ -137,7 +137,7 @@ class Federation:
         return self.personal or self
 
     @property
-    def burst(self) -> int:
+    def rounds_per_call(self) -> int:
         """How many rounds may be asked for at once."""
         return LONGEST if self.graphs.why_not() is None else 1
 

@@ -75,8 +75,8 @@ class Batches:
         most = max(MOST, sum(self.sizes[name] for name in names))
         if read > most:
             raise ConfigError(
-                f"a round would read {read:,} rows in {self.steps:,} steps, and at most {most:,} "
-                "fit in memory; lower head_steps, shared_steps or batch_size"
+                f"a round would read {read:,} examples in {self.steps:,} steps, and at most "
+                f"{most:,} fit in memory; lower head_steps, shared_steps or batch_size"
             )
 
     def only(self, name: str, size: int) -> Batches:

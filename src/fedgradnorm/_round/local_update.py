@@ -80,15 +80,15 @@ class Gradients(Protocol):
     """How a block's losses are differentiated: plainly, or clipped and with noise for privacy."""
 
     def of(
-        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+        self, networks: Tensor, row: Row, step: int, *, shared: bool, own: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses ``[rows]`` at batch ``step``, and their gradients ``[rows, numbers]``.
 
-        ``omega`` are networks ``[rows, P]``. The gradients are with respect to the ``shared``
-        network and to what is the client's ``own``, where they are asked for.
+        ``networks`` ``[rows, P]`` are the clients' copies of the shared network. The gradients are
+        with respect to them (``shared``) and to the clients' ``own`` parameters, where asked for.
         """
 
-    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+    def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The losses alone, after a step on this batch."""
 
 
@@ -140,15 +140,15 @@ def shared_phase(
 ) -> Report:
     """``shared_steps`` gradients on the shared network, and what is sent of them:
 
-        update = mean_s grad F(omega_s),   grad_norm = |update on the measured layer|,
-        loss = mean_s F(omega_s)
+        update = mean_s grad F(w_s),   grad_norm = |update on the measured layer|,
+        loss = mean_s F(w_s)
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
-    F + mu/2 |omega_s - shared|^2; the gradient norm and the loss stay those of F. With ``clip`` = c
+    F + mu/2 |w_s - shared|^2; the gradient norm and the loss stay those of F. With ``clip`` = c
     each of these gradients g is first scaled by min(1, c / |g|). ``head_clip`` does the same to
     each gradient of what is the client's own.
     """
-    omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
+    networks = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
     moments: optimizers.State = {}  # of the local optimiser: kept in the row, or new in every round
     if spec.keeps_moments:
         moments = {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
@@ -159,7 +159,7 @@ def shared_phase(
     sends_gradient = spec.sends == "gradient"  # else only the measured layer's mean is needed
     for step in range(spec.shared_steps):
         here, gradient, own = work.gradients.of(
-            omega, row, step, shared=True, own=spec.joint_phases
+            networks, row, step, shared=True, own=spec.joint_phases
         )
         assert gradient is not None
         if spec.clip is not None:
@@ -167,22 +167,22 @@ def shared_phase(
         measured = gradient if sends_gradient else gradient[:, work.norm_layer]
         total = total.add_(measured) if step else measured
         if spec.proximal:
-            back = spec.proximal * (omega - shared)
+            back = spec.proximal * (networks - shared)
             pull = pull + back if sends_gradient else pull
             gradient = gradient + back
         if spec.steps_locally:
-            work.local.step(omega, gradient, moments)
+            work.local.step(networks, gradient, moments)
         if own is not None:
             step_own(work.head, spec, row, own, options)
         if spec.report_loss == "after":
-            here = work.gradients.losses(omega, row, step)
+            here = work.gradients.losses(networks, row, step)
         loss = loss + here.double() / spec.shared_steps
     norm = (total[:, work.norm_layer] if sends_gradient else total).norm(dim=1).double()
     if sends_gradient:
         total = total + pull if spec.proximal else total
         update = total if spec.shared_steps == 1 else total.div_(spec.shared_steps)
     else:
-        update = shared - omega
+        update = shared - networks
         if spec.sends == "delta":  # as a gradient
             assert spec.local_optimizer is not None
             update = update / (spec.shared_steps * spec.local_optimizer["lr"])

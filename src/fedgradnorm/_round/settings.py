@@ -264,12 +264,12 @@ class Local(_Group):
         None, _CLIP,
         "largest norm of a client's gradient on the shared network. At every local step, before "
         "weighting, a longer one is scaled to it; gradient norms are measured after clipping.",
-        leaks="clips a whole batch, and privacy clips every row",
+        leaks="clips a whole batch, and privacy clips every example",
     )
     head_clip: float | None = _setting(
         None, _CLIP,
         "the same for the gradient of a client's head and of everything private to the client.",
-        leaks="clips a whole batch, and privacy clips every row",
+        leaks="clips a whole batch, and privacy clips every example",
     )
     proximal: float = _setting(
         0.0, _AT_LEAST_0,
@@ -395,11 +395,11 @@ class Personalization(_Group):
         0.0, _AT_LEAST_0,
         "Ditto's lambda: if > 0, each client also trains its own network, pulled toward the shared "
         "one; evaluations and predictions are then the personal networks'.",
-        deployed=False, leaks="trains a second network on the same rows without noise",
+        deployed=False, leaks="trains a second network on the same examples without noise",
     )
     final_head_steps: int = _setting(
         0, _whole(0), "steps on each head alone after the last round (FedBABU).",
-        deployed=False, leaks="tunes heads on rows without noise",
+        deployed=False, leaks="tunes heads on examples without noise",
     )
     personalize: dict[str, Any] | None = _setting(
         None, (_optional(_tuning), ""),
@@ -407,7 +407,7 @@ class Personalization(_Group):
         '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
         "``network``, or with a list of its layers. It keeps the step with the best validation "
         "loss, step 0 included; a client without validation examples takes the last one.",
-        leaks="tunes on rows without noise",
+        leaks="tunes on examples without noise",
     )
 
 

@@ -146,7 +146,7 @@ class Trainer(TrainingState):
 
     def advance(self, most: int = 1) -> None:
         """Run one round, or up to ``most`` where the engine can run several as one CUDA graph."""
-        count = min(most, self.rounds - self.round, self.federation.burst)
+        count = min(most, self.rounds - self.round, self.federation.rounds_per_call)
         count = 1 if self.private else count
         actives = [self._active(self.round + k) for k in range(count)]
         if self.stopped:
