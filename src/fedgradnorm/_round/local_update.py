@@ -31,28 +31,27 @@ LOCAL = "local."  # moments of the local optimiser that are kept across rounds
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """How a client works: the open points of the algorithm that concern it, by name."""
+    """The settings of a client's round, by their names and with their optimizers resolved."""
 
-    head_steps: int = 1
-    shared_steps: int = 1
-    first_loss: FirstLoss = "dataset"
-    sends: Sends = "gradient"
-    report_loss: ReportLoss = "before"
-    phases: Phases = "alternating"
-    head_optimizer: Mapping[str, Any] | None = None
-    local_optimizer: Mapping[str, Any] | None = None
-    proximal: float = 0.0
-    head_schedule: ScheduleSpec | None = None
-    clip: float | None = None
-    head_clip: float | None = None
-    rounds: int | None = None
+    head_steps: int
+    shared_steps: int
+    first_loss: FirstLoss
+    sends: Sends
+    report_loss: ReportLoss
+    phases: Phases
+    head_optimizer: Mapping[str, Any]
+    local_optimizer: Mapping[str, Any]
+    proximal: float
+    head_schedule: ScheduleSpec | None
+    clip: float | None
+    head_clip: float | None
+    rounds: int | None
 
     @cached_property
     def head_rates(self) -> Rates | None:
         """The learning rate of the heads' optimisers in each round, where a schedule moves it."""
         if self.head_schedule is None:
             return None
-        assert self.head_optimizer is not None
         return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
     @property
@@ -73,7 +72,7 @@ class LocalSpec:
     @property
     def keeps_moments(self) -> bool:
         """Whether a client's local optimiser continues where its last round ended."""
-        return bool(self.local_optimizer and self.local_optimizer.get("keep"))
+        return bool(self.local_optimizer.get("keep"))
 
 
 class Gradients(Protocol):
@@ -184,7 +183,6 @@ def shared_phase(
     else:
         update = shared - networks
         if spec.sends == "delta":  # as a gradient
-            assert spec.local_optimizer is not None
             update = update / (spec.shared_steps * spec.local_optimizer["lr"])
     return Report(update, loss, norm / spec.shared_steps)
 

@@ -185,7 +185,6 @@ class PrivateGradients:
                 row[key].copy_(value)
             how, scale = self._private.how, self._private.terms.clip / self._private.batch
             if how.sends == "model":
-                assert how.local_optimizer is not None
                 scale *= how.shared_steps * how.local_optimizer["lr"]
             deviation = self._private.gradient_noise(0) * scale / math.sqrt(how.shared_steps)
             update = self._noised(torch.zeros_like(update), deviation, "silent").to(update)
