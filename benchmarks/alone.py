@@ -87,9 +87,9 @@ class Contestant:
     def rounds(self, first: int, count: int) -> None:
         done = 0
         while done < count:
-            burst = min(self.made.burst, count - done)
-            self.made.rounds(first + done, [self.made.names] * burst)
-            done += burst
+            together = min(self.made.rounds_per_call, count - done)
+            self.made.rounds(first + done, [self.made.names] * together)
+            done += together
 
 
 def measured(

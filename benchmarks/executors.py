@@ -103,7 +103,7 @@ WORKS = [
 
 
 class Contestant:
-    """One executor on a workload; ``burst`` rounds are asked for at once."""
+    """One executor on a workload; ``together`` rounds are asked for at once."""
 
     def __init__(self, work: Federated, clients: list[fgn.Client], engine: str, device: str):
         batch = 10 if work.images else 16
@@ -114,10 +114,10 @@ class Contestant:
         )
         self.share = work.share
 
-    def rounds(self, first: int, count: int, burst: int = 1) -> None:
+    def rounds(self, first: int, count: int, together: int = 1) -> None:
         names, done = self.federation.names, 0
         while done < count:
-            some = range(first + done, first + min(done + burst, count))
+            some = range(first + done, first + min(done + together, count))
             actives = [participants(self.share, 0, names, k) for k in some]
             self.federation.rounds(some.start, actives)
             done += len(some)
@@ -136,11 +136,11 @@ def measured(work: Federated, device: str, repeats: int, quick: bool) -> record.
     row["loop_over_vmap"] = ratio(times["loop"], times["vmap"])
     if device == "cuda":
         graphs = Contestant(work, clients, "vmap", device)
-        graphs.rounds(0, 10, burst=5)
+        graphs.rounds(0, 10, together=5)
         seconds = []
         for k in range(repeats):
             started = time.perf_counter()
-            graphs.rounds(100 * (k + 1), 50, burst=50)
+            graphs.rounds(100 * (k + 1), 50, together=50)
             seconds.append((time.perf_counter() - started) / 50)
         row["graph"] = 1e3 * statistics.median(seconds)
         row["loop_over_graph"] = row["loop"] / row["graph"]

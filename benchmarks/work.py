@@ -72,9 +72,9 @@ class Ours:
         """Rounds ``first`` to ``first + count``, as many per call as the engine runs."""
         names, done = self.federation.names, 0
         while done < count:
-            burst = min(self.federation.burst, count - done)
-            outcome = self.federation.rounds(first + done, [names] * burst)[-1]
-            done += burst
+            together = min(self.federation.rounds_per_call, count - done)
+            outcome = self.federation.rounds(first + done, [names] * together)[-1]
+            done += together
         self.loss = dict(zip(names, outcome.columns["loss"], strict=True))
 
 

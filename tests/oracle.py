@@ -15,7 +15,6 @@ import fedgradnorm as fgn
 import flat
 from fedgradnorm._federation.heads import make_head
 from fedgradnorm._round.batches import Batches
-from fedgradnorm._round.local_update import LocalSpec
 from fedgradnorm.models._norm_layer import find_norm_layer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "fedgradnorm_in_one_file.py"
@@ -81,7 +80,7 @@ def compare_with_oracle(
     data = {
         c.name: tuple(t.to(dtype) if t.is_floating_point() else t for t in c.train) for c in clients
     }
-    steps = LocalSpec(head_steps, shared_steps).steps
+    steps = max(head_steps, shared_steps)
     batches = Batches({c.name: c.size for c in clients}, batch_size, seed=3)
 
     def batch(name: str, k: int, s: int) -> tuple[torch.Tensor, ...]:

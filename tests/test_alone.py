@@ -46,7 +46,6 @@ SETTINGS = {
     "a network of their own": {"personalize": {"steps": 5, "lr": 0.01, "what": "network"}},
     "heads at the end": {"final_head_steps": 3},
     "proximal": {"proximal": 0.3},
-    "conflict is nothing": {"record_conflict": 2},
     "another norm layer": {"norm_layer": "0"},
     "by task": {"weight_per": "task"},
     "by size": {"aggregate": "by_size"},

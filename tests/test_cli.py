@@ -221,7 +221,7 @@ def test_benefit_in_two_processes_warns_once_where_both_overfit(config, tmp_path
     assert "fedgradnorm seed 0: done" in result.stderr
     words = " ".join(result.stderr.split())
     assert words.count("both trainings end at the last round") == 1
-    assert "set validation rows (validation_share), keep_best and early_stopping" in words
+    assert "set validation examples (validation_share), keep_best and early_stopping" in words
 
 
 def test_benefit_stopped_goes_on(config, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ import flat
 import shared_heads
 import toys
 from experiments.small_config import small_config
-from fedgradnorm._federation.heads import SharedHeads, trivial_answer
+from fedgradnorm._federation.heads import SharedHeads, baseline_of
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
@@ -127,7 +127,7 @@ def test_weights_begin_equal_and_biases_at_each_clients_targets() -> None:
         for names in GROUPS:
             assert torch.equal(heads[names[-1]].weight, drawn[names[0]].weight)
         for one in clients():
-            assert torch.equal(heads[one.name].bias, trivial_answer(one))
+            assert torch.equal(heads[one.name].bias, baseline_of(one))
 
 
 def test_at_random_each_bias_is_that_of_the_clients_own_head() -> None:
@@ -146,7 +146,7 @@ def test_a_private_clients_bias_begins_at_random() -> None:
     drawn = toys.federation(toys.network(), given, head_init="random")
     biases = parts(toys.heads(one.engine), "bias")
     assert torch.equal(biases["a"], toys.heads(drawn.engine)["a"].bias)
-    assert torch.equal(biases["b"], trivial_answer(given[1]))
+    assert torch.equal(biases["b"], baseline_of(given[1]))
     one.engine.set_noise("a", 2.0)
     one.round(0, ["a", "b"])
     assert_shared(toys.heads(one.engine), [["a", "b"]])
@@ -215,7 +215,7 @@ def test_a_new_run_starts_with_shared_weights_and_everybodys_bias() -> None:
         torch.testing.assert_close(again.heads[name].weight, head.weight)
         torch.testing.assert_close(again.heads[name].bias, head.bias)
     torch.testing.assert_close(again.heads["a"].weight, run.heads["c"].weight)
-    torch.testing.assert_close(again.heads["a"].bias.detach(), trivial_answer(clients()[0]))
+    torch.testing.assert_close(again.heads["a"].bias.detach(), baseline_of(clients()[0]))
 
 
 def test_a_client_that_comes_later_gets_shared_weights_and_a_bias_from_its_targets() -> None:
@@ -223,7 +223,7 @@ def test_a_client_that_comes_later_gets_shared_weights_and_a_bias_from_its_targe
     run = train()
     more = run.personalize(late, steps=1, lr=1e-30)
     torch.testing.assert_close(more.heads["late"].weight, run.heads["a"].weight)
-    torch.testing.assert_close(more.heads["late"].bias.detach(), trivial_answer(late))
+    torch.testing.assert_close(more.heads["late"].bias.detach(), baseline_of(late))
     same = run.personalize(clients()[2], steps=1, lr=1e-30)
     torch.testing.assert_close(same.heads["c"].bias, run.heads["c"].bias)
 

@@ -1,4 +1,4 @@
-"""Heads that begin at the trivial answer: by default, wherever that is allowed."""
+"""Heads that begin at the baseline: by default, wherever that is allowed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import shared_heads
 import toys
 from experiments.small_config import small_config
 from fedgradnorm._federation.heads import (
+    baseline_of,
     first_head,
     random_because,
     start_at_targets,
-    trivial_answer,
 )
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.experiments import load_config, run
@@ -41,7 +41,7 @@ def head_of(client: fgn.Client, **settings: Any) -> torch.nn.Module:
 
 @pytest.mark.parametrize("client", [PRICE, RARE], ids=lambda client: client.name)
 def test_no_other_constant_answer_has_less_loss(client: fgn.Client) -> None:
-    answer, y = trivial_answer(client), torch.as_tensor(client.train[1])
+    answer, y = baseline_of(client), torch.as_tensor(client.train[1])
     y = y.double() if client.task.kind == "regression" else y
 
     def loss(constant: torch.Tensor) -> float:
@@ -69,7 +69,7 @@ def test_many_answers_at_once_are_those_of_each() -> None:
         ]
         biases = torch.zeros(4, task.outputs, dtype=torch.float64)
         start_at_targets(biases, some)
-        expected = torch.stack([trivial_answer(client).reshape(-1) for client in some])
+        expected = torch.stack([baseline_of(client).reshape(-1) for client in some])
         torch.testing.assert_close(biases, expected, rtol=1e-14, atol=1e-14)
 
 
@@ -111,7 +111,7 @@ UNLIKE: dict[str, Callable[[], fgn.Client]] = {
     "privacy": lambda: fgn.Client("a", fgn.regression(2), train=PRICE.train, privacy=PROMISE),
     "a loss": lambda: fgn.Client("a", fgn.regression(2, loss=huber), train=PRICE.train),
     "kind of one's own": lambda: fgn.Client("a", fgn.tasks.of_kind(Counts(), 2), PRICE.train),
-    "read with their rows": lambda: fgn.Client("a", fgn.regression(2), Pairs(X, NUMBERS)),
+    "read with their examples": lambda: fgn.Client("a", fgn.regression(2), Pairs(X, NUMBERS)),
 }
 
 
@@ -131,12 +131,12 @@ def test_by_default_heads_in_common_begin_at_random_and_others_do_not() -> None:
     drawn = dict(head_of(clients[0], head_init="random").state_dict())
     for name in "ab":
         assert toys.same(dict(made[name].state_dict()), drawn)
-    torch.testing.assert_close(made["c"].bias.detach(), trivial_answer(clients[2]))
+    torch.testing.assert_close(made["c"].bias.detach(), baseline_of(clients[2]))
 
 
 def test_weighted_classes_begin_at_weighted_shares() -> None:
     client = fgn.Client("rare", fgn.classification(3, class_weights="balanced"), RARE.train)
-    torch.testing.assert_close(head_of(client).bias.detach(), trivial_answer(client).reshape(-1))
+    torch.testing.assert_close(head_of(client).bias.detach(), baseline_of(client).reshape(-1))
 
 
 def test_no_item_of_a_dataset_is_read_for_a_start_that_nobody_asked_for() -> None:

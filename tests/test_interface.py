@@ -86,7 +86,6 @@ OTHER: dict[str, Any] = {
     "watch": "accuracy",
     "min_rounds": 3,
     "checkpoint_every": 2,
-    "record_conflict": 2,
     "eval_clients": 0.5,
     "record_clients": ["corner"],
 }
@@ -167,7 +166,7 @@ def test_every_setting_reaches_the_run_from_a_config(name: str, tmp_path: Path) 
 def test_what_does_not_change_the_result_is_read_from_the_declaration() -> None:
     assert {
         "seed", "executor", "device", "compile", "log_every", "eval_every", "checkpoint_every",
-        "folder", "cache", "record_conflict", "eval_clients", "record_clients",
+        "folder", "cache", "eval_clients", "record_clients",
     } == BESIDE  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from fedgradnorm._engines.parts import CLASSES
-from fedgradnorm._federation.heads import trivial_answer
+from fedgradnorm._federation.heads import baseline_of
 
 X = np.random.default_rng(3).normal(size=(40, toys.FEATURES))
 RARE = (X[:, 0] > 0.8).astype(np.int64)
@@ -166,7 +166,7 @@ def test_a_pos_weight_is_torchs_up_to_a_factor(given: Any) -> None:
 def test_no_other_constant_answer_has_less_loss(name: str) -> None:
     task, y = TASKS[name]
     client = fgn.Client(name, task, (X, y))
-    answer, target = trivial_answer(client), torch.as_tensor(client.train[1])
+    answer, target = baseline_of(client), torch.as_tensor(client.train[1])
 
     def loss(constant: torch.Tensor) -> float:
         return client.task.loss(constant.expand(len(y), -1), target).item()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fedgradnorm as fgn
 import flat
 import toys
-from fedgradnorm._federation.heads import trivial_answer
+from fedgradnorm._federation.heads import baseline_of
 
 X = np.random.default_rng(4).normal(size=(60, toys.FEATURES))
 STARS = np.clip(np.round(1.5 * X[:, 0] + 2), 0, 4).astype(int)
@@ -80,7 +80,7 @@ def test_a_far_class_costs_more_than_a_neighbour() -> None:
 
 def test_ordered_classes_start_at_their_shares_and_are_learned() -> None:
     client = fgn.Client("a", fgn.ordinal(5), (X, STARS))
-    p = client.task.form.probability(trivial_answer(client)[None])[0]
+    p = client.task.form.probability(baseline_of(client)[None])[0]
     np.testing.assert_allclose(p, np.bincount(STARS, minlength=5) / 60, atol=0.03)
     run = flat.train(toys.network(), [client], rounds=100, lr=0.05, head_init="targets")
     assert run.summary().loc["a", "mae"] < 0.25
@@ -120,7 +120,7 @@ def test_kinds_that_cannot_be_used_are_named() -> None:
     with pytest.raises(fgn.ConfigError, match="'regression' is there already"):
         fgn.tasks.of_kind(Regression(), 1)
     client = fgn.Client("a", fgn.tasks.of_kind(Counts(), 1), (X, VISITS))
-    with pytest.raises(fgn.ConfigError, match="nothing is known of the trivial answer"):
+    with pytest.raises(fgn.ConfigError, match="nothing is known of the baseline"):
         flat.train(toys.network(), [client], rounds=1, head_init="targets")
     with pytest.raises(fgn.ConfigError, match="at least 2 classes"):
         fgn.ordinal(1)

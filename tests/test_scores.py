@@ -57,7 +57,7 @@ def test_answers_that_wait_are_measured_as_the_others(
 def test_only_so_many_wait(fetched: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(clients())
     fetched.clear()
-    monkeypatch.setattr(evaluator, "NUMBERS_HELD", 50)
+    monkeypatch.setattr(evaluator, "NUMBERS_WAITING", 50)
     assert measured(clients()) == whole
     assert max(map(sum, fetched)) < 50 + 60 + 40  # and one client's answers and targets
     assert len(fetched) > 2

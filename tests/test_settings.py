@@ -6,8 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+import torch
 
 import fedgradnorm as fgn
+from fedgradnorm import _optimizers
 from fedgradnorm._round.settings import Settings, completed
 
 
@@ -93,3 +95,24 @@ def test_an_epoch_is_a_pass_over_the_largest_client() -> None:
     assert Settings(batch_size=64, epochs=100).total_rounds([2048]) == 3200
     assert Settings(batch_size=100).total_rounds(sizes) == 300  # ten epochs
     assert Settings(rounds=7).total_rounds(sizes) == 7
+
+
+def test_settings_are_resolved_as_often_for_many_clients_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time tries the optimizers, which would take longer than all else of a crowd's set-up."""
+    resolve, calls = _optimizers.resolve, list[int]()
+
+    def counted(*given: Any) -> dict[str, Any]:
+        calls[-1] += 1
+        return resolve(*given)
+
+    monkeypatch.setattr(_optimizers, "resolve", counted)
+    x = torch.randn(8, 3)
+    for number in (2, 9):
+        calls.append(0)
+        clients = [
+            fgn.Client(f"c{i}", fgn.regression(1), train=(x, x[:, :1])) for i in range(number)
+        ]
+        fgn.train(torch.nn.Linear(3, 4), clients, rounds=1)
+    assert calls[0] == calls[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from torch.utils.data import Dataset
 import fedgradnorm as fgn
 import flat
 from fedgradnorm import data
+from fedgradnorm._round import evaluation
 from fedgradnorm.models._streamed.rows import sample_rows
-from fedgradnorm.tasks._running_scores import RunningScores
 
 ROWS = 120
 RNG = np.random.default_rng(5)
@@ -242,7 +243,6 @@ def test_what_cannot_be_a_stream_is_refused(npy: Path, tmp_path: Path) -> None:
         ({"participation": [["a"], ["a", "b"], ["b"]], "head_steps": 30}, "executor joint"),
         ({"final_head_steps": 2, "first_loss": "first_round"}, "executor joint"),
         ({"shared_steps": 2}, "(not joint: shared_steps = 2"),
-        ({"record_conflict": 5}, "executor joint"),
     ],
     ids=str,
 )
@@ -386,7 +386,11 @@ def test_held_out_shares_scaling_and_parts_read_nothing_twice(npy: Path) -> None
         fgn.classification(3, class_weights=[1.0, 2.0, 3.0]),
     ],
 )
-def test_scores_in_pieces_are_those_of_the_whole(task: fgn.Task) -> None:
+def test_scores_in_pieces_are_those_of_the_whole(
+    task: fgn.Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ROWS_AT_ONCE", "FEWEST_ROWS"):
+        monkeypatch.setattr(evaluation, name, 13)
     torch.manual_seed(2)
     output = torch.randn(50, task.outputs, *task.shape, dtype=torch.float64)
     if task.form.counted:
@@ -397,12 +401,12 @@ def test_scores_in_pieces_are_those_of_the_whole(task: fgn.Task) -> None:
         y[7] = torch.nan
         if y.ndim > 1:
             y[9, 0] = torch.nan
-    target = task.target("here", y)
-    task = task.learned(target)
-    scores = RunningScores(task)
-    for start in range(0, 50, 13):
-        scores.add(output[start : start + 13], target[start : start + 13])
-    assert scores.result() == pytest.approx(task.measure(output, target), rel=1e-10, abs=1e-12)
+    held = fgn.Client("a", task, train=(output, y))
+    lazy = fgn.Client("a", task, train=(data.stream(Inputs(output.numpy(), None)), y))
+    modules = torch.nn.Identity(), torch.nn.Identity()
+    whole = evaluation.evaluate(held.task, *modules, *held.train)
+    assert evaluation.evaluate(lazy.task, *modules, *lazy.train) == whole
+    assert all(map(math.isfinite, whole.values()))
 
 
 def test_class_weights_of_a_dataset_are_learned_in_one_pass() -> None:

@@ -106,7 +106,7 @@ def test_any_other_argument_is_of_its_kind_or_refused_by_us(name: str, value: An
         ({"head_optimizer": 3}, "an optimizer is a name or a table with a name, not 3"),
         ({"server_optimizer": {"name": "sgd", "lr": "x"}}, "must be a number, not 'x'"),
         ({"head_optimizer": {"lr": torch.ones(1)}}, "head_optimizer.lr must be made of plain"),
-        ({"head_steps": 10**9}, "a round would read 4,000,000,000 rows in 1,000,000,000 steps"),
+        ({"head_steps": 10**9}, "a round would read 4,000,000,000 examples in 1,000,000,000 steps"),
         ({"shared_steps": 10**9}, "lower head_steps, shared_steps or batch_size"),
     ],
     ids=str,

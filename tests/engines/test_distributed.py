@@ -212,7 +212,7 @@ def test_ranks_write_the_rows_that_changed_where_few_of_many_take_part(unlike, s
 
 def test_an_engine_of_one_process_is_refused_under_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(fgn.ConfigError, match="engine 'loop' runs in one process"):
+    with pytest.raises(fgn.ConfigError, match="executor 'loop' runs in one process"):
         meet("loop")
 
 

@@ -148,7 +148,7 @@ def test_what_is_decided_on_the_host_is_not_captured(
     reason = federation.graphs.why_not()
     assert reason is not None
     assert why in reason
-    assert federation.burst == 1
+    assert federation.rounds_per_call == 1
     assert not replays[0]
 
 

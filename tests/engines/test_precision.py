@@ -98,10 +98,9 @@ def test_heads_and_losses_have_all_their_digits(executor: str, monkeypatch) -> N
 
 
 @gpu
-def test_inner_products_and_conflict_are_taken_from_it() -> None:
-    run = train("network2", "bf16", "joint", weighting=MGDA(), record_conflict=4)
+def test_inner_products_are_taken_from_it() -> None:
+    run = train("network2", "bf16", "joint", weighting=MGDA())
     assert all(math.isfinite(weight) for weight in run.weights.values())
-    assert run.conflict["cosine"].between(-1, 1).all()
 
 
 @gpu

@@ -36,7 +36,7 @@ def test_every_executor_reports_updates_where_they_are_asked_for(name: str) -> N
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_on_a_cpu_rounds_are_taken_one_by_one(name: str) -> None:
     ours, plain = federation(name), federation(name)
-    assert ours.burst == 1
+    assert ours.rounds_per_call == 1
     together = ours.rounds(0, [ours.names] * 4)
     single = [outcome for k in range(4) for outcome in plain.rounds(k, [plain.names])]
     assert together == single

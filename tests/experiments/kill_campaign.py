@@ -36,7 +36,7 @@ class Campaign:
 
     def __init__(self, parent: Path, seed: int) -> None:
         self.parent, self.chance = parent, random.Random(seed)
-        words = ["rounds=8", "history.conflict=2", "evaluation.every=3"]
+        words = ["rounds=8", "evaluation.every=3"]
         self.config = load_config(small_config(parent), words)
         self.data: LoadedData = load_data(self.config)
         self.kills = self.runs = self.different = 0

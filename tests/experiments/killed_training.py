@@ -35,7 +35,6 @@ def options() -> dict[str, Any]:
         "participation": 0.7,
         "eval_every": 5,
         "checkpoint_every": 1,
-        "record_conflict": 2,
     }
 
 

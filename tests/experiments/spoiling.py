@@ -168,7 +168,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 def toy_run(folder: Path, **more: Any) -> fgn.Run:
     """A run of three rounds from Python."""
-    how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1, "record_conflict": 1, **more}
+    how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1, **more}
     return flat.train(toys.noisy_network(), toys.clients()[1:], folder=folder, **how)
 
 

@@ -270,7 +270,7 @@ def test_benefit_warns_once_where_both_overfit(caplog) -> None:
     caplog.set_level(logging.WARNING, "fedgradnorm")
     flat.benefit(toys.network(), toys.clients(), **HOW)
     (record,) = caplog.records
-    assert "set validation rows (validation_share), keep_best" in record.getMessage()
+    assert "set validation examples (validation_share), keep_best" in record.getMessage()
     caplog.clear()
     flat.benefit(toys.network(), clients(), **HOW)
     (record,) = caplog.records

@@ -202,7 +202,7 @@ PLACES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "metrics.csv", "conflict.csv", "network.safetensors", "clients/side.safetensors"],
+    ["run.json", "metrics.csv", "network.safetensors", "clients/side.safetensors"],
 )
 def test_what_is_no_file_is_refused_at_once(spoiled: Path, name: str, place: str) -> None:
     (spoiled / name).unlink()

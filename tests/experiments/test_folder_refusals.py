@@ -83,7 +83,6 @@ SPOILED = {
     "checkpoint reshaped": (reshaped, "its checkpoint does not fit: KeyError: 'recording'"),
     "table lost": (lambda f: (f / "metrics.csv").unlink(), "is shorter than"),
     "table flipped": (flipped("metrics.csv", 200), "not those that its checkpoint recorded"),
-    "conflict lost": (lambda f: (f / "conflict.csv").unlink(), "is shorter than"),
     "log a pipe": (replaced("log.txt", os.mkfifo), "not a regular file"),
     "table a folder": (replaced("metrics.csv", Path.mkdir), "Is a directory"),
     "run.json a pipe": (replaced("run.json", os.mkfifo), "not a regular file"),
@@ -123,7 +122,7 @@ def test_other_data(begun: Path) -> None:
     before = snapshot(begun)
     first, *rest = toys.clients()[1:]
     other = [dataclasses.replace(first, train=(first.train[0] + 1, first.train[1])), *rest]
-    how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1, "record_conflict": 1}
+    how = {"rounds": 3, "eval_every": 0, "checkpoint_every": 1}
     with pytest.raises(fgn.RunFolderError, match="other data"):
         flat.train(toys.noisy_network(), other, folder=begun, resume=True, **how)
     assert snapshot(begun) == before

@@ -102,7 +102,7 @@ def test_who_has_no_validation_rows_takes_the_last_step_and_the_log_says_so(capl
     caplog.set_level("INFO", "fedgradnorm")
     run = train(clients("side"), personalize=TUNE)
     assert run.manifest["personal"]["side"] == {"step": TUNE["steps"]}
-    assert "no validation rows, so the last step is taken: side" in caplog.text
+    assert "no validation examples, so the last step is taken: side" in caplog.text
     assert "of 2 clients keep what they tuned" in caplog.text
 
 

@@ -202,9 +202,6 @@ def _of_run(run: fgn.Run, case: Case) -> Result:
     found |= {f"weight/{name}": weight for name, weight in run.weights.items()}
     found |= _of_reports(row for row in run.table.rows if row["split"] == "batch")
     found |= _of_evaluations(row for row in run.table.rows if row["split"] != "batch")
-    for row in run.pairs.rows:
-        key = f"conflict/{row['client']}/{row['other']}"
-        found.setdefault(key, []).append(row["cosine"])
     for row in run.quantiles.rows:
         where = (row[key] for key in ("split", "task", "quantity", "round"))
         shares = [row[key] for key in ("clients", "mean", "min", "median", "max")]

@@ -258,7 +258,6 @@ def _heads() -> Iterator[Case]:
 
 def _ends() -> Iterator[Case]:
     """What is recorded and kept, and promises of privacy."""
-    yield from _cases("record: conflict", record_conflict=2)
     yield from _cases("record: some", "auto", eval_clients=2, record_clients=2, eval_every=2)
     yield from _cases("record: at the end", "auto", eval_every=0, log_every=2)
     yield from _cases("keep: best", federation="validated", keep="best", lr=0.2, eval_every=1,

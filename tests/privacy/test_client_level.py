@@ -15,7 +15,7 @@ from torch import Tensor
 import fedgradnorm as fgn
 import flat
 from fedgradnorm._privacy.noise import Noise
-from fedgradnorm._round.private.client_sums import ClientSums, drawn
+from fedgradnorm._round.private.client_sums import ClientSums
 from fedgradnorm._round.settings import Settings
 from fedgradnorm.weighting import Signals
 from privacy.private_clients import INPUTS, network
@@ -115,7 +115,9 @@ def train(count: int = 12, **settings: Any) -> fgn.Run:
 def test_clients_are_drawn_one_by_one() -> None:
     settings = Settings(privacy=dict(TERMS), participation=0.3)
     names = [f"c{i}" for i in range(40)]
-    counts = [len(drawn(settings, names, k)) for k in range(400)]
+    assert settings.client_privacy is not None
+    sums = ClientSums(settings.client_privacy, names, fgn.Equal(), settings)
+    counts = [len(sums.drawn(k)) for k in range(400)]
     assert np.mean(counts) == pytest.approx(12, abs=0.5)
     assert np.var(counts) == pytest.approx(40 * 0.3 * 0.7, rel=0.25)
 

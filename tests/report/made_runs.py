@@ -35,7 +35,7 @@ def run(method="fedrep", seed=0, gain=0.0, clients=CLIENTS, *, metric="accuracy"
                              "bytes": 1000 * epoch, metric: value})  # fmt: skip
     manifest = {"finished": finished, "rounds": 4, "seconds": 2.0}
     if constant is not None:
-        manifest["clients"] = {c: {"trivial": {metric: constant}} for c in clients}
+        manifest["clients"] = {c: {"baseline": {metric: constant}} for c in clients}
     config = {"name": name, "method": method, "seed": seed, **config}
     return StoredRun(f"{method}-seed{seed}", method, seed, rows, manifest, config)
 

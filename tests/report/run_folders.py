@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
 
-from fedgradnorm._runs.history import History, conflict_table, pair_rows
+from fedgradnorm._runs.history import History
 
 TASKS = {"gender": "accuracy", "landmark": "mae"}
 WEIGHTINGS = {
@@ -25,7 +24,6 @@ def write_run(
     planned: int | None = None,
     tasks: dict[str, str] | None = None,
     shift: float = 0.0,
-    cosine: float | None = None,
     manifest: dict | None = None,
     config: str = "",
 ) -> Path:
@@ -36,8 +34,6 @@ def write_run(
     table = History(["accuracy", "mae"])
     table.append(_rows(names, rounds, seed, shift))
     (folder / "metrics.csv").write_text(table.text())
-    if cosine is not None:
-        write_conflict(folder, list(names), rounds, cosine)
     given = {
         "format": 1,
         "finished": planned is None,
@@ -53,16 +49,6 @@ def write_run(
     text = f'name = "small"\nmethod = {json.dumps(method)}\nseed = {seed}\n{config}'
     (folder / "config.toml").write_text(text)
     return folder
-
-
-def write_conflict(folder: Path, names: list[str], rounds: int, cosine: float) -> None:
-    """A recorded conflict: ``cosine`` between the first two, halved for every later pair."""
-    table = conflict_table()
-    for number in range(1, rounds + 1, 3):
-        pairs = itertools.combinations(names, 2)
-        found = [(one, other, cosine / 2**place) for place, (one, other) in enumerate(pairs)]
-        table.append(pair_rows(number, number / 4, found))
-    (folder / "conflict.csv").write_text(table.text())
 
 
 def _rows(names: dict[str, str], rounds: int, seed: int, shift: float) -> list[dict]:

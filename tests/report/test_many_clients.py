@@ -37,7 +37,7 @@ def write(
         infos[f"client-{k}"] = {
             "kind": "classification" if task == "smile" else "regression",
             "task": task,
-            "trivial": {KINDS[task]: 0.5 if task == "smile" else 1.0},
+            "baseline": {KINDS[task]: 0.5 if task == "smile" else 1.0},
             "fingerprint": f"{k}",
             **manifest,
         }

@@ -23,7 +23,7 @@ def page_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for seed in (0, 1):
         write_run(folder / "runs", "fedrep", seed)
-        write_run(folder / "runs", "fedgradnorm", seed, shift=-0.05, cosine=-0.2)
+        write_run(folder / "runs", "fedgradnorm", seed, shift=-0.05)
     write_run(folder / "runs", "fedrep", 2, rounds=6, planned=12)
     write_page([folder / "runs"], folder / "page.html")
     return folder / "page.html"
@@ -73,7 +73,6 @@ def test_every_section_has_its_curves(browser, page_file):
         assert page.locator('section[data-section="curves"] path.point').count() == 2 * 2
         for section in ("weights", "norms", "ratios"):
             assert curves(page, section) == 2 * 3 if section != "norms" else 2 * 2
-        assert curves(page, "conflict") == 2
 
 
 def test_switches(browser, page_file):
@@ -233,13 +232,6 @@ def test_a_method_has_one_colour_in_its_key_curves_and_intervals(browser, page_f
     for found, colour in zip(colours, COLOURS, strict=False):
         rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
         assert found == [f"rgb{rgb}"] * 3 + [colour]
-
-
-def test_conflict_by_pair(browser, page_file):
-    with opened(browser, page_file) as page:
-        assert curves(page, "conflict") == 2
-        assert page.locator(".map:visible").count() == 1
-        assert page.locator(".map td.against").all_inner_texts() == ["-0.20", "-0.20"]
 
 
 def test_sorting(browser, page_file):

@@ -156,10 +156,10 @@ def _try_vmap(engine: Engine) -> str | None:
                 batch = engine.examples.block(some, 0)
             part, row = some.part, engine.rows_of(some)
             part.whole.train()
-            omega = engine.network.vector.detach().clone().expand(count, -1)
+            networks = engine.network.vector.detach().clone().expand(count, -1)
             with torch.random.fork_rng(devices=[]):
                 gradients = BlockGradients(part, batch, count, part.task)
-                gradients.of(omega, row, 0, shared=True, own=True)
+                gradients.of(networks, row, 0, shared=True, own=True)
         except (RuntimeError, ValueError, NotImplementedError, TypeError) as error:
             return f"vmap cannot run it ({(str(error).splitlines() or ['?'])[0][:160]})"
     return None if tried else ALL_DIFFER

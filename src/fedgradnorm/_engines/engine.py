@@ -19,7 +19,6 @@ from fedgradnorm._engines.gradients import (
     BlockGradients,
     frozen_features,
     head_gradient,
-    step_heads,
 )
 from fedgradnorm._engines.joint import JointPass, JointReports, in_branches
 from fedgradnorm._engines.parts import (
@@ -41,13 +40,13 @@ from fedgradnorm._round.local_update import (
     local_update,
     log_classes,
     shared_phase,
+    step_own,
 )
 from fedgradnorm._round.private.private_gradients import FLOOR, PrivateClient, PrivateGradients
 from fedgradnorm._round.reports import Reports
 from fedgradnorm._round.seeding import number
 from fedgradnorm._state.table import FIRST_LOSS, NETWORK, OWN, ROUNDS, ClientTable, Row
 from fedgradnorm.models._flat import FlatNetwork, working_copy
-from fedgradnorm.models._streamed.reading_ahead import ReadingAhead
 from fedgradnorm.models._streamed.rows import Streamed
 from fedgradnorm.tasks._task import Task
 from fedgradnorm.weighting import Needs
@@ -146,7 +145,10 @@ class Engine:
         some = [client for client in clients if client.privacy is not None]
         plain = FlatNetwork(problem.network, device) if some else self.network
         for client in some:
-            (x, y), part = self.examples.held(client.name, "train"), self.table.one(client.name)[0]
+            (x, y), part = (
+                self.examples.existing(client.name, "train"),
+                self.table.one(client.name)[0],
+            )
             assert isinstance(x, Tensor)  # other inputs are refused before
             assert isinstance(y, Tensor)
             given = part.head, plain, (x, y), self.spec, problem.batch_size, self.seed
@@ -155,8 +157,6 @@ class Engine:
         if executor == "joint":
             products = Needs.GRAM in problem.needs
             self._joint = JointPass(self.network, problem.norm_layer, products=products)
-        inputs = {client.name: client.train[0] for client in clients}
-        self._ahead = ReadingAhead(self.examples.batches, inputs)
         self._plan: Plan | None = None
         self._groups: dict[tuple[str, ...], list[tuple[Block, Tensor]]] = {}
         self._updates = self._gradient = self.network.vector.new_empty(0, 0)
@@ -247,7 +247,8 @@ class Engine:
         ``first`` are the first losses, if they are known beyond what the table holds.
         """
         rows = [self.rows_of(group) for group in plan.groups]
-        options = self.spec.head_rates.at(round_number) if self.spec.head_rates else None
+        rates = self.spec.head_rates
+        options = None if rates is None else rates.at(round_number)
         updates: Tensor | None = None
         for group in plan.groups:
             group.part.whole.train()
@@ -270,8 +271,8 @@ class Engine:
             for group, turns, row, batch in zip(
                 plan.groups, plan.turns, rows, batches, strict=True
             ):
-                omega = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
-                given = group, row, omega, updates, options
+                networks = shared.expand(len(turns), -1) if shared.ndim == 1 else shared[turns]
+                given = group, row, networks, updates, options
                 pieces.append(
                     partial(self._in_turn, *given, round_number)
                     if batch is None
@@ -294,14 +295,14 @@ class Engine:
         self,
         group: Block,
         row: Row,
-        omega: Tensor,
+        networks: Tensor,
         updates: Tensor,
         options: Mapping[str, Any] | None,
         round_number: int,
     ) -> list[Report]:
         """The clients of one part, one after another; their rows are moved."""
         found, part = list[Report](), group.part
-        for k, name in enumerate(self._ahead.in_turn(group.names, round_number)):
+        for k, name in enumerate(self.examples.in_turn(group.names, round_number)):
             mine = {key: value[k : k + 1] for key, value in row.items()}
             before = {key: value.clone() for key, value in mine.items()} if self.private else {}
             into = updates[group.turns[k], None]
@@ -316,7 +317,7 @@ class Engine:
                     room = into, self._gradient
                     gradients = BlockGradients(part, batch, None, task, self.pure, *room)
                 work = self._work(part, gradients)
-                report = local_update(work, self.spec, omega[k : k + 1], mine, options)
+                report = local_update(work, self.spec, networks[k : k + 1], mine, options)
             if isinstance(gradients, PrivateGradients):
                 report = gradients.finish(report, self.norm_layer, mine, before)
             if report.update.data_ptr() != into.data_ptr():
@@ -328,7 +329,7 @@ class Engine:
         self,
         group: Block,
         row: Row,
-        omega: Tensor,
+        networks: Tensor,
         updates: Tensor,
         options: Mapping[str, Any] | None,
         batch: Batch,
@@ -339,16 +340,14 @@ class Engine:
         part, names, spec = group.part, group.names, self.spec
         run, found = local_update, list[Report]()
         frozen = self.pure and one_network and not part.reaches_in
-        if (
-            frozen and spec.head_steps and not spec.joint_phases
-        ):  # heads share the network's outputs
-            self.network.use(omega[0])
+        if frozen and spec.head_steps and not spec.joint_phases:
+            # heads share the network's outputs
+            self.network.use(networks[0])
             steps = range(spec.head_steps)
             features = self.features(group, batch, steps)
-            gradients = (
-                head_gradient(part, row, features(k), batch.y(k), own=True)[2] for k in steps
-            )
-            step_heads(part, row, gradients, spec, options)
+            for k in steps:
+                gradient = head_gradient(part, row, features(k), batch.y(k), own=True)[2]
+                step_own(part.head_optimizer, spec, row, gradient, options)
             run = shared_phase
         for start in range(0, len(names), self.chunk):
             here = slice(start, start + self.chunk)
@@ -364,7 +363,7 @@ class Engine:
                 part, batch.part(here), None if count == 1 and not part.padded else count,
                 self.clients[names[start]].task, self.pure, into, later,
             )  # fmt: skip
-            report = run(self._work(part, block), spec, omega[here], mine, options)
+            report = run(self._work(part, block), spec, networks[here], mine, options)
             if into is None:
                 updates.index_copy_(0, turns[here], report.update)
             elif report.update.data_ptr() != into.data_ptr():
@@ -418,8 +417,8 @@ class Engine:
             assert updates is not None
             active = active.index_copy(0, plan.order, fine)
             table, updates = table.where(active, 0.0), updates.where(active[:, None], 0.0)
-            told = zip(plan.active, active.tolist(), strict=True)
-            given["failed"] = [name for name, ok in told if not ok]
+            named = zip(plan.active, active.tolist(), strict=True)
+            given["failed"] = [name for name, ok in named if not ok]
         loss, ratio, norm = table
         if updates is None:
             given |= {"joint": self._joint, "turns": plan.order}
@@ -474,9 +473,12 @@ class Engine:
                 known = [log_classes(self.clients[name].task) for name in some.names]
                 first[new] = torch.tensor(known, dtype=torch.float64, device=self.device)
             elif private is not None:
-                omega, row = shared if shared.ndim == 1 else shared[turns[0]], self.rows_of(group)
+                networks, row = (
+                    shared if shared.ndim == 1 else shared[turns[0]],
+                    self.rows_of(group),
+                )
                 noisy = self._noisy(group, 0, round_number)
-                first.fill_(noisy.first_loss(omega[None], row))
+                first.fill_(noisy.first_loss(networks[None], row))
             else:
                 own = shared if shared.ndim == 1 else shared[turns[new]]
                 together = self.name != "loop"
@@ -495,12 +497,12 @@ class Engine:
             group.part.head.train()
             for k, name in enumerate(group.names):
                 own = self.table.network(name)
-                omega = (shared if own is None else own)[None]
+                networks = (shared if own is None else own)[None]
                 mine = {key: value[k : k + 1] for key, value in row.items()}
                 batch = self.examples.counted(name, round_number * self.spec.steps, steps)
                 one = BlockGradients(group.part, batch, None, self.clients[name].task)
                 with self._chance("final", name):
-                    head_phase(self._work(group.part, one), how, omega, mine)
+                    head_phase(self._work(group.part, one), how, networks, mine)
             new = {key: row[key] for key in group.part.moved}
             group.part.put(group.index, new, group.rows.tolist())
 
@@ -511,22 +513,24 @@ class Engine:
             part, number = self.table.one(name)
             own = self.table.network(name)
             row = {key: part.rows[key][number : number + 1].clone() for key in part.moved}
-            omega = (shared if own is None else own)[None].clone()
+            networks = (shared if own is None else own)[None].clone()
             batch = self.examples.counted(name, how.first, how.steps) if how.steps else None
             held_out = self.examples.split(name, "validation")
             task = self.clients[name].task
 
-            def measure(part: ClientPart = part, row: Row = row, omega: Tensor = omega,
+            def measure(part: ClientPart = part, row: Row = row, networks: Tensor = networks,
                         task: Task = task, data: Any = held_out) -> float:  # fmt: skip
-                self.network.use(omega[0])
+                self.network.use(networks[0])
                 front, head = part.load({key: value[0] for key, value in row.items()})
                 return evaluate(task, front, head, *data)["loss"]
 
             with self._chance("personal", name):
                 gradients = None if batch is None else BlockGradients(part, batch, None, task)
-                kept[name] = tune(part, gradients, row, omega, how, measure if held_out else None)
+                kept[name] = tune(
+                    part, gradients, row, networks, how, measure if held_out else None
+                )
             moved = bool(how.parameters) and kept[name]["step"] > 0
-            self._keep(name, row, omega[0] if moved else None)
+            self._keep(name, row, networks[0] if moved else None)
         return kept
 
     def _keep(self, name: str, row: Row, network: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from fedgradnorm.models._input_rows import Inputs, call, concatenated, has_seque
 from fedgradnorm.models._streamed.rows import Streamed
 
 ROWS_AT_ONCE = 4096  # examples of many clients in one pass
-NUMBERS_HELD = 2**22  # answers and targets that wait on a GPU to be measured together
+NUMBERS_WAITING = 2**22  # answers and targets that wait on a GPU to be measured together
 
 Answered = tuple[Client, Tensor, Tensor]
 """A client, what its head answers for all examples of a split, and the targets."""
@@ -51,7 +51,7 @@ class Evaluator:
         if not together or any(isinstance(clients[n].train[0], Streamed) for n in names):
             for k, name in enumerate(names):
                 front, head = self._modules(name, shared if shared.ndim == 1 else shared[k])
-                pair = self._examples.held(name, "train")
+                pair = self._examples.existing(name, "train")
                 found[k] = evaluate(clients[name].task, front, head, *pair)["loss"]
             return found
         self._network.use(shared)
@@ -97,7 +97,7 @@ class Evaluator:
         return {name: found[name] for name in asked}
 
     def _streamed(self, shared: Tensor, name: str, split: str) -> dict[str, float]:
-        client, pair = self._table.clients[name], self._examples.held(name, split)
+        client, pair = self._table.clients[name], self._examples.existing(name, split)
         try:
             modules = self._modules(name, shared)
             return evaluate(client.task, *modules, *pair, client.scaling)
@@ -107,7 +107,7 @@ class Evaluator:
     def _alone(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
         """Clients one by one, each with all that is its own."""
         for name in names:
-            x, y = self._examples.held(name, split)
+            x, y = self._examples.existing(name, split)
             assert isinstance(y, Tensor)
             front, head = self._modules(name, shared)
             yield self._table.clients[name], answers(head, represented(front, x)), y
@@ -115,17 +115,17 @@ class Evaluator:
     def _together(self, shared: Tensor, names: Sequence[str], split: str) -> Iterator[Answered]:
         """Clients that share everything in front of their heads, as many as fit one pass."""
         passes = list[list[str]]()
-        held, form = 0, ""
+        size, form = 0, ""
         for name in names:
             x = getattr(self._table.clients[name], split)[0]
             own_form = form_words(row_form(x))
-            if not passes or held + len(x) > ROWS_AT_ONCE or own_form != form:
+            if not passes or size + len(x) > ROWS_AT_ONCE or own_form != form:
                 passes.append([])
-                held = 0
+                size = 0
             passes[-1].append(name)
-            held, form = held + len(x), own_form
+            size, form = size + len(x), own_form
         for some in passes:
-            pairs = {name: self._examples.held(name, split) for name in some}
+            pairs = {name: self._examples.existing(name, split) for name in some}
             inputs = {id(x): x for x, _ in pairs.values()}
             self._network.use(shared)
             part = self._table.one(some[0])[0]
@@ -167,7 +167,7 @@ def measured(answered: Iterable[Answered], split: str) -> Scores:
     others, and come to the host with one copy. Losses and metrics of one's own may hold tensors of
     one device: they are measured where the answers are, and so are very many of these.
     """
-    found, waiting, held = Scores(), list[Answered](), 0
+    found, waiting, numbers = Scores(), list[Answered](), 0
 
     def measure(client: Client, output: Tensor, y: Tensor) -> None:
         try:
@@ -183,14 +183,14 @@ def measured(answered: Iterable[Answered], split: str) -> Scores:
 
     for client, output, y in answered:
         alone = not is_far(output) or not client.task.measures_anywhere
-        if alone or output.numel() > NUMBERS_HELD:
+        if alone or output.numel() > NUMBERS_WAITING:
             measure(client, output, y)
             continue
         waiting.append((client, output, y))
-        held += output.numel() + y.numel()
-        if held > NUMBERS_HELD:
+        numbers += output.numel() + y.numel()
+        if numbers > NUMBERS_WAITING:
             fetch()
-            held = 0
+            numbers = 0
     fetch()
     return found
 

@@ -7,7 +7,7 @@ examples of a round are gathered from where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,27 +39,25 @@ class Batch:
 
     def __init__(self, x: Inputs, y: Targets, rows: Tensor, begin: Tensor | None = None) -> None:
         self._x, self._y, self.rows, self._begin = x, y, rows, begin
-        self._read: dict[tuple[str, int], Any] = {}
+        self._read: dict[tuple[int, int], Any] = {}
 
     def x(self, step: int) -> Inputs:
         """Inputs ``[clients x batch, ...]``."""
-        if self._begin is None:
-            return self._x[self.rows[0, step]]
-        if ("x", step) not in self._read:
-            at = (self.rows[:, step] + self._begin[:, :1]).reshape(-1)
-            self._read["x", step] = self._x[at]
-        found: Inputs = self._read["x", step]
+        found: Inputs = self._at(self._x, 0, step)
         return found
 
     def y(self, step: int) -> Tensor:
         """Targets ``[clients x batch, ...]``."""
-        if self._begin is None:
-            return self._y[self.rows[0, step]]
-        if ("y", step) not in self._read:
-            at = (self.rows[:, step] + self._begin[:, 1:2]).reshape(-1)
-            self._read["y", step] = self._y[at]
-        found: Tensor = self._read["y", step]
+        found: Tensor = self._at(self._y, 1, step)
         return found
+
+    def _at(self, values: Any, column: int, step: int) -> Any:
+        if self._begin is None:
+            return values[self.rows[0, step]]
+        if (column, step) not in self._read:
+            at = (self.rows[:, step] + self._begin[:, column, None]).reshape(-1)
+            self._read[column, step] = values[at]
+        return self._read[column, step]
 
     def part(self, some: slice) -> Batch:
         """The batches of some of the clients."""
@@ -90,6 +88,8 @@ class Examples:
         self._dtype = next(network.parameters()).dtype
         self.batches = batches_of(clients, batch_size, seed, steps)
         self.pooled = pooled
+        inputs = {name: client.train[0] for name, client in self.clients.items()}
+        self._feeds = {name: x.feed for name, x in inputs.items() if isinstance(x, Streamed)}
         self.where: dict[str, tuple[str, int, str, int]] = {}
         self._placed: dict[tuple[int, int], tuple[Inputs, Inputs]] = {}
         self._splits: dict[tuple[str, str], Split] = {}
@@ -155,7 +155,7 @@ class Examples:
             self._splits[key] = placed
         return self._splits[key]
 
-    def held(self, name: str, split: str) -> Split:
+    def existing(self, name: str, split: str) -> Split:
         """The same of a split that the client has."""
         found = self.split(name, split)
         assert found is not None
@@ -163,12 +163,33 @@ class Examples:
 
     def one(self, name: str, round_number: int) -> Batch:
         """A client's batches of a round, of whatever form its examples have."""
-        rows = self.batches.drawn([name], round_number)[name]
-        return Batch(*self.held(name, "train"), torch.from_numpy(rows).to(self.device)[None])
+        rows = self.batches.of_round(round_number, [name])[name]
+        return Batch(*self.existing(name, "train"), torch.from_numpy(rows).to(self.device)[None])
+
+    def in_turn(self, names: Sequence[str], round_number: int) -> Iterator[str]:
+        """The clients one after another; while one works, the batches of the next are read.
+
+        Where everybody takes part, that is the first client again, in the round after.
+        """
+        for k, name in enumerate(names):
+            self._expect(name, round_number)
+            if k + 1 < len(names):
+                self._expect(names[k + 1], round_number)
+            elif len(names) == len(self.clients):
+                self._expect(names[0], round_number + 1)
+            yield name
+            if len(names) > 1 and name in self._feeds:
+                self._feeds[name].rest()
+
+    def _expect(self, name: str, round_number: int) -> None:
+        """Begin to read a client's batches of a round, where they are read from a disk."""
+        if name in self._feeds:
+            rows = self.batches.of_round(round_number, [name])[name]
+            self._feeds[name].expect(list(rows))
 
     def counted(self, name: str, first: int, steps: int) -> Batch:
         """A client's batches from number ``first`` on, counted from the run's start."""
-        x, y = self.held(name, "train")
+        x, y = self.existing(name, "train")
         # here every task may have batches of its own
         if isinstance(y, Tensor) and self.clients[name].task.gaps:
             x, y = x[there := labelled(y)], y[there]
@@ -178,7 +199,7 @@ class Examples:
     def block(self, group: Block, round_number: int) -> Batch:
         """The batches of a block of clients in a round."""
         names, width = group.names, group.part.batch
-        drawn = self.batches.drawn(names, round_number)
+        drawn = self.batches.of_round(round_number, names)
         if group.part.padded:
             for name, own in drawn.items():
                 missing = width - own.shape[1]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,7 @@ from torch.nn import functional as F
 from fedgradnorm._engines.examples import Batch, Block, Examples
 from fedgradnorm._engines.parts import PLACE, SCALE, SHARE, ClientPart
 from fedgradnorm._round.evaluation import in_parts
-from fedgradnorm._round.local_update import LocalSpec, clipped
-from fedgradnorm._state.table import BUFFER, OPTIMIZER, OWN, Layout, Row
+from fedgradnorm._state.table import BUFFER, OWN, Layout, Row
 from fedgradnorm.models._input_rows import Inputs, call, concatenated
 from fedgradnorm.tasks._measures import binary_cross_entropy, cross_entropy, squared_error
 from fedgradnorm.tasks._task import Task
@@ -46,19 +44,19 @@ class BlockGradients:
         self._passed: tuple[Row, Tensor] | None = None
 
     def of(
-        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+        self, networks: Tensor, row: Row, step: int, *, shared: bool, own: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses at batch ``step`` and the gradients that are asked for."""
         part, count = self._part, len(row[OWN])
         x, y, out = self._batch.x(step), self._batch.y(step), self._later if step else self._first
         if part.reaches_in:  # something of the client's own is in front of the head
-            net, mine = leaves(part.shared, omega, "network.", shared), self._own(row, own)
+            net, mine = leaves(part.shared, networks, "network.", shared), self._own(row, own)
             losses = self._losses(self._run("all", net, mine, x), y, row)
             trained = [mine[name] for name in part.own.shapes] if own else []
             wanted = [*(net.values() if shared else ()), *trained]
             found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
             at = len(net) if shared else 0
-            gradient = part.own.rows(found[at:], count, omega) if own else None
+            gradient = part.own.rows(found[at:], count, networks) if own else None
             losses = losses.detach()
         else:
             passed, self._passed = self._passed, None
@@ -66,7 +64,7 @@ class BlockGradients:
             if shared and again and passed is not None:
                 net, features = passed
             else:
-                net = leaves(part.shared, omega, "network.", shared or again)
+                net = leaves(part.shared, networks, "network.", shared or again)
                 with torch.set_grad_enabled(shared or again):
                     features = self._run("features", net, self._own(row, False), x)
             if again and not shared:
@@ -76,7 +74,7 @@ class BlockGradients:
                 found = torch.autograd.grad(features, list(net.values()), back, allow_unused=True)
         if not shared:
             return losses, None, gradient
-        return losses, part.shared.rows(found[: len(net)], count, omega, out), gradient
+        return losses, part.shared.rows(found[: len(net)], count, networks, out), gradient
 
     def _own(self, row: Row, wanted: bool) -> Row:
         """The client's own tensors by name; gradients of the trained ones may be ``wanted``."""
@@ -95,9 +93,9 @@ class BlockGradients:
         return _differentiated(self._part, losses, features, trained, own=own, inputs=inputs)
 
     @torch.no_grad()
-    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+    def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The losses alone."""
-        net = leaves(self._part.shared, omega, "network.", False)
+        net = leaves(self._part.shared, networks, "network.", False)
         output = self._run("all", net, self._own(row, False), self._batch.x(step))
         return self._losses(output, self._batch.y(step), row)
 
@@ -136,11 +134,11 @@ def frozen_features(
     instead of ``every_visit``.
     """
     read = len(group.names) * len(steps) * group.part.batch
-    held = sum(examples.batches.sizes[name] for name in group.names)
-    if every_visit or read < held or not all(name in examples.where for name in group.names):
+    known = sum(examples.batches.sizes[name] for name in group.names)
+    if every_visit or read < known or not all(name in examples.where for name in group.names):
         parts = {step: _forward(network, batch.x(step)) for step in steps}
         return parts.__getitem__
-    inputs = [examples.held(name, "train")[0] for name in group.names]
+    inputs = [examples.existing(name, "train")[0] for name in group.names]
     table = _forward(network, concatenated(inputs))
     sizes = group.part.rows[PLACE].index_select(0, group.index)[:, 2]
     begin = (sizes.cumsum(0) - sizes)[:, None]
@@ -151,20 +149,6 @@ def frozen_features(
 def _forward(network: nn.Module, x: Inputs) -> Tensor:
     """The network's outputs for all examples, so many at a time."""
     return torch.cat([call(network, part) for part in in_parts(x)])
-
-
-def step_heads(
-    part: ClientPart,
-    row: Row,
-    gradients: Iterable[Tensor | None],
-    spec: LocalSpec,
-    options: Mapping[str, Any] | None,
-) -> None:
-    """A step of the heads of a block along each of ``gradients``, which are made one by one."""
-    state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
-    for gradient in gradients:
-        assert gradient is not None
-        part.head_optimizer.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
 
 
 def head_gradient(
@@ -214,27 +198,27 @@ def _differentiated(
     return losses.detach(), found[0] if inputs else None, gradient
 
 
-def _of_cross_entropy(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:
+def _of_cross_entropy(output: Tensor, y: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """softmax(output) - 1 at the class."""
     at, key = y.view(*output.shape[:2], 1), (output.device, output.dtype)
     if key not in _MINUS_ONE:  # in a CUDA graph each new constant would be a kernel of its own
         _MINUS_ONE[key] = -torch.ones((), dtype=output.dtype, device=output.device)
     log_p = output.log_softmax(dim=2)
-    losses = log_p.gather(2, at)[..., 0].neg() if told else output[..., 0]
+    losses = log_p.gather(2, at)[..., 0].neg() if wanted else output[..., 0]
     return losses, log_p.exp_().scatter_add_(2, at, _MINUS_ONE[key].expand(at.shape))
 
 
-def _of_squared_error(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:
+def _of_squared_error(output: Tensor, y: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """2 (output - target) / outputs."""
     gap = output - y.view_as(output)
-    losses = gap.square().mean(dim=2) if told else output[..., 0]
+    losses = gap.square().mean(dim=2) if wanted else output[..., 0]
     return losses, gap.mul_(2 / output.shape[2])
 
 
-def _of_binary_cross_entropy(output: Tensor, y: Tensor, told: bool) -> tuple[Tensor, Tensor]:
+def _of_binary_cross_entropy(output: Tensor, y: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
     """(sigmoid(output) - target) / outputs; -log p(y) = log(1 + e^o) - o y."""
     y = y.view_as(output).to(output.dtype)
-    losses = (F.softplus(output) - output * y).mean(dim=2) if told else output[..., 0]
+    losses = (F.softplus(output) - output * y).mean(dim=2) if wanted else output[..., 0]
     return losses, output.sigmoid().sub_(y).div_(output.shape[2])
 
 
@@ -245,4 +229,4 @@ OUTPUT_GRADIENTS = {
     id(squared_error): _of_squared_error,
     id(binary_cross_entropy): _of_binary_cross_entropy,
 }
-"""Losses ``[clients, batch]``, where they are told, and derivatives at outputs ``[..., n]``."""
+"""Losses ``[clients, batch]``, where they are wanted, and derivatives at outputs ``[..., n]``."""

@@ -185,7 +185,7 @@ class Graphs:
             return "it is for a GPU"
         if engine.name == "loop" or engine.private or engine.many:
             return "clients run one by one, or are registered by the hundreds"
-        if engine.spec.head_rates:
+        if engine.spec.head_rates is not None:
             return "the heads' learning rate follows a schedule"
         return self._server_why_not()
 

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fedgradnorm._engines.examples import Batch, Block, Plan, SharedExamples
-from fedgradnorm._engines.gradients import head_gradient, step_heads
+from fedgradnorm._engines.gradients import head_gradient
 from fedgradnorm._errors import ConfigError
-from fedgradnorm._round.local_update import LocalSpec
+from fedgradnorm._round.local_update import LocalSpec, step_own
 from fedgradnorm._round.reports import Reports
-from fedgradnorm._state.table import Row
+from fedgradnorm._state.table import Layout, Row
 from fedgradnorm.models._flat import FlatNetwork
 from fedgradnorm.models._input_rows import call, concatenated
 
@@ -150,7 +150,7 @@ class ProductTap(NormTap):
             return "not all of its layers are linear"
         return super().problem()
 
-    def summed(self, network: FlatNetwork, layers: Layers, factors: Tensor) -> Tensor:
+    def summed(self, layers: Layers, factors: Tensor) -> dict[str, Tensor]:
         """The gradient of a weighted sum of losses; ``factors`` are those of each example."""
         found: dict[str, Tensor] = {}
         for layer, (a, d) in layers.items():
@@ -158,7 +158,7 @@ class ProductTap(NormTap):
             for name in self.layers[layer]:
                 part = weighted.T @ a if name == "weight" else weighted.sum(dim=0)
                 found[f"{layer}.{name}" if layer else name] = part
-        return network.flatten([found[name] for name in network.slices])
+        return found
 
     def gram(self, layers: Layers, owner: Tensor, clients: int) -> Tensor:
         """Products of all pairs of clients' gradients; ``owner`` is the client of each example."""
@@ -177,6 +177,8 @@ class JointPass:
 
     def __init__(self, network: FlatNetwork, norm_layer: Sequence[str], products: bool) -> None:
         self.network = network
+        shapes = {name: network.module.get_parameter(name).shape for name in network.slices}
+        self._layout, self._sum = Layout(shapes), network.vector.new_empty(1, len(network.vector))
         self._tap = NormTap(network.module, norm_layer)
         self.products = ProductTap(network.module) if products else None
         self._taps = [tap for tap in (self._tap, self.products) if tap is not None]
@@ -233,16 +235,22 @@ class JointPass:
         return torch.cat(losses).double(), norms.double().sqrt()
 
     def backward(self, coefficients: Tensor) -> Tensor:
-        """sum_i c_i grad F_i, by one backward pass; one coefficient per client of the pass."""
-        each = coefficients[self.owner]
+        """sum_i c_i grad F_i, by one backward pass; one coefficient per client of the pass.
+
+        The vector is written over by the next call.
+        """
+        each, names = coefficients[self.owner], self.network.slices
+        found: Sequence[Tensor | None]
         if self.products is not None:
-            return self.products.summed(self.network, self.layers, each)
-        shape = -1, *[1] * (self._gradient.ndim - 1)
-        gradient = self._gradient * each.to(self._gradient.dtype).reshape(shape)
-        gradient = gradient if self._once is None else self._once.summed(gradient)
-        leaves = [p for p in self.network.module.parameters() if p.requires_grad]
-        found = torch.autograd.grad(self._output, leaves, gradient, allow_unused=True)
-        return self.network.flatten(found)
+            parts = self.products.summed(self.layers, each)
+            found = [parts[name] for name in names]
+        else:
+            shape = -1, *[1] * (self._gradient.ndim - 1)
+            gradient = self._gradient * each.to(self._gradient.dtype).reshape(shape)
+            gradient = gradient if self._once is None else self._once.summed(gradient)
+            leaves = [self.network.module.get_parameter(name) for name in names]
+            found = torch.autograd.grad(self._output, leaves, gradient, allow_unused=True)
+        return self._layout.rows(found, 1, self._sum, self._sum)[0]
 
 
 def _heads(
@@ -257,17 +265,16 @@ def _heads(
     """The head steps of a part's clients; losses, and d loss / d features."""
     part, steps = group.part, 0 if spec.joint_phases else spec.head_steps
     more = later(group, batch, range(1, steps)) if steps > 1 else None
-    gradients = (
-        head_gradient(part, row, more(k) if more and k else features, batch.y(k), own=True)[2]
-        for k in range(steps)
-    )
-    step_heads(part, row, gradients, spec, options)
+    for k in range(steps):
+        z = more(k) if more and k else features
+        gradient = head_gradient(part, row, z, batch.y(k), own=True)[2]
+        step_own(part.head_optimizer, spec, row, gradient, options)
     losses, back, gradient = head_gradient(
         part, row, features, batch.y(0), own=spec.joint_phases, inputs=True
     )
     assert back is not None
     if gradient is not None:
-        step_heads(part, row, [gradient], spec, options)
+        step_own(part.head_optimizer, spec, row, gradient, options)
     return losses, back
 
 

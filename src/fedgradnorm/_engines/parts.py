@@ -96,8 +96,6 @@ class ClientPart(Part):
         self.heads = Layout({n: p.shape for n, p in _trained(self.head).items()})
         self.reaches_in = self.own.size > self.heads.size
         self.shared = Layout({n: module.get_parameter(n).shape for n in network.slices})
-        assert spec.head_optimizer is not None
-        assert spec.local_optimizer is not None
         self.head_optimizer = optimizers.make(spec.head_optimizer, self.own)
         self.local_optimizer = optimizers.make(spec.local_optimizer, self.shared)
         own = like.new_zeros(self.own.size)

@@ -125,13 +125,13 @@ class RankedEngine:
         self.local.tune_heads(shared, steps, round_number)
 
     def personalize(self, shared: Tensor, how: Tuning) -> dict[str, dict[str, Any]]:
-        """Each rank its own clients; what they kept is told to all."""
+        """Each rank its own clients; what they saved is sent to every rank."""
         return self._merged(self.local.personalize(shared, how))
 
     def evaluate(
         self, shared: Tensor, split: str, names: Collection[str] | None = None
     ) -> dict[str, dict[str, float]]:
-        """Each rank its own clients; what they found is told to all."""
+        """Each rank its own clients; the scores are sent to every rank."""
         own = None if names is None else [name for name in names if name in self.own]
         return self._merged(self.local.evaluate(shared, split, own))
 

@@ -50,36 +50,37 @@ def tune(
     part: ClientPart,
     gradients: BlockGradients | None,
     row: Row,
-    omega: Tensor,
+    networks: Tensor,
     how: Tuning,
     measure: Callable[[], float] | None,
 ) -> dict[str, Any]:
-    """Tune a client's own parameters and, of its network ``omega`` [1, P], those of ``how``.
+    """Tune a client's own parameters and those of its network, ``networks`` [1, P], in ``how``.
 
-    Both end at the chosen step. ``measure`` gives the validation loss of what ``row`` and ``omega``
-    hold; without it the last step is taken, if its numbers are finite. Returns what was kept.
+    Both end at the chosen step. ``measure`` gives the validation loss of ``row`` and ``networks``
+    as they are; without it the last step is taken, if its numbers are finite. Returns what was
+    saved.
     """
     shapes = {name: s for name, s in part.shared.shapes.items() if name in how.parameters}
     places = [torch.arange(s.start, s.stop) for n, s in part.shared.slices.items() if n in shapes]
-    moved = torch.cat([torch.empty(0, dtype=torch.int64), *places]).to(omega.device)
+    moved = torch.cat([torch.empty(0, dtype=torch.int64), *places]).to(networks.device)
     head = optimizers.make(how.optimizer, part.own)
     network = optimizers.make(how.optimizer, Layout(shapes))
     head_state = {k: v[None].clone() for k, v in head.start(row[OWN][0]).items()}
-    network_state = {k: v[None].clone() for k, v in network.start(omega[0, moved]).items()}
-    everything = [omega, *row.values()]
+    network_state = {k: v[None].clone() for k, v in network.start(networks[0, moved]).items()}
+    everything = [networks, *row.values()]
     before = best = math.nan if measure is None else measure()
     chosen, kept = 0, [values.clone() for values in everything]
     for number in range(1, how.steps + 1):
         assert gradients is not None
         part.whole.train(bool(places))  # a network of which nothing moves is in evaluation mode
         part.head.train()
-        _, shared, own = gradients.of(omega, row, number - 1, shared=bool(places), own=True)
+        _, shared, own = gradients.of(networks, row, number - 1, shared=bool(places), own=True)
         assert own is not None
         head.step(row[OWN], own, head_state)
         if shared is not None:
-            some = omega[:, moved]
+            some = networks[:, moved]
             network.step(some, shared[:, moved], network_state)
-            omega[:, moved] = some
+            networks[:, moved] = some
         if measure is not None and (number % how.every == 0 or number == how.steps):
             loss = measure()
             if math.isfinite(loss) and not best <= loss:  # of equal ones the earlier stays
@@ -102,4 +103,4 @@ def log_personal(kept: Mapping[str, Mapping[str, Any]]) -> None:
         moved = sum(one["step"] > 0 for one in judged)
         log.info("personalize: %d of %d clients keep what they tuned", moved, len(judged))
     if blind := listed([name for name, one in kept.items() if "after" not in one]):
-        log.info("personalize: no validation rows, so the last step is taken: %s", blind)
+        log.info("personalize: no validation examples, so the last step is taken: %s", blind)

@@ -29,8 +29,8 @@ from fedgradnorm._federation.checks import check_numbers, check_shared_tasks
 from fedgradnorm._federation.heads import HeadsOnDemand, SharedHeads, probe_of
 from fedgradnorm._launched import asked_for
 from fedgradnorm._round.private.client_sums import client_sums
-from fedgradnorm._round.private.private_plan import check_private, told_to
-from fedgradnorm._round.reports import Record, Reports, pairs, recorded
+from fedgradnorm._round.private.private_plan import check_private, losses_sent
+from fedgradnorm._round.reports import COLUMNS, Record, Reports, column_values
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._state.table import NETWORK
@@ -127,6 +127,7 @@ class Federation:
         if self.shares and settings.compile and device.type == "cuda":
             self.server.fuse()
         self.graphs = Graphs(self.engine, self._captured, self._changed, self._graph_why_not)
+        self._columns = {name: one.read for name, one in COLUMNS.items() if one.read}
         self._scalars = sum(need in weighting.needs for need in SCALARS)
         self._receivers = frozenset({c.owner: c.name for c in reversed(self.clients)}.values())
 
@@ -136,21 +137,19 @@ class Federation:
         return self.personal or self
 
     @property
-    def burst(self) -> int:
+    def rounds_per_call(self) -> int:
         """How many rounds may be asked for at once."""
         return LONGEST if self.graphs.why_not() is None else 1
 
     def rounds(self, first: int, actives: Sequence[Sequence[str]]) -> list[Record]:
         """Some rounds in a row, of which a graph may run several without coming back.
 
-        A round in which everybody failed is the last one. Only the first of these rounds may be one
-        whose conflict is recorded.
+        A round in which everybody failed is the last one.
         """
         found = list[Record]()
-        every = self.settings.record_conflict
         while (k := len(found)) < len(actives):
-            active, due = list(actives[k]), every > 0 and (first + k) % every == 0
-            if len(actives) - k > 1 and not due:
+            active = list(actives[k])
+            if len(actives) - k > 1:
                 tables = self.graphs.run(first + k, actives[k:])
                 some = zip(actives[k:], tables, strict=False)
                 found += [Record(list(names), [], table) for names, table in some]
@@ -160,30 +159,25 @@ class Federation:
                 found.append(Record([], [], {}))
                 self.graphs.warm += 1
                 continue
-            reports, weights = self.round(first + k, active, updates=due)
-            columns = recorded(reports, weights, self.server.weighting.frozen)
-            conflict = pairs(reports, active) if due and self.shares else []
+            reports, weights = self.round(first + k, active)
+            frozen = self.server.weighting.frozen
+            columns = column_values(self._columns, reports, weights, frozen)
             numbers = {key: column.tolist() for key, column in columns.items()}
-            found.append(Record(active, list(reports.failed), numbers, conflict))
+            found.append(Record(active, list(reports.failed), numbers))
             if not reports.failed:
                 self.graphs.warm += 1
             elif len(reports.failed) == len(active) and self.sums is None:
                 break  # the run ends here
         return found
 
-    def round(
-        self, round_number: int, active: Sequence[str], updates: bool = False
-    ) -> tuple[Reports, Tensor]:
-        """One communication: clients work, the server weighs and steps; all weights after it.
-
-        With ``updates`` the reports hold every client's update.
-        """
+    def round(self, round_number: int, active: Sequence[str]) -> tuple[Reports, Tensor]:
+        """One communication: clients work, the server weighs and steps; all weights after it."""
         server, settings = self.server, self.settings
         if not self.shares:
             return self._round_alone(round_number, active), self._ones()
         if self.personal is not None and active:
             self.personal._round_alone(round_number, active, server.shared, settings.ditto)
-        reports = self.engine.run_clients(server.shared, round_number, active, updates)
+        reports = self.engine.run_clients(server.shared, round_number, active)
         server.begin_round(round_number)
         if self.sums is not None:  # also where nobody came: that nobody did is not to be told
             return reports, self.sums.server_step(server, reports, round_number)
@@ -266,7 +260,7 @@ class Federation:
         else:
             self._descend(plan, networks, reports.gradients(), None)
             weights = self._ones()
-        return recorded(reports, weights, self.server.weighting.frozen)
+        return column_values(self._columns, reports, weights, self.server.weighting.frozen)
 
     def finish(self, round_number: int) -> None:
         """What comes after the last round: heads tuned on the finished network."""
@@ -293,10 +287,6 @@ class Federation:
     def all_trained(self) -> dict[str, Exported]:
         """What every client has learned; under torchrun all ranks take part in this."""
         return self.ends.engine.exported_all()
-
-    def install(self, name: str, client: Exported) -> None:
-        """Let a client end with something else."""
-        self.ends.engine.install(name, client)
 
     def head_tables(self) -> list[tuple[list[str], Tensor, Tensor]] | None:
         """Everybody's linear head in stacked rows: names, weights, biases, for each shape.
@@ -343,11 +333,6 @@ class Federation:
                 own = {**now.parts, **statistics.get(name, {})}
                 network = networks.get(name, now.network)
                 self.engine.install(name, replace(now, parts=own, network=network))
-
-    def weights(self) -> list[float]:
-        """Each client's weight as it is now."""
-        found: list[float] = self.server.weighting.weight.tolist()
-        return found
 
     def bytes_per_round(self, name: str) -> int:
         """What a client and the server exchange in a round: ``shared`` down, the report up.
@@ -396,7 +381,7 @@ def make_federation(
     device: torch.device,
 ) -> Federation:
     """A federation with a weighting of its own, of clients that are first checked together."""
-    check_private(clients, settings, told_to(weighting))
+    check_private(clients, settings, losses_sent(weighting))
     check_numbers(clients, network)
     if settings.share == "none":
         client_sums(clients, weighting, settings)  # refused: there is no sum to hide a client in

@@ -58,10 +58,10 @@ def random_because(client: Client, settings: Settings, in_common: bool = False) 
         return "privacy: the account has no mean of targets"
     if in_common and not own_names(["bias"], settings.head_own):
         return "in common: a server knows no targets"
-    if not client.task.knows_trivial:
+    if not client.task.knows_baseline:
         return "a loss or kind of one's own"
     if isinstance(client.train[1], StreamedTargets):
-        return "targets that are read with their rows"
+        return "targets that are read with their examples"
     return ""
 
 
@@ -79,19 +79,19 @@ def log_starts(clients: Iterable[Client], settings: Settings, common: Container[
     log.info("heads begin %s", "; ".join(parts))
 
 
-def trivial_answer(client: Client) -> Tensor:
+def baseline_of(client: Client) -> Tensor:
     """The outputs with the least loss that are the same for all rows of a client.
 
     For squared error this is the mean of the training targets. For cross-entropy it is the
     logarithm of the classes' shares, for binary cross-entropy the log odds of a 1; every class
     counts once more than it was seen, so that a class nobody saw has a share too.
     """
-    return client.task.trivial(all_targets(client.train[1]))
+    return client.task.baseline(all_targets(client.train[1]))
 
 
 @torch.no_grad()
 def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
-    """Let the biases of heads, a row each, be the clients' trivial answers.
+    """Let the biases of heads, a row each, be the clients' baselines.
 
     Outputs without one, such as a number that no row has, stay as they were drawn. Clients with
     alike tasks and targets of one shape are answered together.
@@ -110,9 +110,9 @@ def start_at_targets(biases: Tensor, clients: Sequence[Client]) -> None:
             rows = every[start : start + AT_ONCE]
             some, answers = [clients[row] for row in rows], None
             if len(some) > 1:
-                answers = some[0].task.trivials(torch.stack([one.train[1] for one in some]))
+                answers = some[0].task.baselines(torch.stack([one.train[1] for one in some]))
             if answers is None:
-                answers = torch.stack([trivial_answer(client) for client in some])
+                answers = torch.stack([baseline_of(client) for client in some])
             answers = answers.reshape(len(some), -1).to(biases)
             here = slice(None) if len(rows) == len(clients) else rows
             biases[here] = torch.where(answers.isfinite(), answers, biases[here])

@@ -26,11 +26,11 @@ from fedgradnorm._flower.wire.messages import (
 from fedgradnorm._flower.wire.transport import Asking, Content, Exchange
 from fedgradnorm._round.bounds import Cut
 from fedgradnorm._round.participation import participants
-from fedgradnorm._round.reports import SENT, Reports, pairs
+from fedgradnorm._round.reports import SENT, Reports
 from fedgradnorm._round.server import ServerState, server_step
 from fedgradnorm._runs.csv_table import Row, Table
-from fedgradnorm._runs.history import History, conflict_table, pair_rows
-from fedgradnorm._runs.layout import CONFLICT, METRICS
+from fedgradnorm._runs.history import History
+from fedgradnorm._runs.layout import METRICS
 from fedgradnorm._training.callbacks import Progress
 
 log = logging.getLogger("fedgradnorm")
@@ -69,13 +69,11 @@ class Coordinator:
         self.notices = Notices(names, list(self.rows), agreement.settings)
         self.attendance = Attendance(names, patience.rules)
         self.history = History([])
-        self.conflict = conflict_table()
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The history and, where it is recorded, the conflict, by the name of their file."""
-        recorded = {CONFLICT: self.conflict} if self.agreement.settings.record_conflict else {}
-        return {METRICS: self.history, **recorded}
+        """The history, by the name of its file."""
+        return {METRICS: self.history}
 
     def weights(self) -> dict[str, float]:
         """Each client's weight, as far as the server knows it."""
@@ -239,7 +237,6 @@ class Coordinator:
         after = self.server.weighting.weight if idle else server_step(self.server, reports)
         weights = after.tolist()
         self._count_bounded([*self.server.cuts, *self._average_heads(good, reports, after)])
-        recorded = self.agreement.settings.records_conflict(self.round)
         for name in good:
             self.states[name] += 1
             self.given[name] = [
@@ -260,10 +257,6 @@ class Coordinator:
             rows.append({**row, **{k: v for k, v in known.items() if k != "size"}})
         self.history.append(rows)
         self.notices.recorded(self.round, rows)
-        if recorded:
-            self.conflict.append(
-                pair_rows(self.round, float(self.round), pairs(reports, list(self.rows)))
-            )
         weight = dict(zip(self.rows, weights, strict=True))
         return self._progress(rows, weight)
 

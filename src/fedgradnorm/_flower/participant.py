@@ -76,7 +76,7 @@ class Participant:
         settings = agreement.settings
         self.rows = client.rows if isinstance(client, Client) else tuple(client)
         if self.rows[0].privacy is not None:
-            check_private(self.rows, settings, told=agreement.scalars)
+            check_private(self.rows, settings, losses=agreement.scalars)
             rounds = expected_rounds(settings, agreement.rounds)
             self.rows = tuple(at_home(row, rounds) for row in self.rows)
         self.agreement, self.folder = agreement, folder

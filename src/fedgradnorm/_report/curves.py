@@ -24,18 +24,11 @@ DIGITS = 4
 LENGTH, TARGET, AGAINST = "weighted_norm", "target", "norm_over_target"
 """Columns that are not recorded but follow from those that are."""
 
-COSINE = "cosine"
-
 Key = tuple[str, str, str]
 """Client, split and column."""
 
 Series = dict[Key, dict[int, tuple[float, float]]]
 """Epoch and value by round, of every column."""
-
-
-def cosine_with(task: str) -> str:
-    """The column of a client's cosine with the client ``task``."""
-    return f"{COSINE} with {task}"
 
 
 @dataclass(frozen=True)
@@ -111,17 +104,14 @@ class Curves:
 def curves_of(group: Group, gamma: float | None = None) -> Curves:
     """The curves of a variant, with its norms against the targets of ``gamma``."""
     whole, partial = (
-        [series_of(run.rows, gamma if group.shared else None, run.pairs) for run in runs]
+        [series_of(run.rows, gamma if group.shared else None) for run in runs]
         for runs in (group.whole, group.partial)
     )
     return Curves(whole, partial, {k: v for run in group.whole for k, v in around(run).items()})
 
 
-def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = ()) -> Series:
-    """Every column of a history; with norms against targets if there is a ``gamma``.
-
-    ``pairs`` are the recorded cosines between clients.
-    """
+def series_of(rows: Sequence[Row], gamma: float | None) -> Series:
+    """Every column of a history; with norms against targets if there is a ``gamma``."""
     found: Series = {}
     by_round: dict[int, list[Row]] = {}
     for row in rows:
@@ -136,15 +126,6 @@ def series_of(rows: Sequence[Row], gamma: float | None, pairs: Sequence[Row] = (
             for column, value in derived.items():
                 points = found.setdefault((client, "batch", column), {})
                 points[number] = (together[0]["epoch"], value)
-    means: dict[tuple[str, int], list[float]] = {}
-    for row in pairs:
-        number, value = row["round"], row["cosine"]
-        for one, other in ((row["client"], row["other"]), (row["other"], row["client"])):
-            point = (row["epoch"], value)
-            found.setdefault((one, "batch", cosine_with(other)), {})[number] = point
-            means.setdefault((one, number), []).append(value)
-            mean = math.fsum(means[one, number]) / len(means[one, number])
-            found.setdefault((one, "batch", COSINE), {})[number] = (row["epoch"], mean)
     return found
 
 

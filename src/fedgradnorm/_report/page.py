@@ -29,7 +29,7 @@ from fedgradnorm._report.curves import curves_of
 from fedgradnorm._report.frame import MANY, Report, read_report
 from fedgradnorm._report.grid import BLANK, Cell, Grid
 from fedgradnorm._report.headline import basis, headline
-from fedgradnorm._report.panels import Section, maps, sections, sweep_section
+from fedgradnorm._report.panels import Section, sections, sweep_section
 from fedgradnorm._report.tables import crowd_grid, methods_grid, shown_grids, tasks_grid
 from fedgradnorm._report.words import count, listed
 from fedgradnorm._runs.checkpoint import write_atomically
@@ -92,7 +92,6 @@ def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
     several, there = len(report.variants) > 1, len(report.frame) > 0
     top = methods_grid(report) if report.many else None
     below = [grid for grid in shown_grids(report) if grid.name != "tasks"] if several else []
-    conflict, deepest = maps(report)
     looked = table.looks
     script = _file("page.js").replace("/* saving.js */", _file("saving.js").strip())
     html = _environment().get_template("page.html").render(
@@ -116,8 +115,6 @@ def page_of(report: Report, measured: gains.Measured | None = None) -> Page:
         swept=swept,
         sections=drawn,
         tests=[table.of(grid) for grid in below if not (top and grid.name == top.name)],
-        maps=conflict,
-        deepest=deepest,
         runs=table.of(runs_grid(report.runs)),
         run_count=count(len(report.runs), "run"),
         settings=settings(report),

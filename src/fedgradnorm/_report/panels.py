@@ -10,25 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgradnorm._report.colours import Look, looks
-from fedgradnorm._report.curves import (
-    AGAINST,
-    COSINE,
-    LENGTH,
-    TARGET,
-    Curves,
-    cosine_with,
-    numbers,
-)
+from fedgradnorm._report.colours import looks
+from fedgradnorm._report.curves import AGAINST, LENGTH, TARGET, Curves, numbers
 from fedgradnorm._report.figures import DECADES, places_of, sweep_ends
 from fedgradnorm._report.frame import HELD_OUT, MEASURES, Report
 from fedgradnorm._round.reports import COLUMNS
 from fedgradnorm._runs.history import NOT_PRIVATE_EPSILON, SPENT
 from fedgradnorm.experiments._sweep import key_name, value_name
 
-CONFLICT, SWEEP = "conflict", "sweep"
+SWEEP = "sweep"
 WIDE = 8.0  # a range wider than this factor is drawn on a logarithmic axis
-MOST = 8  # more tasks than this have no view for each pair, twice as many no map
 
 _FEW = "Line: mean over seeds. Band, of up to four methods: lowest to highest seed."
 _MANY = "Line: median over clients. Band, of up to four methods: from the best to the worst tenth."
@@ -77,8 +68,6 @@ def sections(report: Report, curves: Mapping[str, Curves], gamma_note: str) -> l
     evaluated = [_evaluated("Accuracy or error", "metric"), _evaluated("Loss", "loss")]
     pooled = any(one.around for one in curves.values())
     more, meanings = _other_columns(curves)
-    pairs = report.tasks if 2 < len(report.tasks) <= MOST else []
-    cosines = {"with all others": COSINE, **{f"with {t}": cosine_with(t) for t in pairs}}
     plans = [
         ("curves", "Learning curves",
          f"{_MANY if pooled else _FEW} Markers alone: only the ends were evaluated.",
@@ -96,10 +85,6 @@ def sections(report: Report, curves: Mapping[str, Curves], gamma_note: str) -> l
           View("Norm and target", (("main", "batch", LENGTH), ("target", "batch", TARGET)))]),
         ("ratios", "Loss ratios", "The share of the first loss that is left in each round's batch.",
          {}, [View("Loss ÷ first loss", (("main", "batch", "loss_ratio"),), 1.0)]),
-        (CONFLICT, "Gradient conflict",
-         "The cosine between two tasks' updates of one round: 1 is the same direction; below 0, "
-         "each undoes some of the other's work.", {},
-         [View(n, (("main", "batch", c),), 0.0, shared=True) for n, c in cosines.items()]),
         ("more", "Other columns", meanings, {},
          [View(name, (("main", "batch", name),)) for name in more]),
     ]  # fmt: skip
@@ -112,13 +97,9 @@ def _other_columns(curves: Mapping[str, Curves]) -> tuple[list[str], str]:
     found = {
         column for one in curves.values() for split, column in one.columns() if split == "batch"
     }
-    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)} | {
-        SPENT,
-        NOT_PRIVATE_EPSILON,
-        COSINE,
-    }
-    drawn = own | {AGAINST, LENGTH, TARGET}
-    names = sorted(n for n in found if n not in drawn and not n.startswith(cosine_with("")))
+    own = {name for name in COLUMNS if COLUMNS.is_builtin(name)}
+    drawn = own | {SPENT, NOT_PRIVATE_EPSILON, AGAINST, LENGTH, TARGET}
+    names = sorted(found - drawn)
     told = [f"{name}: {COLUMNS[name].meaning}." for name in names if name in COLUMNS]
     return names, " ".join(told) or "Columns that the runs recorded in addition to ours."
 
@@ -264,52 +245,3 @@ def log_ticks(low: float, high: float) -> list[float]:
     exponents: Iterable[int] = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [float(f"{s}e{e}") for e in exponents if e % every == 0 for s in steps]
     return [tick for tick in ticks if low <= tick <= high]
-
-
-@dataclass(frozen=True)
-class Map:
-    """The mean cosines between the tasks of one variant; of each cell a text and a depth."""
-
-    method: int
-    name: str
-    look: Look
-    tasks: Sequence[int]
-    cells: Mapping[tuple[int, int], tuple[str, float]]
-
-
-def maps(report: Report) -> tuple[list[Map], str]:
-    """A map for each variant that recorded conflict, and the largest cosine of all in words.
-
-    Cosines of many parameters are small: the deepest colour is the largest of all maps.
-    """
-    means: dict[str, dict[tuple[int, int], float]] = {}
-    number = {task: place for place, task in enumerate(report.tasks)}
-    for name, one in report.groups.items():
-        found: dict[tuple[int, int], list[float]] = {}
-        for row in (row for run in one.whole for row in run.pairs):
-            i, j = number.get(row["client"], -1), number.get(row["other"], -1)
-            for pair in ((i, j), (j, i)) if min(i, j) >= 0 else ():
-                found.setdefault(pair, []).append(row["cosine"])
-        if found:
-            means[name] = {pair: math.fsum(v) / len(v) for pair, v in found.items()}
-    if not means or len(report.tasks) > 2 * MOST:
-        return [], ""
-    top = max(abs(v) for known in means.values() for v in known.values()) or 1.0
-    look = looks(report.variants, report.standouts())
-    made = [
-        Map(report.variants.index(name), name, look[name], sorted({i for i, _ in known}),
-            {pair: (cosine_text(v, top), v / top) for pair, v in known.items()})
-        for name, known in means.items()
-    ]  # fmt: skip
-    return made, cosine_text(top, top)
-
-
-def cosine_text(value: float, top: float) -> str:
-    """A cosine with as many digits as the largest needs.
-
-    >>> cosine_text(-0.0449, 0.31), cosine_text(-0.0449, 0.05), cosine_text(-0.0001, 0.5)
-    ('-0.04', '-0.045', '0.00')
-    """
-    digits = 2 if top >= 0.1 else 3 if top >= 0.01 else 4
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else text[1:]

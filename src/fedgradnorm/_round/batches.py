@@ -9,7 +9,7 @@ state: a resumed run, another executor or another machine reads the same example
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +75,8 @@ class Batches:
         most = max(MOST, sum(self.sizes[name] for name in names))
         if read > most:
             raise ConfigError(
-                f"a round would read {read:,} rows in {self.steps:,} steps, and at most {most:,} "
-                "fit in memory; lower head_steps, shared_steps or batch_size"
+                f"a round would read {read:,} examples in {self.steps:,} steps, and at most "
+                f"{most:,} fit in memory; lower head_steps, shared_steps or batch_size"
             )
 
     def only(self, name: str, size: int) -> Batches:
@@ -87,23 +87,21 @@ class Batches:
         one.sizes, one.batch = {name: size}, {name: min(self.batch[name], size)}
         return one
 
-    def of_round(self, round_number: int) -> dict[str, NDArray[np.int64]]:
-        """Examples [steps, batch] of every client in a round."""
+    def of_round(
+        self, round_number: int, names: Iterable[str] | None = None
+    ) -> dict[str, NDArray[np.int64]]:
+        """Examples [steps, batch] of some clients in a round; None: of all."""
+        names = list(self.sizes if names is None else names)
+        if len(self.sizes) > self.FEW:
+            self._check_fits(names)
+            return self.many(names, round_number * self.steps, self.steps)
         first = round_number - round_number % self.window
         if first != self._first:
             steps = self.window * self.steps
             self._drawn_rows = self.many(list(self.sizes), first * self.steps, steps)
             self._first = first
         start = (round_number - first) * self.steps
-        return {name: rows[start : start + self.steps] for name, rows in self._drawn_rows.items()}
-
-    def drawn(self, names: Sequence[str], round_number: int) -> dict[str, NDArray[np.int64]]:
-        """Examples [steps, batch] of some clients in a round."""
-        if len(self.sizes) <= self.FEW:
-            rows = self.of_round(round_number)
-            return {name: rows[name] for name in names}
-        self._check_fits(names)
-        return self.many(names, round_number * self.steps, self.steps)
+        return {name: self._drawn_rows[name][start : start + self.steps] for name in names}
 
     def rows(self, name: str, step: int) -> NDArray[np.int64]:
         """The examples of client ``name``'s batch number ``step``, counted from the run's start."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedgradnorm.models._input_rows import Inputs, call, in_chunks, leaves
 from fedgradnorm.models._streamed.rows import Streamed, Targets, pieces
-from fedgradnorm.tasks._running_scores import RunningScores
 from fedgradnorm.tasks._split_metrics import Restoring
 from fedgradnorm.tasks._task import Task
 
@@ -30,15 +29,16 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics over a whole split, with dropout off and running statistics in use.
 
-    A streamed split is evaluated piece by piece, with at most two pieces in memory.
+    Of a streamed split at most two pieces of inputs are in memory, and all outputs and targets.
     """
-    if not isinstance(x, Streamed):
-        assert isinstance(y, Tensor)
-        return task.measure(predict(network, head, x), y, scaling)
-    scores = RunningScores(task, scaling)
-    for part, targets in pieces(x, y, rows_at_once(x)):
-        scores.add(_evaluated(head, _evaluated(network, part)), targets)
-    return scores.result()
+    if isinstance(x, Streamed):
+        outputs, targets = list[Tensor](), list[Tensor]()
+        for part, own in pieces(x, y, rows_at_once(x)):
+            outputs.append(_evaluated(head, _evaluated(network, part)))
+            targets.append(own)
+        return task.measure(torch.cat(outputs), torch.cat(targets), scaling)
+    assert isinstance(y, Tensor)
+    return task.measure(predict(network, head, x), y, scaling)
 
 
 def predict(network: nn.Module, head: nn.Module, x: Inputs) -> Tensor:

@@ -31,26 +31,27 @@ LOCAL = "local."  # moments of the local optimiser that are kept across rounds
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """How a client works: the open points of the algorithm that concern it, by name."""
+    """The settings of a client's round, by their names and with their optimizers resolved."""
 
-    head_steps: int = 1
-    shared_steps: int = 1
-    first_loss: FirstLoss = "dataset"
-    sends: Sends = "gradient"
-    report_loss: ReportLoss = "before"
-    phases: Phases = "alternating"
-    head_optimizer: Mapping[str, Any] | None = None
-    local_optimizer: Mapping[str, Any] | None = None
-    proximal: float = 0.0
-    head_schedule: ScheduleSpec | None = None
-    clip: float | None = None
-    head_clip: float | None = None
-    rounds: int | None = None
+    head_steps: int
+    shared_steps: int
+    first_loss: FirstLoss
+    sends: Sends
+    report_loss: ReportLoss
+    phases: Phases
+    head_optimizer: Mapping[str, Any]
+    local_optimizer: Mapping[str, Any]
+    proximal: float
+    head_schedule: ScheduleSpec | None
+    clip: float | None
+    head_clip: float | None
+    rounds: int | None
 
     @cached_property
-    def head_rates(self) -> Rates:
-        """The learning rate of the heads' optimisers in each round."""
-        assert self.head_optimizer is not None
+    def head_rates(self) -> Rates | None:
+        """The learning rate of the heads' optimisers in each round, where a schedule moves it."""
+        if self.head_schedule is None:
+            return None
         return Rates(self.head_schedule, self.head_optimizer, self.rounds)
 
     @property
@@ -71,22 +72,22 @@ class LocalSpec:
     @property
     def keeps_moments(self) -> bool:
         """Whether a client's local optimiser continues where its last round ended."""
-        return bool(self.local_optimizer and self.local_optimizer.get("keep"))
+        return bool(self.local_optimizer.get("keep"))
 
 
 class Gradients(Protocol):
     """How a block's losses are differentiated: plainly, or clipped and with noise for privacy."""
 
     def of(
-        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+        self, networks: Tensor, row: Row, step: int, *, shared: bool, own: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Losses ``[rows]`` at batch ``step``, and their gradients ``[rows, numbers]``.
 
-        ``omega`` are networks ``[rows, P]``. The gradients are with respect to the ``shared``
-        network and to what is the client's ``own``, where they are asked for.
+        ``networks`` ``[rows, P]`` are the clients' copies of the shared network. The gradients are
+        with respect to them (``shared``) and to the clients' ``own`` parameters, where asked for.
         """
 
-    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+    def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The losses alone, after a step on this batch."""
 
 
@@ -130,8 +131,7 @@ def head_phase(
     """
     for step in range(0 if spec.joint_phases else spec.head_steps):
         gradient = work.gradients.of(shared, row, step, shared=False, own=True)[2]
-        assert gradient is not None
-        _step_own(work, spec, row, gradient, options)
+        step_own(work.head, spec, row, gradient, options)
 
 
 def shared_phase(
@@ -139,15 +139,15 @@ def shared_phase(
 ) -> Report:
     """``shared_steps`` gradients on the shared network, and what is sent of them:
 
-        update = mean_s grad F(omega_s),   grad_norm = |update on the measured layer|,
-        loss = mean_s F(omega_s)
+        update = mean_s grad F(w_s),   grad_norm = |update on the measured layer|,
+        loss = mean_s F(w_s)
 
     With ``proximal`` = mu > 0 (FedProx) the local steps, and so the update, follow the gradient of
-    F + mu/2 |omega_s - shared|^2; the gradient norm and the loss stay those of F. With ``clip`` = c
+    F + mu/2 |w_s - shared|^2; the gradient norm and the loss stay those of F. With ``clip`` = c
     each of these gradients g is first scaled by min(1, c / |g|). ``head_clip`` does the same to
     each gradient of what is the client's own.
     """
-    omega = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
+    networks = shared.clone(memory_format=torch.contiguous_format) if spec.steps_locally else shared
     moments: optimizers.State = {}  # of the local optimiser: kept in the row, or new in every round
     if spec.keeps_moments:
         moments = {k.removeprefix(LOCAL): v for k, v in row.items() if k.startswith(LOCAL)}
@@ -158,46 +158,52 @@ def shared_phase(
     sends_gradient = spec.sends == "gradient"  # else only the measured layer's mean is needed
     for step in range(spec.shared_steps):
         here, gradient, own = work.gradients.of(
-            omega, row, step, shared=True, own=spec.joint_phases
+            networks, row, step, shared=True, own=spec.joint_phases
         )
         assert gradient is not None
-        gradient = clipped(gradient, spec.clip)
+        if spec.clip is not None:
+            gradient = clipped(gradient, spec.clip)
         measured = gradient if sends_gradient else gradient[:, work.norm_layer]
         total = total.add_(measured) if step else measured
         if spec.proximal:
-            back = spec.proximal * (omega - shared)
+            back = spec.proximal * (networks - shared)
             pull = pull + back if sends_gradient else pull
             gradient = gradient + back
         if spec.steps_locally:
-            work.local.step(omega, gradient, moments)
+            work.local.step(networks, gradient, moments)
         if own is not None:
-            _step_own(work, spec, row, own, options)
+            step_own(work.head, spec, row, own, options)
         if spec.report_loss == "after":
-            here = work.gradients.losses(omega, row, step)
+            here = work.gradients.losses(networks, row, step)
         loss = loss + here.double() / spec.shared_steps
     norm = (total[:, work.norm_layer] if sends_gradient else total).norm(dim=1).double()
     if sends_gradient:
         total = total + pull if spec.proximal else total
         update = total if spec.shared_steps == 1 else total.div_(spec.shared_steps)
     else:
-        update = shared - omega
+        update = shared - networks
         if spec.sends == "delta":  # as a gradient
-            assert spec.local_optimizer is not None
             update = update / (spec.shared_steps * spec.local_optimizer["lr"])
     return Report(update, loss, norm / spec.shared_steps)
 
 
-def _step_own(
-    work: Work, spec: LocalSpec, row: Row, gradient: Tensor, options: Mapping[str, Any] | None
+def step_own(
+    optimizer: optimizers.Optimizer,
+    spec: LocalSpec,
+    row: Row,
+    gradient: Tensor | None,
+    options: Mapping[str, Any] | None,
 ) -> None:
+    """One step of what is the clients' own, such as their heads."""
+    assert gradient is not None
     state = {k.removeprefix(OPTIMIZER): v for k, v in row.items() if k.startswith(OPTIMIZER)}
-    work.head.step(row[OWN], clipped(gradient, spec.head_clip), state, options)
+    if spec.head_clip is not None:
+        gradient = clipped(gradient, spec.head_clip)
+    optimizer.step(row[OWN], gradient, state, options)
 
 
-def clipped(gradient: Tensor, most: float | None) -> Tensor:
-    """Each row scaled to a length of ``most`` at most; None leaves rows as they are."""
-    if most is None:
-        return gradient
+def clipped(gradient: Tensor, most: float) -> Tensor:
+    """Each row scaled to a length of ``most`` at most."""
     lengths = gradient.norm(dim=1, keepdim=True)
     scale: Tensor = (most / (lengths + 1e-6)).clamp(max=1.0)
     return gradient * scale

@@ -32,7 +32,7 @@ _CLASSES = {
 } | {"cosine": lr_scheduler.CosineAnnealingLR}
 
 
-def filled(spec: ScheduleSpec | None, rounds: int | None, lr: float) -> list[dict[str, Any]]:
+def filled(spec: ScheduleSpec, rounds: int | None, lr: float) -> list[dict[str, Any]]:
     """The schedules as full tables, in the order in which they act.
 
     By default a schedule lasts as long as the run: ``T_max`` of a cosine, ``total_steps`` of one
@@ -40,7 +40,7 @@ def filled(spec: ScheduleSpec | None, rounds: int | None, lr: float) -> list[dic
     """
     rounds = UNKNOWN if rounds is None else rounds
     found = []
-    for one in [spec] if isinstance(spec, str | Mapping) else list(spec or ()):
+    for one in [spec] if isinstance(spec, str | Mapping) else spec:
         if not isinstance(one, str | Mapping):
             raise ConfigError(f"a schedule is a name or a table with a name, not {shown(one)}")
         table = {"name": one} if isinstance(one, str) else dict(one)
@@ -73,7 +73,7 @@ class Rates:
     """The options of an optimiser in each round: those of torch's schedulers, stepped per round."""
 
     def __init__(
-        self, spec: ScheduleSpec | None, optimizer: Mapping[str, Any], rounds: int | None = None
+        self, spec: ScheduleSpec, optimizer: Mapping[str, Any], rounds: int | None = None
     ) -> None:
         self._trial = optimizers.build([torch.zeros(1, requires_grad=True)], optimizer)
         self._schedulers = []
@@ -94,12 +94,9 @@ class Rates:
                 ) from error
         self._found = [{key: group[key] for key in _FOLLOWED if key in group}]
 
-    def __bool__(self) -> bool:
-        return bool(self._schedulers)
-
     def at(self, round_number: int) -> dict[str, Any]:
         """The options of a round, the first being 0; past the end of a schedule, the last ones."""
-        while len(self._found) <= round_number and self._schedulers:
+        while len(self._found) <= round_number:
             self._trial.step()  # has no gradient; torch expects it before the scheduler's step
             try:
                 for scheduler in self._schedulers:

@@ -36,6 +36,8 @@ def participants(
     ['ann', 'cy']
     """
     if isinstance(participation, (int, float)):
+        if participation >= 1:
+            return list(names)
         return some_of(names, float(participation), seed, "participation", round_number)
     plan = participation
     listed = plan[round_number % len(plan)] if plan and isinstance(plan[0], list) else plan
@@ -101,7 +103,8 @@ class Presence:
         """Those of ``names`` that have a label in every batch of a round."""
         if self._batches is None:
             return list(names)
-        batches, labels = self._batches.of_round(round_number), self._labels
+        labels = self._labels
+        batches = self._batches.of_round(round_number, labels.keys() & names)
         return [n for n in names if n not in labels or labels[n][batches[n]].any(axis=1).all()]
 
     def announce(self, rounds: int) -> None:
@@ -112,7 +115,8 @@ class Presence:
             share = sum(name in names for names in there) / max(1, tried)
             if share < FEW:
                 log.warning(
-                    "%s: %d of %d training rows are labelled, and in %.0f%% of the rounds a batch "
-                    "has none of them: the task is left out of them; raise batch_size, or make "
-                    "it a client of its own", name, labels.sum(), len(labels), 100 * (1 - share),
+                    "%s: %d of %d training examples are labelled, and in %.0f%% of the rounds a "
+                    "batch has none of them: the task is left out of them; raise batch_size, or "
+                    "make it a client of its own",
+                    name, labels.sum(), len(labels), 100 * (1 - share),
                 )  # fmt: skip

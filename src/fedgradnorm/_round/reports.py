@@ -12,9 +12,6 @@ from fedgradnorm._errors import ConfigError
 from fedgradnorm._registry import Registry, calling_module
 from fedgradnorm.weighting import Needs, Signals
 
-Pair = tuple[str, str, float]
-"""Two clients and the cosine between their updates."""
-
 
 @dataclass(frozen=True)
 class Reports:
@@ -64,20 +61,6 @@ class Reports:
         return updates @ updates.T
 
 
-@torch.no_grad()
-def pairs(reports: Reports, names: Sequence[str]) -> list[Pair]:
-    """cos_ij = G_ij / sqrt(G_ii G_jj) of all pairs i < j that reported; G is the Gram matrix.
-
-    A pair with a vanished update has no cosine and is left out. The cosines are recorded, never
-    used: recording them does not change the training.
-    """
-    gram = reports.gram().double()
-    length = gram.diagonal().clamp_min(0).sqrt()
-    cosine = (gram / length / length[:, None]).clamp(-1, 1).tolist()
-    there = (reports.active & torch.isfinite(length) & (length > 0)).nonzero().flatten().tolist()
-    return [(names[i], names[j], cosine[i][j]) for i in there for j in there if i < j]
-
-
 @dataclass(frozen=True)
 class Record:
     """One round: the clients that took part and a column of numbers per quantity.
@@ -85,19 +68,20 @@ class Record:
     ``columns`` has ``loss``, ``loss_ratio``, ``grad_norm``, ``weight`` and ``weight_frozen``: one
     value for each of ``clients``; registered columns are there, too. ``failed`` are the clients
     whose loss or gradient was not finite. ``record["loss"]`` is a column by client name, without
-    the clients that failed. ``conflict`` has the cosines between clients' updates, in the rounds in
-    which ``record_conflict`` asks for them.
+    the clients that failed.
     """
 
     clients: Sequence[str]
     failed: Sequence[str]
     columns: Mapping[str, Sequence[float]]
-    conflict: Sequence[Pair] = ()
 
     def __getitem__(self, column: str) -> dict[str, float]:
         failed = set(self.failed)
         values = zip(self.clients, self.columns.get(column, ()), strict=False)
         return {name: value for name, value in values if name not in failed}
+
+
+Read = Callable[[Reports, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -123,7 +107,7 @@ class Column:
 
     name: str
     meaning: str
-    read: Callable[[Reports, Tensor, Tensor], Tensor] | None = None
+    read: Read | None = None
     sent: bool = False
 
     def register(self) -> Column:
@@ -163,7 +147,9 @@ SENT = tuple(name for name, column in COLUMNS.items() if column.sent)
 """The numbers that a client may be asked for next to its update and its size."""
 
 
-def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[str, Tensor]:
+def column_values(
+    columns: Mapping[str, Read], reports: Reports, weights: Tensor, frozen: Tensor | None
+) -> dict[str, Tensor]:
     """The columns recorded for one round, with one value per reporting client.
 
     ``weights`` and ``frozen`` have a number for each of all clients.
@@ -171,7 +157,7 @@ def recorded(reports: Reports, weights: Tensor, frozen: Tensor | None) -> dict[s
     frozen = torch.zeros_like(weights) if frozen is None else frozen.to(weights.dtype)
     if reports.rows is not None:
         weights, frozen = weights[reports.rows], frozen[reports.rows]
-    found = {name: c.read(reports, weights, frozen) for name, c in COLUMNS.items() if c.read}
+    found = {name: read(reports, weights, frozen) for name, read in columns.items()}
     for name, values in found.items():
         if not isinstance(values, Tensor) or values.shape != reports.loss.shape:
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -51,7 +51,7 @@ class ServerState:
         self.options: Mapping[str, Any] | None = None  # of the optimiser in this round
         self.aggregate, self.step_with = aggregate, step_with
         self.bounds, self.cuts = bounds, list[Cut]()
-        self.rates, self.weigh = rates or None, weigh
+        self.rates, self.weigh = rates, weigh
         self.afterwards: Callable[[Reports, Tensor], None] | None = None
 
     def begin_round(self, round_number: int) -> None:

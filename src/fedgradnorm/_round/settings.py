@@ -87,12 +87,12 @@ def _of(group: type[_Group], key: str, **other: Any) -> Any:
     check, allowed = other.get("kind") or (known.metadata["check"], known.metadata["allowed"])
     if "default" in other and "kind" not in other:
         check = _optional(check)
-    told = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
-    told |= {name: other[name] for name in ("values",) if name in other}
+    metadata = {**known.metadata, "check": check, "allowed": allowed, "place": (group, key)}
+    metadata |= {name: other[name] for name in ("values",) if name in other}
     default = other.get("default", known.default)
-    leaks = other.get("leaks", told["scope"].leaks)
-    told["scope"] = replace(told["scope"], safe=default, leaks=leaks)
-    return field(default=default, metadata=told)
+    leaks = other.get("leaks", metadata["scope"].leaks)
+    metadata["scope"] = replace(metadata["scope"], safe=default, leaks=leaks)
+    return field(default=default, metadata=metadata)
 
 
 def _optional(check: Check) -> Check:
@@ -264,12 +264,12 @@ class Local(_Group):
         None, _CLIP,
         "largest norm of a client's gradient on the shared network. At every local step, before "
         "weighting, a longer one is scaled to it; gradient norms are measured after clipping.",
-        leaks="clips a whole batch, and privacy clips every row",
+        leaks="clips a whole batch, and privacy clips every example",
     )
     head_clip: float | None = _setting(
         None, _CLIP,
         "the same for the gradient of a client's head and of everything private to the client.",
-        leaks="clips a whole batch, and privacy clips every row",
+        leaks="clips a whole batch, and privacy clips every example",
     )
     proximal: float = _setting(
         0.0, _AT_LEAST_0,
@@ -395,11 +395,11 @@ class Personalization(_Group):
         0.0, _AT_LEAST_0,
         "Ditto's lambda: if > 0, each client also trains its own network, pulled toward the shared "
         "one; evaluations and predictions are then the personal networks'.",
-        deployed=False, leaks="trains a second network on the same rows without noise",
+        deployed=False, leaks="trains a second network on the same examples without noise",
     )
     final_head_steps: int = _setting(
         0, _whole(0), "steps on each head alone after the last round (FedBABU).",
-        deployed=False, leaks="tunes heads on rows without noise",
+        deployed=False, leaks="tunes heads on examples without noise",
     )
     personalize: dict[str, Any] | None = _setting(
         None, (_optional(_tuning), ""),
@@ -407,7 +407,7 @@ class Personalization(_Group):
         '``{"steps": 200, "lr": 2e-4, "what": "head"}``: the head alone, with the whole '
         "``network``, or with a list of its layers. It keeps the step with the best validation "
         "loss, step 0 included; a client without validation examples takes the last one.",
-        leaks="tunes on rows without noise",
+        leaks="tunes on examples without noise",
     )
 
 
@@ -530,12 +530,6 @@ class History(_Group):
         "the last evaluation. ``Run.spread`` has quantiles over all clients.",
         changes_result=False, client_sets=True, deployed=False,
     )
-    conflict: int = _setting(
-        0, _whole(0),
-        "rounds between two records of the cosine between every two clients' updates, see "
-        "``Run.conflict``; 0 is never. It changes results by rounding only.",
-        changes_result=False, client_sets=True, private=False,
-    )
 # fmt: on
 
 
@@ -586,7 +580,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
     checkpoint_every: int | None = _of(Checkpoints, "every")
     log_every: int = _of(History, "every")
     record_clients: int | list[str] | None = _of(History, "clients")
-    record_conflict: int = _of(History, "conflict")
     rounds: int | None = _setting(
         None,
         _whole(1, none=True),
@@ -627,8 +620,9 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             )
         if self.rounds is not None and self.epochs is not None:
             raise ConfigError("give rounds or epochs, not both")
-        self.local().head_rates.at(2)
-        self.server_rates().at(2)
+        for rates in (self.local().head_rates, self.server_rates()):
+            if rates is not None:
+                rates.at(2)  # some schedulers check their options in the first steps
 
     @property
     def keeps_best(self) -> bool:
@@ -662,7 +656,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             head_own=None,
             weight_per="client",
             aggregate="mean",
-            record_conflict=0,
             privacy=None,
             executor="auto" if self.executor == "joint" else self.executor,
         )
@@ -680,9 +673,11 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
             found[name] = optimizers.resolve(found[name], self.lr)
         return LocalSpec(**found)
 
-    def server_rates(self) -> Rates:
-        """The rate of the server's optimiser in each round."""
+    def server_rates(self) -> Rates | None:
+        """The rate of the server's optimiser in each round, where a schedule moves it."""
         table = optimizers.resolve(self.server_optimizer, self.lr)
+        if self.server_schedule is None:
+            return None
         return Rates(self.server_schedule, table, self.rounds)
 
     def for_rounds(self, rounds: int) -> Settings:
@@ -715,10 +710,6 @@ class Settings(Compute, Personalization, Sharing, Server, Local):
         else:
             most = max(len(turn) if isinstance(turn, list) else len(plan) for turn in plan)
         return clients >= MANY and 2 * most <= clients
-
-    def records_conflict(self, round_number: int) -> bool:
-        """Whether the conflict between clients is recorded in this round, the first being 0."""
-        return self.record_conflict > 0 and round_number % self.record_conflict == 0
 
 
 FIELDS = {one.name: one for one in fields(Settings)}

@@ -1,4 +1,4 @@
-"""The tables of a run: its history, and the conflict between its clients where it was recorded."""
+"""The history of a run: one table of rounds and evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._privacy.noise import NOT_PRIVATE
-from fedgradnorm._round.reports import COLUMNS, KEYS, Pair
+from fedgradnorm._round.reports import COLUMNS, KEYS
 from fedgradnorm._runs.csv_table import Row, Table, columns_of, whole_rows
 from fedgradnorm._runs.files import read_file
 
@@ -17,7 +17,6 @@ NOT_PRIVATE_EPSILON = f"{SPENT}: {NOT_PRIVATE}"
 """The column that stands in its place where noise came from a seed."""
 UNTUNED = "untuned-"
 """Before the name of a split that was evaluated before clients tuned what they keep."""
-PAIRS = ("round", "epoch", "client", "other", "cosine")
 
 
 class History(Table):
@@ -35,17 +34,6 @@ class History(Table):
         if taken is not None:
             raise ConfigError(f"metric {taken!r} has the name of another column; rename it")
         super().__init__((*KEYS, *signals, *metrics))
-
-
-def conflict_table() -> Table:
-    """One row per recorded round and pair of clients: the cosine between their updates."""
-    return Table(PAIRS)
-
-
-def pair_rows(round_number: int, epoch: float, pairs: Iterable[Pair]) -> list[Row]:
-    """Rows of the conflict table."""
-    here = {"round": round_number, "epoch": epoch}
-    return [{**here, "client": one, "other": two, "cosine": cosine} for one, two, cosine in pairs]
 
 
 def read_history(path: Path) -> History:

@@ -6,7 +6,6 @@ run.json                 settings, seed, clients, versions, command; whether the
 config.toml              the resolved config, where the run was started from one
 metrics.csv              the history, append-only
 spread.csv               quantiles over clients, where the history has not the rows of all
-conflict.csv             cosines between clients' updates, where they are recorded
 log.txt                  warnings and milestones with their time
 dropped.txt              rows that the data source left out, where it did
 checkpoint.safetensors   everything needed to continue, replaced atomically
@@ -28,7 +27,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 MANIFEST, CONFIG = "run.json", "config.toml"
-METRICS, SPREAD, CONFLICT = "metrics.csv", "spread.csv", "conflict.csv"
+METRICS, SPREAD = "metrics.csv", "spread.csv"
 LOG, LINK_LOG, DROPPED = "log.txt", "superlink.log", "dropped.txt"
 CHECKPOINT, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
 NETWORK = "network.safetensors"
@@ -36,7 +35,7 @@ CLIENTS, EVENTS = "clients", "tensorboard"
 HEADS, ROWS = "heads.safetensors", "rows"
 LOCK = ".lock"
 FILES = (
-    CONFIG, LOG, LINK_LOG, DROPPED, CHECKPOINT, PREVIOUS, METRICS, SPREAD, CONFLICT, NETWORK, HEADS
+    CONFIG, LOG, LINK_LOG, DROPPED, CHECKPOINT, PREVIOUS, METRICS, SPREAD, NETWORK, HEADS
 )  # fmt: skip
 """The regular files of a run folder in addition to run.json."""
 

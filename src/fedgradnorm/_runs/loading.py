@@ -13,10 +13,9 @@ from fedgradnorm._errors import FedGradNormError, ModelError, RunFolderError
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.blueprint import Blueprint, rebuild, sketch
 from fedgradnorm._runs.files import present
-from fedgradnorm._runs.history import conflict_table, history_of
+from fedgradnorm._runs.history import history_of
 from fedgradnorm._runs.layout import (
     CLIENTS,
-    CONFLICT,
     HEADS,
     MANIFEST,
     METRICS,
@@ -57,11 +56,9 @@ def load(
     found = read_contents(folder)
     if found.faults:
         raise RunFolderError(f"{found.faults[0]}; restore the file from a copy")
-    history = history_of(found.rows[METRICS], found.columns)
-    pairs, spread = conflict_table(), spread_table()
-    pairs.append(found.rows[CONFLICT])
+    history, spread = history_of(found.rows[METRICS], found.columns), spread_table()
     spread.append(found.rows[SPREAD])
-    return Run(clients, manifest, history, shared, manifest["finished"], pairs, spread, folder)
+    return Run(clients, manifest, history, shared, manifest["finished"], spread, folder)
 
 
 class _Models:

@@ -92,10 +92,10 @@ def identity(manifest: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def client_info(client: Client, trivial: bool = True) -> dict[str, Any]:
+def client_info(client: Client, baseline: bool = True) -> dict[str, Any]:
     """What run.json says of a client: its task, and its rows without their values.
 
-    What the ``trivial`` answer scores may be left out: it takes longer than all the rest.
+    What the ``baseline`` scores may be left out: it takes longer than all the rest.
     """
     weights = client.task.class_weights()
     return {
@@ -110,7 +110,7 @@ def client_info(client: Client, trivial: bool = True) -> dict[str, Any]:
         "columns": list(client.columns) if client.columns else None,
         **({"given_columns": list(client.given_columns)} if client.given_columns else {}),
         **({"encoding": client.encoding.plain()} if client.encoding else {}),
-        **of_task(client, trivial),
+        **of_task(client, baseline),
         "splits": {s: len(pair[0]) for s in SPLITS if (pair := getattr(client, s)) is not None},
         "inputs": row_form(client.train[0]),
         "fingerprint": client.fingerprint(),
@@ -147,28 +147,28 @@ def stored_weighting(manifest: Mapping[str, Any], again: str) -> Weighting:
     return made
 
 
-def of_task(client: Client, trivial: bool = True) -> dict[str, Any]:
-    """What only some clients have to say of their task, and what the trivial answer scores."""
+def of_task(client: Client, baseline: bool = True) -> dict[str, Any]:
+    """What only some clients have to say of their task, and what the baseline scores."""
     task, found = client.task, dict[str, Any]()
     found |= {} if client.of is None else {"of": client.of}
     found |= {"shape": list(task.shape)} if task.shape else {}
     found |= {"metric": task.judged_by} if task.judged_by else {}
-    if trivial and (scores := _trivial_scores(client)):
-        found["trivial"] = scores
+    if baseline and (scores := _baseline_scores(client)):
+        found["baseline"] = scores
     return found
 
 
-UNCOMPARED = ("metric", "trivial")
+UNCOMPARED = ("metric", "baseline")
 """What is shown of a client, and makes no other run of it."""
 
 
-def _trivial_scores(client: Client) -> dict[str, float]:
-    """What the trivial answer scores on the rows that the client is shown on."""
+def _baseline_scores(client: Client) -> dict[str, float]:
+    """What the baseline scores on the rows that the client is shown on."""
     pair = client.test or client.validation or client.train
     if any(isinstance(y, StreamedTargets) for y in (client.train[1], pair[1])):
         return {}  # it would take a pass over all rows
     learned, y = torch.as_tensor(client.train[1]), torch.as_tensor(pair[1])
-    return client.task.trivial_scores(learned, y, client.scaling)
+    return client.task.baseline_scores(learned, y, client.scaling)
 
 
 def diverged_words(names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ class ClientPart(_Part):
     class_weights: dict[str, Any] = {}
     privacy: dict[str, Any] = {}
     metric: str = ""
-    trivial: dict[str, Any] = {}
+    baseline: dict[str, Any] = {}
     size: Whole = 0
     labels: list[str | int | float] | None = None
     encoding: list[dict[str, Any]] = []

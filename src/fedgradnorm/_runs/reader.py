@@ -18,8 +18,7 @@ from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._round.reports import KEYS
 from fedgradnorm._runs.csv_table import Row, checksum_of, columns_of, salvaged
 from fedgradnorm._runs.files import present, read_file
-from fedgradnorm._runs.history import PAIRS
-from fedgradnorm._runs.layout import CONFIG, CONFLICT, MANIFEST, METRICS, SPREAD
+from fedgradnorm._runs.layout import CONFIG, MANIFEST, METRICS, SPREAD
 from fedgradnorm._runs.manifest import kept_words, read_manifest
 from fedgradnorm._runs.spread import COLUMNS, SHARES, groups_of
 from fedgradnorm._toml import read_toml
@@ -27,7 +26,7 @@ from fedgradnorm.tasks._named_metrics import MAIN_METRICS
 
 UNKNOWN_SEED = -1
 _FILES = (MANIFEST, CONFIG, METRICS)
-_TABLES = {METRICS: KEYS, SPREAD: COLUMNS, CONFLICT: PAIRS}
+_TABLES = {METRICS: KEYS, SPREAD: COLUMNS}
 """The tables of a run, and the columns in which no row has a gap."""
 
 SYNTHETIC = "Synthetic data"
@@ -106,7 +105,7 @@ def judged(clients: Mapping[str, Any]) -> dict[str, Judged]:
     found = {}
     for name, info in clients.items():
         if isinstance(info, Mapping):
-            metric, scores = info.get("metric"), info.get("trivial")
+            metric, scores = info.get("metric"), info.get("baseline")
             table = scores if isinstance(scores, Mapping) else {}
             known = {k: float(v) for k, v in table.items() if isinstance(v, (int, float))}
             found[name] = Judged(metric if isinstance(metric, str) else None, known)
@@ -130,7 +129,6 @@ class StoredRun:
     manifest: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    pairs: list[Row] = field(default_factory=list)
     spread: list[Row] = field(default_factory=list)
     pooled: Mapping[str, Judged] = field(default_factory=dict)
     scaled: bool = field(init=False, default=False)
@@ -290,7 +288,6 @@ def read_run(folder: Path) -> StoredRun:
         manifest=found.manifest,
         config=config,
         problems=tuple(problems),
-        pairs=found.rows[CONFLICT],
         spread=found.rows[SPREAD],
     )
 

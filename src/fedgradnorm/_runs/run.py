@@ -20,8 +20,8 @@ from fedgradnorm._round.evaluation import predict
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table, checksum_of
 from fedgradnorm._runs.files import CHOOSE, writing
-from fedgradnorm._runs.history import History, conflict_table, metric_columns
-from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.history import History, metric_columns
+from fedgradnorm._runs.layout import METRICS, SPREAD
 from fedgradnorm._runs.manifest import identity, write_manifest
 from fedgradnorm._runs.prediction_inputs import (
     holds_tensors,
@@ -57,7 +57,6 @@ class Run:
     table: History
     shared: nn.Module | None
     finished: bool = True
-    pairs: Table = field(default_factory=conflict_table)
     quantiles: Table = field(default_factory=spread_table)
     folder: Path | None = field(default=None, compare=False)
 
@@ -83,11 +82,6 @@ class Run:
     def history(self) -> pd.DataFrame:
         """One tidy table: round, epoch, client, split, loss, weight, metrics and more."""
         return self.table.frame()
-
-    @property
-    def conflict(self) -> pd.DataFrame:
-        """Cosines between clients' updates, a row per recorded round and pair; often empty."""
-        return self.pairs.frame()
 
     @property
     def spread(self) -> pd.DataFrame:
@@ -280,7 +274,7 @@ class Run:
 
         That is the test split; a client without one is shown on its validation or training rows.
         ``kept_round`` is the round that the client ended with, where it was chosen (``keep``).
-        ``trivial`` is what the most frequent class, or the mean, scores there by the client's
+        ``baseline`` is what the most frequent class, or the mean, scores there by the client's
         metric: the first that its task named, or else accuracy or mae.
         """
         from fedgradnorm._runs.after.run_summary import summary_of
@@ -290,7 +284,7 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder: JSON, CSV and safetensors only."""
         folder = Path(path)
-        tables = {METRICS: self.table, SPREAD: self.quantiles, CONFLICT: self.pairs}
+        tables = {METRICS: self.table, SPREAD: self.quantiles}
         with writing(folder, CHOOSE):
             folder.mkdir(parents=True, exist_ok=True)
             write_models(self.shared, self.clients, folder, identity(self.manifest))

@@ -61,7 +61,7 @@ def pooled(run: StoredRun) -> StoredRun:
     rows = list(_lines(found))
     if rows and (sent := {row["client"]: row["bytes"] for row in run.rows if "bytes" in row}):
         rows[-1]["bytes"] = sum(sent.values())
-    return replace(run, rows=rows, pooled=judged, pairs=[], spread=[])
+    return replace(run, rows=rows, pooled=judged, spread=[])
 
 
 def _lines(spread: Iterable[Row]) -> Iterable[Row]:

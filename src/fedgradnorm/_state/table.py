@@ -100,8 +100,10 @@ class Part:
         self.names: list[str] = []
         self.changed = set[int]()  # since they were last saved
         self.known = set[int]()  # no longer as they began
-        self._held = {key: value.new_empty(0, *value.shape) for key, value in self.fresh.items()}
-        self.rows: Row = dict(self._held)
+        self._reserved = {
+            key: value.new_empty(0, *value.shape) for key, value in self.fresh.items()
+        }
+        self.rows: Row = dict(self._reserved)
 
     def saved(self) -> list[str]:
         """The columns that a checkpoint holds."""
@@ -111,20 +113,20 @@ class Part:
         """Give every row another entry."""
         if key not in self.rows:
             self.fresh[key] = fresh
-            self._held[key] = fresh.expand(len(self._held[OWN]), *fresh.shape).clone()
-            self.rows[key] = self._held[key][: len(self.names)]
+            self._reserved[key] = fresh.expand(len(self._reserved[OWN]), *fresh.shape).clone()
+            self.rows[key] = self._reserved[key][: len(self.names)]
 
     def add(self, names: Sequence[str], given: Mapping[str, Tensor]) -> range:
         """Rows for new clients: ``given`` stacked, and ``fresh`` for every other key."""
         start, stop = len(self.names), len(self.names) + len(names)
-        held = len(self._held[OWN])
-        room = max(stop, 2 * held, FEWEST) if held else stop
+        reserved = len(self._reserved[OWN])
+        size = max(stop, 2 * reserved, FEWEST) if reserved else stop
         self.names += names
         for key, value in self.fresh.items():
-            if stop > held:
-                self._held[key] = value.new_empty(room, *value.shape)
-                self._held[key][:start] = self.rows[key]
-            self.rows[key] = self._held[key][:stop]
+            if stop > reserved:
+                self._reserved[key] = value.new_empty(size, *value.shape)
+                self._reserved[key][:start] = self.rows[key]
+            self.rows[key] = self._reserved[key][:stop]
             self.rows[key][start:] = given.get(key, value)
         return range(start, stop)
 

@@ -79,11 +79,12 @@ def warn_of_overfitting(clients: Sequence[Client], settings: Settings) -> None:
     """Warn, once, where both trainings end at their last round, however much was overfitted."""
     if settings.keeps_best:
         return
-    rows = "" if any(c.validation for c in clients) else "validation rows (validation_share), "
+    judged = any(client.validation for client in clients)
     log.warning(
         "benefit: both trainings end at the last round, where small clients overfit, alone most "
-        "of all; set %skeep_best and early_stopping", rows,
-    )  # fmt: skip
+        "of all; set %skeep_best and early_stopping",
+        "" if judged else "validation examples (validation_share), ",
+    )
 
 
 def _chosen(training: dict[str, Any]) -> tuple[Weighting, Settings, list[Callback]]:

@@ -69,7 +69,7 @@ def _infos(trainer: Trainer) -> dict[str, dict[str, Any]]:
     seen: dict[str, Any] = {}
     infos = {}
     for name, client in trainer.clients.items():
-        info = client_info(client, trivial=recorded is None or few or name in recorded)
+        info = client_info(client, baseline=recorded is None or few or name in recorded)
         infos[name] = info | {
             key: seen.setdefault(repr(value), value)
             for key, value in info.items()

@@ -163,13 +163,13 @@ def divided_callbacks(callbacks: object) -> tuple[list[object], list[Callback]]:
     return options, found
 
 
-def meet(engine: str) -> World:
-    """The ranks of this run; a ConfigError if the engine would train everything on each of them."""
-    if engine == "auto":
+def meet(executor: str) -> World:
+    """The ranks of this run; a ConfigError if each of them would train all clients."""
+    if executor == "auto":
         return ranks.world()
     if asked_for() > 1:
         raise ConfigError(
-            f"engine {engine!r} runs in one process, but torchrun started {asked_for()}; "
+            f"executor {executor!r} runs in one process, but torchrun started {asked_for()}; "
             "use executor='auto', or leave torchrun out"
         )
     return World()

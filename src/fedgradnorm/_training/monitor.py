@@ -23,7 +23,7 @@ SOLVED = 1e-30
 
 
 class ClientWarnings:
-    """Counts the rounds in which each client has one kind of affected, and logs the first of them.
+    """Counts the rounds in which one kind of problem affects each client, and logs the first.
 
     ``begins`` is the line, with the client's ``{name}`` and the ``{why}``; ``was`` what is counted.
     """
@@ -128,11 +128,11 @@ def rates(settings: Settings) -> str:
     """The learning rates that move networks and heads, by the settings that they come from."""
     local = settings.local()
     tables = {
-        "head_optimizer": local.head_optimizer or {},
+        "head_optimizer": local.head_optimizer,
         "server_optimizer": optimizers.resolve(settings.server_optimizer, settings.lr),
     }
     if local.steps_locally:
-        tables["local_optimizer"] = local.local_optimizer or {}
+        tables["local_optimizer"] = local.local_optimizer
     if all(table["lr"] == settings.lr for table in tables.values()):
         return f"lr (now {settings.lr:g})"
     return "lr of " + ", ".join(f"{key} (now {table['lr']:g})" for key, table in tables.items())

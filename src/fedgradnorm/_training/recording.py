@@ -15,8 +15,8 @@ from fedgradnorm._round.participation import rows_by_owner, some_of
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.csv_table import Row, Table
-from fedgradnorm._runs.history import History, conflict_table, pair_rows
-from fedgradnorm._runs.layout import CONFLICT, METRICS, SPREAD
+from fedgradnorm._runs.history import History
+from fedgradnorm._runs.layout import METRICS, SPREAD
 from fedgradnorm._runs.spread import recorded as recorded_clients
 from fedgradnorm._runs.spread import spread_rows, spread_table, told_apart
 from fedgradnorm._training.accounts import Accounts
@@ -48,39 +48,31 @@ class Recording(Callback):
         self.metrics = sorted({key for client in clients for key in client.task.metrics})
         self._private = bool(accounts)
         self.history = History(self.metrics, accounts.names_of_columns())
-        self.spread, self.conflict = spread_table(), conflict_table()
+        self.spread = spread_table()
         self.recorded = recorded_clients(clients, settings)
         self.tables: dict[str, Table] = {METRICS: self.history}
         self.tables |= {} if self.recorded is None else {SPREAD: self.spread}
-        self.tables |= {CONFLICT: self.conflict} if settings.record_conflict else {}
         self.pending: Sequence[Row] = ()  # of an evaluation: a run may stop here and repeat it
-        told = ((client.name, client.task_name, client.task.kind) for client in clients)
-        self._groups = {} if self.recorded is None else told_apart(told)
+        described = ((client.name, client.task_name, client.task.kind) for client in clients)
+        self._groups = {} if self.recorded is None else told_apart(described)
         self._owners = list(dict.fromkeys(client.owner for client in clients))
         self._rows_of = rows_by_owner(clients)
         self.taken = {client.name: 0 for client in clients}
         self._a_round: dict[str, tuple[int, int]] = {}  # samples seen and bytes exchanged
         same: dict[tuple[int, int], tuple[int, int]] = {}  # many clients have the same: one is kept
+        steps = settings.local().steps
         for client in clients:
-            samples = settings.local().steps * min(
-                settings.batch_size or client.drawn, client.drawn
-            )
+            samples = steps * min(settings.batch_size or client.drawn, client.drawn)
             cost = samples, federation.bytes_per_round(client.name)
             self._a_round[client.name] = same.setdefault(cost, cost)
 
     def announce(self) -> None:
-        """Say whose rows are kept, who is evaluated, and what recording costs more."""
+        """Say whose rows are recorded and who is evaluated."""
         if self.recorded is not None:
             words = "%s has the rows of %d of %d clients, and %s quantiles over all"
             log.info(words, METRICS, len(self.recorded), len(self.taken), SPREAD)
         if (some := self.chosen(0)) is not None:
             log.info("eval_clients: %d of %d are evaluated at a time", len(some), len(self.taken))
-        every = self.settings.record_conflict
-        if every and self.federation.engine.name == "joint":
-            log.info(
-                "record_conflict = %d: recorded rounds are run client by client, because executor "
-                "joint forms no single updates", every,
-            )  # fmt: skip
 
     def on_round(self, state: TrainingState) -> None:
         """Count a round for its clients, and record one in ``log_every``."""
@@ -89,8 +81,6 @@ class Recording(Callback):
         failed = set(record.failed)
         for name in record.clients:
             self.taken[name] += name not in failed
-        if record.conflict:
-            self.conflict.append(pair_rows(state.round, state.epoch, record.conflict))
         if state.round % self.settings.log_every and state.round < state.rounds:
             return
         when = {"round": state.round, "epoch": state.epoch}
@@ -145,7 +135,8 @@ class Recording(Callback):
 
     def weights(self) -> dict[str, float]:
         """Each client's weight as it is now."""
-        return dict(zip(self.federation.names, self.federation.weights(), strict=True))
+        weights = self.federation.server.weighting.weight.tolist()
+        return dict(zip(self.federation.names, weights, strict=True))
 
     def write(self, rows: Sequence[Row], everybody: bool = False) -> None:
         """Add rows to the history: those of the clients that are recorded, or ``everybody``'s."""

@@ -199,7 +199,7 @@ def train_with(
     trainer.folder = None if place is None else Path(place)
     trainer.manifest = manifest_of(trainer, network, weighting)
     if begin is not None:
-        trainer.begin(begin.statistics, begin.networks)
+        trainer.federation.begin(begin.statistics, begin.networks)
         trainer.manifest["start"] = begin.for_manifest()
     writer: Writer | None = None
     if place is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedgradnorm._client import Client
 from fedgradnorm._engines.ranks import World
@@ -18,7 +18,6 @@ from fedgradnorm._federation.checks import check_clients, warn_of_scale
 from fedgradnorm._federation.federation import make_federation
 from fedgradnorm._federation.heads import log_starts
 from fedgradnorm._round.participation import Presence
-from fedgradnorm._round.private.client_sums import drawn
 from fedgradnorm._round.private.private_plan import planned
 from fedgradnorm._round.reports import Record
 from fedgradnorm._round.settings import Settings
@@ -147,9 +146,7 @@ class Trainer(TrainingState):
 
     def advance(self, most: int = 1) -> None:
         """Run one round, or up to ``most`` where the engine can run several as one CUDA graph."""
-        if every := self.settings.record_conflict:  # only the first of them may be recorded
-            most = min(most, every - self.round % every)
-        count = min(most, self.rounds - self.round, self.federation.burst)
+        count = min(most, self.rounds - self.round, self.federation.rounds_per_call)
         count = 1 if self.private else count
         actives = [self._active(self.round + k) for k in range(count)]
         if self.stopped:
@@ -169,12 +166,16 @@ class Trainer(TrainingState):
 
     def _active(self, round_number: int) -> list[str]:
         """The clients of a round; not those that have stopped or spent their privacy budget."""
-        found = drawn(self.settings, self.names, round_number)  # None without client-level privacy
-        if found is None:
+        if (sums := self.federation.sums) is not None:  # whose privacy needs independent draws
+            found = sums.drawn(round_number)
+        else:
             found = self.presence.active(self.settings.participation, round_number)
-        if self.private and (found := self.accounts.charge(round_number, found)) is None:
-            self.stop("the privacy budget is spent")
-            return []
+        if self.private:
+            paid = self.accounts.charge(round_number, found)
+            if paid is None:
+                self.stop("the privacy budget is spent")
+                return []
+            found = paid
         return self.best.training(found) if self.best.own else found
 
     def evaluate(self, last: bool = False) -> None:
@@ -232,9 +233,9 @@ class Trainer(TrainingState):
         failure, self._failure = self._failure, None
         if self._agrees:
             said = None if failure is None else (type(failure), str(failure))
-            told = self.world.gather((self.stopped, said))
-            self.stopped = next((theirs for theirs, _ in told if theirs), "")
-            kind, words = next((theirs for _, theirs in told if theirs), (None, ""))
+            every = self.world.gather((self.stopped, said))
+            self.stopped = next((theirs for theirs, _ in every if theirs), "")
+            kind, words = next((theirs for _, theirs in every if theirs), (None, ""))
             failure = failure or (kind(words) if kind is not None else None)
         if self.recording.pending and not self.done:
             self.recording.flush()
@@ -265,12 +266,6 @@ class Trainer(TrainingState):
         if interrupted:
             self.checkpoints.write()
             raise KeyboardInterrupt
-
-    def begin(
-        self, statistics: Mapping[str, Mapping[str, Tensor]], networks: Mapping[str, Tensor]
-    ) -> None:
-        """Start with what clients have from another run: running statistics, and networks."""
-        self.federation.begin(statistics, networks)
 
     def announce(self) -> None:
         """Log what is shared, where gradients are measured, and what recording costs."""
@@ -307,16 +302,15 @@ class Trainer(TrainingState):
         }
         if recording.recorded is not None:  # the history lacks rows, so everybody's weight is here
             manifest["weights"] = recording.weights()
-        tables = recording.conflict, recording.spread
-        run = Run(self._trained(), manifest, self.history, shared, self.over, *tables)
+        found = self._trained(), manifest, self.history, shared, self.over
+        run = Run(*found, quantiles=recording.spread)
         run.folder = self.folder
         return run
 
     def run(self) -> Run:
         """The run as it stands, with tables of its own that do not grow any more."""
         run = self.result()
-        run.table = run.table.copy()
-        run.pairs, run.quantiles = run.pairs.copy(), run.quantiles.copy()
+        run.table, run.quantiles = run.table.copy(), run.quantiles.copy()
         run.table.append(self.recording.pending)
         return run
 

@@ -2,7 +2,7 @@
 
 A parameter that does not require a gradient is frozen. Others are shared where the patterns of
 ``shared`` match them, and private where not. A network that is divided says so itself: its
-copies, flat vectors and norm layers then follow without being told.
+copies, flat vectors and norm layers then follow from that.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from types import MethodType
 
 import torch
@@ -32,8 +31,8 @@ def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 class FlatNetwork:
     """A private copy of a network whose trainable parameters are views of one flat vector.
 
-    ``vector`` is what the server sends and ``gradient`` what a backward pass leaves; both have one
-    slice per parameter, in ``slices``. Frozen and private parameters and buffers stay outside.
+    ``vector`` is what the server sends, with one slice per parameter, in ``slices``. Frozen and
+    private parameters and buffers stay outside.
     """
 
     def __init__(self, network: nn.Module, device: torch.device | str = "cpu") -> None:
@@ -48,9 +47,6 @@ class FlatNetwork:
             self.slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
         self.vector = torch.cat([p.detach().flatten() for p in named.values()])
-        self.gradient = torch.zeros_like(self.vector)
-        for name, parameter in named.items():
-            parameter.grad = self.gradient[self.slices[name]].view_as(parameter)
         own = dict(self.module.named_parameters())
         self.private = {name: own[name].detach().clone() for name in private_names(network)}
         self.use(self.vector)
@@ -61,19 +57,6 @@ class FlatNetwork:
         for name, parameter in self.module.named_parameters():
             if name in self.slices:
                 parameter.data = vector[self.slices[name]].view_as(parameter)
-
-    def flatten(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Gradients of the trainable parameters, in their order, as one vector.
-
-        The vector is this network's own ``gradient`` and is written over by the next call.
-        """
-        views = [self.gradient[part] for part in self.slices.values()]
-        for view, gradient in zip(views, gradients, strict=True):
-            if gradient is None:
-                view.zero_()
-        pairs = [(v, g.flatten()) for v, g in zip(views, gradients, strict=True) if g is not None]
-        torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
-        return self.gradient
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the network's buffers, by name."""

@@ -102,7 +102,7 @@ def _array(where: str, values: Any, name: str) -> NDArray[Any]:
 
 
 def _way_out(values: Any, array: NDArray[Any]) -> str:
-    """What to do with things that are no numbers, where that can be told."""
+    """What to do with values that are not numbers, where that is known."""
     if hasattr(values, "toarray"):
         return "; it is a sparse matrix: give x.toarray()"
     if isinstance(values, torch.utils.data.DataLoader):

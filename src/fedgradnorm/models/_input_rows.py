@@ -220,8 +220,12 @@ def sequences(rows: Any, lengths: Any = None) -> Sequences:
 
 def call(network: nn.Module, x: Inputs) -> Tensor:
     """What the network makes of the rows: named inputs are keyword arguments."""
-    positional, named = call_arguments(x)
-    output: Tensor = network(*positional, **named)
+    output: Tensor
+    if isinstance(x, Tensor):
+        output = network(x)
+    else:
+        positional, named = x.arguments()
+        output = network(*positional, **named)
     return output
 
 

@@ -57,7 +57,7 @@ def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDAr
     """
     form, labels, rows = client.form, client.labels or (), len(output)
     if wanted == "output":
-        return told(client, output)
+        return in_target_units(client, output)
     flat = positions(_outputs_first(output, client.shape))
     if wanted == "probability":
         return _shaped(form.probability(flat), rows, client.shape)
@@ -71,8 +71,8 @@ def answered(client: Answering, output: Tensor, wanted: Answer) -> Tensor | NDAr
     return named.reshape(rows, *client.shape) if client.shape else named
 
 
-def told(client: Answering, output: Tensor) -> Tensor:
-    """The outputs of a head as they are told: in the units of the targets."""
+def in_target_units(client: Answering, output: Tensor) -> Tensor:
+    """The outputs of a head, in the units of the targets."""
     output = _outputs_first(output, client.shape)
     if client.scaling is None:
         return output

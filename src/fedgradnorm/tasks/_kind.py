@@ -61,18 +61,18 @@ class Kind:
         """The probability of each class (softmax), or of a 1 (sigmoid)."""
         raise ConfigError(f"a {self.name} task has no probabilities; use kind='output'")
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The outputs with the least usual loss that are the same for all rows.
 
         ``y`` are labels alone: [labels] of classes, else [labels, outputs], with NaN where single
         ones are missing.
         """
         raise ConfigError(
-            f"nothing is known of the trivial answer of a {self.name} task; give the kind a "
-            "function trivial(y, outputs, weights)"
+            f"nothing is known of the baseline of a {self.name} task; give the kind a "
+            "function baseline(y, outputs, weights)"
         )
 
-    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
+    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
         """The same for many clients at once, or None where each is asked for by itself.
 
         ``y`` are targets without gaps of clients that have as many rows: [clients, rows, ...].

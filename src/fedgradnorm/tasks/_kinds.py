@@ -62,7 +62,7 @@ class Classification(Kind):
         """The probability of each class, [rows, classes]."""
         return output.softmax(dim=1)
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
         """The logarithm of the classes' shares, weighted as the loss weighs them.
 
         Every class counts once more than it was seen, so that a class nobody saw has a share too.
@@ -71,9 +71,9 @@ class Classification(Kind):
         seen = seen if weights is None else seen * weights.double()
         return (seen / seen.sum()).log()
 
-    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:
+    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:
         """A row of logarithms for each client."""
-        if type(self).trivial is not Classification.trivial:  # a kind of classes with another one
+        if type(self).baseline is not Classification.baseline:  # a kind of classes with another one
             return None
         seen = torch.ones(len(y), outputs, dtype=torch.float64)
         seen.scatter_add_(1, y, torch.ones(y.shape, dtype=torch.float64))
@@ -115,7 +115,7 @@ class Binary(Classification):
         """The probability of a 1, [rows]."""
         return output[:, 0].sigmoid()
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:
         """The log odds of a 1."""
         return log_odds(y.reshape(-1, outputs), weights)
 
@@ -148,7 +148,7 @@ class Multilabel(Kind):
         """The probability of each label, [rows, labels]."""
         return output.sigmoid()
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """Each label's log odds."""
         return log_odds(y, weights)
 
@@ -173,13 +173,13 @@ class Regression(Kind):
     metrics: ClassVar[Mapping[str, Metric]] = {"mae": mean_absolute_error, "r2": r_squared}
     real, family = True, "numbers"
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The mean."""
         return y.double().nanmean(dim=0) if has_gaps(y) else y.double().mean(dim=0)
 
-    def trivials(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
+    def baselines(self, y: Tensor, outputs: int) -> Tensor | None:  # noqa: ARG002
         """Each client's mean."""
-        return y.double().mean(dim=1) if type(self).trivial is Regression.trivial else None
+        return y.double().mean(dim=1) if type(self).baseline is Regression.baseline else None
 
 
 @register
@@ -208,7 +208,7 @@ class Ordinal(Classification):
         ends = above.new_ones(len(above), 1), above.new_zeros(len(above), 1)
         return torch.cat([ends[0], above], dim=1) - torch.cat([above, ends[1]], dim=1)
 
-    def trivial(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
+    def baseline(self, y: Tensor, outputs: int, weights: Tensor | None) -> Tensor:  # noqa: ARG002
         """The outputs whose thresholds are the log odds of "above class k", each seen once more."""
         above = torch.stack([(y > k).sum() for k in range(outputs)]).double()
         logits = ((above + 1) / (len(y) - above + 1)).log()

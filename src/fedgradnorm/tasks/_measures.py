@@ -97,17 +97,9 @@ def r_squared(output: Tensor, target: Tensor) -> Tensor:
     else:
         centre, left = target.mean(dim=0), (output - target).square().sum()
         spread = (target - centre).square().sum()
-    return explained(left, spread, is_constant(target))
-
-
-def is_constant(target: Tensor) -> Tensor:
-    """Whether each column has one value; a mean is rounded, so its spread need not be 0."""
+    # A mean is rounded, so the spread of targets that are all equal need not be 0.
     first = target.nan_to_num(nan=-torch.inf).amax(dim=0)
-    return (target.isnan() | (target == first)).all()
-
-
-def explained(left: Tensor, spread: Tensor, constant: Tensor) -> Tensor:
-    """1 - left / spread, or NaN where the targets are ``constant``."""
+    constant = (target.isnan() | (target == first)).all()
     return torch.where(constant | (spread <= 0), torch.nan, 1 - left / spread)
 
 

@@ -292,11 +292,11 @@ def _check_installed(name: str) -> None:
         )
 
 
-def _call(room: str, name: str, *given: Tensor, **options: Any) -> Tensor:
+def _call(package: str, name: str, *given: Tensor, **options: Any) -> Tensor:
     """A function of torchmetrics. It warns of classes without rows, for which see above."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        functions = importlib.import_module(f"torchmetrics.functional.{room}")
+        functions = importlib.import_module(f"torchmetrics.functional.{package}")
         parts = (part.contiguous() for part in given)  # some of them take views
         found: Tensor = getattr(functions, name)(*parts, **options)
     return found

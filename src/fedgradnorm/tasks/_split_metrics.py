@@ -31,8 +31,11 @@ def measured(
     Our own metrics are of single positions. One of others gets the rows as they are, with NaN for
     what is missing. Where targets were standardised, all of them see the raw units.
     """
-    output, target = in_units(task, output, target, scaling)
-    flat = flat_rows(task, output, target)
+    if scaling is not None and task.has_real_targets:
+        output, target = scaling.restore_targets(output), scaling.restore_targets(target)
+    flat = output, target
+    if task.shape:
+        flat = _labelled_positions(output, target, task.form.counted)
     values: dict[str, float] = {}
     for name, metric in task.metrics.items():
         try:
@@ -49,25 +52,14 @@ def is_ours(metric: Metric) -> bool:
     return metric in OURS or isinstance(metric, NamedMetric)
 
 
-def in_units(
-    task: Task, output: Tensor, target: Tensor, scaling: Restoring | None
-) -> tuple[Tensor, Tensor]:
-    """Outputs and targets in the units that targets had."""
-    if scaling is None or not task.has_real_targets:
-        return output, target
-    return scaling.restore_targets(output), scaling.restore_targets(target)
-
-
-def flat_rows(task: Task, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _labelled_positions(output: Tensor, target: Tensor, counted: bool) -> tuple[Tensor, Tensor]:
     """Outputs and targets of the positions that have labels, a row for each."""
-    if not task.shape:
-        return output, target
     outputs = positions(output)
-    targets = target.reshape(-1) if task.form.counted else positions(target)
+    targets = target.reshape(-1) if counted else positions(target)
     if has_gaps(targets):
         there = labelled(targets)
         outputs, targets = outputs[there], targets[there]
-    return outputs, targets.long() if task.form.counted else targets
+    return outputs, targets.long() if counted else targets
 
 
 def check_metrics(metrics: Any) -> Mapping[str, Metric]:

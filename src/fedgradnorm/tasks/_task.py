@@ -105,10 +105,10 @@ class Task:
         return not self.has_own_loss and all(map(is_ours, self.metrics.values()))
 
     @property
-    def knows_trivial(self) -> bool:
-        """Whether :meth:`trivial` answers for this loss, of which a kind knows its usual one."""
+    def knows_baseline(self) -> bool:
+        """Whether :meth:`baseline` answers for this loss, of which a kind knows its usual one."""
         usual = self.loss_function == self.form.loss or isinstance(self.loss_function, WeightedLoss)
-        return usual and type(self.form).trivial is not Kind.trivial
+        return usual and type(self.form).baseline is not Kind.baseline
 
     @property
     def loss_name(self) -> str:
@@ -179,20 +179,20 @@ class Task:
         given = loss.given if isinstance(loss.given, str) else list(loss.given)
         return {"given": given, "used": [list(row) for row in loss.weights or ()]}
 
-    def trivial(self, y: Tensor) -> Tensor:
+    def baseline(self, y: Tensor) -> Tensor:
         """The outputs with the least usual loss that are the same for all rows."""
         loss = self.loss_function
         weights = loss.table(torch.zeros(1).double()) if isinstance(loss, WeightedLoss) else None
-        return self.form.trivial(self.labels_of(y), self.outputs, weights)
+        return self.form.baseline(self.labels_of(y), self.outputs, weights)
 
-    def trivials(self, y: Tensor) -> Tensor | None:
+    def baselines(self, y: Tensor) -> Tensor | None:
         """The same for many clients that have this task without weights and gaps, at once.
 
         ``y`` are [clients, rows, ...]. None where each has to be asked for by itself.
         """
-        return self.form.trivials(y, self.outputs)
+        return self.form.baselines(y, self.outputs)
 
-    def trivial_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
+    def baseline_scores(self, learned: Tensor, y: Tensor, scaling: Restoring | None) -> Scores:
         """Loss and metrics of the answer that is the same for all rows, learned on some targets.
 
         That is the classes' shares, so the most frequent class, or the mean. Empty where a kind or
@@ -201,7 +201,7 @@ class Task:
         plain = replace(self, loss_scale=1.0)
         like = y if y.is_floating_point() else torch.zeros(1)
         try:
-            constant = self.form.trivial(self.labels_of(learned), self.outputs, None).to(like)
+            constant = self.form.baseline(self.labels_of(learned), self.outputs, None).to(like)
             output = constant.reshape(1, -1, *[1] * len(self.shape))
             found = plain.measure(output.expand(len(y), self.outputs, *self.shape), y, scaling)
         except ConfigError:

@@ -154,23 +154,21 @@ class Weighting(ABC):
             signals = signals.few()
         else:
             signals = signals.among(len(self.clients))
-        if (here := signals.rows) is None:
-            return self._update_rows(signals)
-        whole = self.rows
-        try:
+        whole, here = self.rows, signals.rows
+        if here is not None:  # the active rows alone, copied back if nothing fails
             self.rows = {key: row.index_select(0, here) for key, row in whole.items()}
-            self._update_rows(replace(signals, rows=None))
-            if "frozen" in whole:
-                whole["frozen"].zero_()
-            for key, row in whole.items():
-                row.index_copy_(0, here, self.rows[key])
+            signals = replace(signals, rows=None)
+        try:
+            raw = self.weigh(signals)
+            self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
+            if here is not None:
+                if "frozen" in whole:
+                    whole["frozen"].zero_()
+                for key, row in whole.items():
+                    row.index_copy_(0, here, self.rows[key])
         finally:
-            self.rows = whole
-        return self.weight
-
-    def _update_rows(self, signals: Signals) -> Tensor:
-        raw = self.weigh(signals)
-        self.weight.copy_(normalised(raw, signals.active, otherwise=self.weight))
+            if here is not None:
+                self.rows = whole
         return self.weight
 
     def direction(self, signals: Signals) -> Tensor | None:  # noqa: ARG002

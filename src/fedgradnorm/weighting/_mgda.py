@@ -128,8 +128,8 @@ def shortest(
         if not gain > GAP:
             break
         bend = gram[up, up] + gram[down, down] - 2 * gram[up, down]
-        room = min(high - x[up], x[down] - low)
-        step = min(room, gain / bend) if bend > 0 else room
+        longest = min(high - x[up], x[down] - low)
+        step = min(longest, gain / bend) if bend > 0 else longest
         x[up], x[down] = min(x[up] + step, high), max(x[down] - step, low)
         slope = slope + step * (gram[:, up] - gram[:, down])
     return x

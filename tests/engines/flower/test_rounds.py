@@ -15,7 +15,7 @@ import fedgradnorm as fgn
 import flat
 import toys
 from engines.flower.direct import OPTIONS, Together
-from fedgradnorm._federation.heads import trivial_answer
+from fedgradnorm._federation.heads import baseline_of
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.participant import Participant
@@ -184,6 +184,6 @@ def test_a_client_begins_at_its_targets(tmp_path):
     own = Together(tmp_path / "own")
     for name, client in own.clients.items():
         first = toys.heads(own.exchange.participants[name].engine)[name]
-        torch.testing.assert_close(first.bias.detach(), trivial_answer(client))
+        torch.testing.assert_close(first.bias.detach(), baseline_of(client))
     own.run()
     assert {run.manifest["settings"]["head_init"] for run in own.results().values()} == {"auto"}

@@ -37,7 +37,7 @@ from fedgradnorm.weighting._base import normalised, only
 
 REFUSED = {
     "share": ("all", "there is no sum to hide a client in"),
-    "heads": ("own", "an average of heads would be told beside the sum"),
+    "heads": ("own", "an average of heads would be revealed in addition to the sum"),
     "weight_per": ("client", "weights by task depend on all clients of the task"),
     "aggregate": ("mean", "the sum is divided by a fixed number"),
     "step_with": ("new", "the previous round's weights are known to nobody"),
@@ -45,15 +45,6 @@ REFUSED = {
     "patience": (None, "when the run ends would depend on all clients' data, without noise"),
     "ditto": (0.0, "only the shared network has noise"),
 }
-
-
-def drawn(settings: Settings, names: Sequence[str], round_number: int) -> list[str] | None:
-    """The clients of a round, each drawn independently; None without client-level privacy."""
-    terms = settings.client_privacy
-    if terms is None:
-        return None
-    noise = _noise(terms, settings.seed)
-    return [names[row] for row in noise.chosen(len(names), _rate(settings), "who", round_number)]
 
 
 def plan_of_clients(settings: Settings, rounds: int) -> Plan:
@@ -70,10 +61,15 @@ class ClientSums:
         check_client_level(settings, weighting)
         terms.check_delta(len(names), "clients")
         self.terms, self.weighting, self.rate = terms, weighting, _rate(settings)
-        self.count, self.noise = len(names), 0.0
+        self.names, self.count, self.noise = list(names), len(names), 0.0
         self._noise = _noise(terms, settings.seed)
         self.log_level = torch.zeros(len(names), dtype=torch.float64)
-        self.seen = torch.zeros(len(names), dtype=torch.bool)
+        self.started = torch.zeros(len(names), dtype=torch.bool)
+
+    def drawn(self, round_number: int) -> list[str]:
+        """The clients of a round, each drawn independently with the same probability."""
+        rows = self._noise.chosen(self.count, self.rate, "who", round_number)
+        return [self.names[row] for row in rows]
 
     def direction(self, updates: Tensor, own: Tensor, round_number: int) -> Tensor:
         """The direction of the server's step; ``own`` is each row's m, 0 for absent clients."""
@@ -92,10 +88,10 @@ class ClientSums:
         norm = signals.grad_norm.double()
         usable = signals.active & (norm > 0)
         log_q = rule.log_fixed_point(norm, signals.loss_ratio.double())
-        s = rule.smoothing * self.seen.to(norm)
+        s = rule.smoothing * self.started.to(norm)
         moved = s * self.log_level.to(norm) + (1 - s) * log_q
         self.log_level = torch.where(usable, moved, self.log_level.to(norm))
-        self.seen = self.seen.to(usable.device) | usable
+        self.started = self.started.to(usable.device) | usable
         return only(usable, self.log_level.exp())
 
     def server_step(self, server: ServerState, reports: Reports, round_number: int) -> Tensor:
@@ -110,12 +106,12 @@ class ClientSums:
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""
-        return {"log_level": self.log_level.tolist(), "seen": self.seen.tolist()}
+        return {"log_level": self.log_level.tolist(), "started": self.started.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state saved by :meth:`state_dict`."""
         self.log_level = torch.tensor(state["log_level"], dtype=torch.float64)
-        self.seen = torch.tensor(state["seen"], dtype=torch.bool)
+        self.started = torch.tensor(state["started"], dtype=torch.bool)
 
 
 def clipped(updates: Tensor, own: Tensor, clip: float, scale: float) -> Tensor:

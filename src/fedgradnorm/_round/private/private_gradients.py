@@ -86,12 +86,12 @@ class PrivateClient:
 
     def gradient_noise(self, step: int) -> float:
         """sigma_g of this step."""
-        told = self.terms.loss_share if step < self.how.shared_steps else 0.0
-        return self.noise * math.sqrt(self.uses(step) / (1 - told))
+        share = self.terms.loss_share if step < self.how.shared_steps else 0.0
+        return self.noise * math.sqrt(self.uses(step) / (1 - share))
 
     @property
     def loss_noise(self) -> float:
-        """sigma_l; infinite where no loss is told."""
+        """sigma_l; infinite where no loss is reported."""
         share = self.terms.loss_share
         return self.noise / math.sqrt(share) if share else math.inf
 
@@ -147,30 +147,30 @@ class PrivateGradients:
         head.train()
 
     def of(
-        self, omega: Tensor, row: Row, step: int, *, shared: bool, own: bool
+        self, networks: Tensor, row: Row, step: int, *, shared: bool, own: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The noisy loss of a step's batch and the noisy mean gradients."""
         x, y = self._batch(step)
-        heads, network = self._load(omega, row), self._network.module
+        heads, network = self._load(networks, row), self._network.module
         if not shared:
             with torch.no_grad():
                 features = network(x) if len(x) else x
             gradient, _ = self._gradient("head", step, heads, None, features, y)
-            return omega.new_zeros(1), None, gradient[None]
-        parameters = {f"network.{n}": v[0] for n, v in self._shared.views(omega).items()}
+            return networks.new_zeros(1), None, gradient[None]
+        parameters = {f"network.{n}": v[0] for n, v in self._shared.views(networks).items()}
         parameters |= heads if own else {}
         gradient, sums = self._gradient("shared", step, parameters, network, x, y)
         before = self._private.how.report_loss == "before"
-        loss = self._told_loss(sums.loss, step) if before else 0.0
+        loss = self._noisy_loss(sums.loss, step) if before else 0.0
         size = self._shared.size
         own_gradient = gradient[None, size:] if own else None
-        return _one(loss).to(omega.device), gradient[None, :size], own_gradient
+        return _one(loss).to(networks.device), gradient[None, :size], own_gradient
 
-    def losses(self, omega: Tensor, row: Row, step: int) -> Tensor:
+    def losses(self, networks: Tensor, row: Row, step: int) -> Tensor:
         """The noisy loss after a step."""
         x, y = self._batch(step)
-        self._load(omega, row)
-        return _one(self._told_loss(self._losses(x, y), step)).to(omega.device)
+        self._load(networks, row)
+        return _one(self._noisy_loss(self._losses(x, y), step)).to(networks.device)
 
     def finish(self, report: Report, norm_layer: Tensor | slice, row: Row, before: Row) -> Report:
         """The report as it is sent: a loss of 1 where none is reported, and the corrected norm.
@@ -185,7 +185,6 @@ class PrivateGradients:
                 row[key].copy_(value)
             how, scale = self._private.how, self._private.terms.clip / self._private.batch
             if how.sends == "model":
-                assert how.local_optimizer is not None
                 scale *= how.shared_steps * how.local_optimizer["lr"]
             deviation = self._private.gradient_noise(0) * scale / math.sqrt(how.shared_steps)
             update = self._noised(torch.zeros_like(update), deviation, "silent").to(update)
@@ -195,17 +194,17 @@ class PrivateGradients:
         corrected = self._private.norm_of(float(norm), numbers)
         return Report(update, loss, torch.full_like(norm, corrected))
 
-    def first_loss(self, omega: Tensor, row: Row) -> float:
+    def first_loss(self, networks: Tensor, row: Row) -> float:
         """F_0 over all examples, with noise."""
         private, (x, y) = self._private, self._private.data
-        self._load(omega, row)
+        self._load(networks, row)
         deviation = FIRST * private.noise * private.bound
         noised = float(self._noised(_one(self._losses(x, y)), deviation, "first"))
         return min(max(noised / len(x), FLOOR * private.bound), private.bound)
 
-    def _load(self, omega: Tensor, row: Row) -> Parameters:
+    def _load(self, networks: Tensor, row: Row) -> Parameters:
         """Let network and head hold these numbers; the head's parameters by name."""
-        self._network.vector.copy_(omega[0])
+        self._network.vector.copy_(networks[0])
         heads = {name: view[0] for name, view in self._own.views(row[OWN]).items()}
         for name, parameter in self._head.named_parameters():
             if f"head.{name}" in heads:
@@ -236,7 +235,7 @@ class PrivateGradients:
         noised = self._noised(sums.gradient, deviation, phase, step)
         return (noised / private.batch).to(self._network.vector.dtype), sums
 
-    def _told_loss(self, total: float, step: int) -> float:
+    def _noisy_loss(self, total: float, step: int) -> float:
         """The batch's mean loss with noise, from 0 to the largest that counts."""
         private = self._private
         if not private.terms.loss_share:

@@ -65,22 +65,22 @@ def loss_bound(task: Task, terms: Privacy) -> float:
     return task.loss_scale * usual
 
 
-def told_to(weighting: Weighting) -> tuple[str, ...]:
+def losses_sent(weighting: Weighting) -> tuple[str, ...]:
     """Which of a client's losses the method reads."""
     return tuple(weighting.losses) if Needs.LOSS in weighting.needs else ()
 
 
-def check_private(clients: Sequence[Client], settings: Settings, told: Collection[str]) -> None:
+def check_private(clients: Sequence[Client], settings: Settings, losses: Collection[str]) -> None:
     """A ConfigError if a private client would reveal something outside its budget.
 
-    ``told`` is what the method needs to know of each client: see :func:`told_to`.
+    ``losses`` are those that the method reads of each client: see :func:`losses_sent`.
     """
     for client in clients:
         if client.privacy is not None:
-            _check_one(client, client.privacy, settings, told)
+            _check_one(client, client.privacy, settings, losses)
 
 
-def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collection[str]) -> None:
+def _check_one(client: Client, terms: Privacy, settings: Settings, losses: Collection[str]) -> None:
     where = f"client {client.name!r} has privacy"
     try:
         terms.check_delta(client.size, "training examples")
@@ -112,7 +112,7 @@ def _check_one(client: Client, terms: Privacy, settings: Settings, told: Collect
             f"{where}, and {what} learned from its training examples without noise; "
             f"{WAYS_OUT[what]}"
         )
-    if terms.loss_share == 0 and "loss" in told:
+    if terms.loss_share == 0 and "loss" in losses:
         raise ConfigError(
             f"{where} with loss_share = 0, so it reports no loss, but the method weights clients "
             "by their losses; give it a loss_share such as 0.1"

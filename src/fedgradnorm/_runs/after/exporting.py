@@ -26,7 +26,7 @@ from fedgradnorm.models._dividing import put_parts
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call
 from fedgradnorm.models._stem import in_front
-from fedgradnorm.tasks._answers import told
+from fedgradnorm.tasks._answers import in_target_units
 
 
 class Deployed(nn.Module):
@@ -49,7 +49,7 @@ class Deployed(nn.Module):
         arranged = scaled if self.encoding is None else self.encoding.fields(scaled)
         values = as_input(arranged, self.network, x.device, self.stem)
         output: Tensor = self.head(call(in_front(self.stem, self.network), values))
-        return told(self.client, output)
+        return in_target_units(self.client, output)
 
 
 def export(run: Run, name: str, path: str | Path, x: Any = None) -> Path:

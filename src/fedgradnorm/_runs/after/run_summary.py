@@ -51,7 +51,7 @@ def _ends(rows: list[Row], metrics: list[str], info: Mapping[str, Any]) -> Row:
     values = {name: last[name] for name in metrics if not math.isnan(last.get(name, math.nan))}
     order = (info.get("metric"), *MAIN_METRICS)
     shown = next((name for name in order if name in values), None)
-    found = info.get("trivial", {}).get(shown)
+    found = info.get("baseline", {}).get(shown)
     score = {
         "metric": shown,
         "score": math.nan if shown is None else values[shown],

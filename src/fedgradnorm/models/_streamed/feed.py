@@ -59,7 +59,7 @@ class Feed:
     change_x: tuple[Change, ...] = ()
     change_y: tuple[Change, ...] = ()
     workers: int = 1
-    _held: dict[bytes, Future[Batch]] = field(default_factory=dict, repr=False)
+    _ahead: dict[bytes, Future[Batch]] = field(default_factory=dict, repr=False)
     _asked: tuple[bytes, ...] = field(default=(), repr=False)
     _last: tuple[bytes, Batch] | None = field(default=None, repr=False)
 
@@ -68,7 +68,7 @@ class Feed:
 
     def but(self, **changes: Any) -> Feed:
         """The same feed with other settings, and with nothing read yet."""
-        return replace(self, **changes, _held={}, _asked=(), _last=None)
+        return replace(self, **changes, _ahead={}, _asked=(), _last=None)
 
     def subset(self, rows: NDArray[Any]) -> Feed:
         """Some of the rows, by number or by true and false."""
@@ -82,7 +82,7 @@ class Feed:
         key = rows.tobytes()
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        ahead = self._held.get(key)
+        ahead = self._ahead.get(key)
         if ahead is not None:
             batch = ahead.result()
         elif self.workers:
@@ -97,20 +97,20 @@ class Feed:
         if not self.workers:
             return
         keys = [rows.tobytes() for rows in batches]
-        known = {key: self._held[key] for key in self._asked if key in self._held}
-        for key in [key for key in self._held if key not in known and key not in keys]:
-            self._held[key].cancel()
+        known = {key: self._ahead[key] for key in self._asked if key in self._ahead}
+        for key in [key for key in self._ahead if key not in known and key not in keys]:
+            self._ahead[key].cancel()
         for key, rows in zip(keys, batches, strict=True):
             if key not in known:
-                kept = self._held.get(key)
+                kept = self._ahead.get(key)
                 known[key] = kept or _pool(self.workers).submit(self._read, rows)
-        self._held, self._asked = known, tuple(keys)
+        self._ahead, self._asked = known, tuple(keys)
 
     def rest(self) -> None:
         """Let go of all that was read."""
-        for ahead in self._held.values():
+        for ahead in self._ahead.values():
             ahead.cancel()
-        self._held, self._asked, self._last = {}, (), None
+        self._ahead, self._asked, self._last = {}, (), None
 
     def _read(self, rows: NDArray[np.int64]) -> Batch:
         """The batch, converted and checked; a DataError names client, file and row."""

@@ -322,12 +322,12 @@ def as_source(x: Any) -> Source | None:
     if isinstance(x, Mapping) and x:
         parts = {name: as_source(part) for name, part in x.items()}
         if any(parts.values()):
-            held = {
+            arrays = {
                 name: ArraySource(np.asarray(x[name]), f"x[{name!r}]")
                 for name in x
                 if parts[name] is None
             }
-            return FieldsSource({name: part or held[name] for name, part in parts.items()})
+            return FieldsSource({name: part or arrays[name] for name, part in parts.items()})
     return None
 
 

@@ -139,7 +139,7 @@ def pair_of(feed: Feed, y: Targets | None) -> tuple[Streamed, Targets]:
 
 def subset(x: Streamed, y: Targets, rows: NDArray[np.int64]) -> tuple[Streamed, Targets]:
     """Some rows of a split, by number, of which nothing is read."""
-    return pair_of(x.feed.subset(rows), y[torch.from_numpy(rows)] if _held(y) else None)
+    return pair_of(x.feed.subset(rows), y[torch.from_numpy(rows)] if _in_memory(y) else None)
 
 
 def changed(
@@ -150,10 +150,10 @@ def changed(
         change_x=(*x.feed.change_x, *([of_x] if of_x else [])),
         change_y=(*x.feed.change_y, *([of_y] if of_y else [])),
     )
-    return pair_of(feed, (of_y(y) if of_y else y) if _held(y) else None)
+    return pair_of(feed, (of_y(y) if of_y else y) if _in_memory(y) else None)
 
 
-def _held(y: Targets) -> bool:
+def _in_memory(y: Targets) -> bool:
     return isinstance(y, Tensor)
 
 
