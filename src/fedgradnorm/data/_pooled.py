@@ -11,7 +11,7 @@ import torch
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import with_splits
-from fedgradnorm.data._encoding.encoding import Encoding
+from fedgradnorm.data._files.encoding import Encoding
 from fedgradnorm.data._scaling import Scaling
 
 How = Literal["pooled", "own", "none"]

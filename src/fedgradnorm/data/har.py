@@ -17,7 +17,7 @@ import numpy as np
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.formats.npz import read_arrays
+from fedgradnorm.data._files.archives import read_arrays
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source

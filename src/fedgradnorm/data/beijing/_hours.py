@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedgradnorm._checks import shown
 from fedgradnorm._errors import DataError
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.read_rows import is_missing, missing_name, usable
+from fedgradnorm.data._files.rows import is_missing, missing_name, usable
 from fedgradnorm.data.beijing._station_files import StationFile
 
 TIME = ("year", "month", "day", "hour")
