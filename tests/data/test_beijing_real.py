@@ -11,7 +11,7 @@ import pytest
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import beijing
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data.beijing._stations import POLLUTANTS
+from fedgradnorm.data.beijing import POLLUTANTS
 
 pytestmark = pytest.mark.real_data
 
@@ -26,11 +26,6 @@ def source():
         pytest.skip(f"needs the real archive: {error}")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def frame(source, station):
     with zipfile.ZipFile(source) as archive:
         entry = next(each for each in archive.namelist() if f"_{station}_" in each)
@@ -40,9 +35,9 @@ def frame(source, station):
 @pytest.mark.parametrize(
     ("station", "task"), [("Aotizhongxin", "so2"), ("Guanyuan", "co"), ("Huairou", "wind")]
 )
-def test_rows_are_those_that_pandas_finds(source, cache, station, task):
+def test_rows_are_those_that_pandas_finds(source, station, task):
     """Aotizhongxin's SO2 has the one blank cell of the set."""
-    (client,) = beijing.clients(tasks={station: task}, scaling="none", cache=cache)
+    (client,) = beijing.clients(tasks={station: task}, scaling="none")
     table = frame(source, station)
     column = "wd" if task == "wind" else POLLUTANTS[task]
     good = table[[*WEATHER, column]].notna().all(axis=1)
@@ -62,8 +57,8 @@ def test_rows_are_those_that_pandas_finds(source, cache, station, task):
 
 
 @pytest.mark.slow
-def test_twelve_stations_and_eight_tasks(source, cache):
-    clients = beijing.clients(rows=1000, cache=cache)
+def test_twelve_stations_and_eight_tasks(source):
+    clients = beijing.clients(rows=1000)
     assert tuple(client.name for client in clients) == beijing.STATIONS
     assert [c.task_name for c in clients] == [*beijing.TASKS, *beijing.TASKS[:4]]
     assert {(c.size, len(c.test[0])) for c in clients} == {(800, 200)}

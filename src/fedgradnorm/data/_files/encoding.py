@@ -250,14 +250,15 @@ def _read(column: Column, cells: pd.Series, where: str) -> NDArray[np.float64]:
     read = column.read(cells)
     codes = column.coded(read)
     sequence = isinstance(column, StepColumn) and column.role == "sequence"
-    for row in np.flatnonzero(np.isnan(codes)).tolist():
-        cell = cells_of(cells.iloc[row : row + 1])[0]
+    gaps = np.flatnonzero(np.isnan(codes)).tolist()
+    plain = cells_of(cells) if gaps else []
+    for row in gaps:
         place = f"{where}: row {row} of x"
         if sequence:
             raise DataError(
                 f"{place}, column {column.name!r} is empty; it says which sequence a row belongs to"
             )
-        if why := column.wrong(cell):
+        if why := column.wrong(plain[row]):
             raise DataError(f"{place}, column {column.name!r} {why}")
         if not column.allows_gaps:
             raise _no_value(place, column.name)

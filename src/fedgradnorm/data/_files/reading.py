@@ -22,7 +22,6 @@ from fedgradnorm.data._files.images import Images
 from fedgradnorm.data._files.inputs import ColumnPlan, Inputs, names
 from fedgradnorm.data._files.rows import (
     FileRows,
-    cells_of,
     each,
     is_missing,
     missing_name,
@@ -186,7 +185,7 @@ class Reader:
                 texts = each(text_of, table[target.columns[0]])
                 found[key] = np.array(texts, dtype=object)
             else:
-                found[key] = np.stack([_numbers(table, name) for name in target.columns], axis=1)
+                found[key] = np.stack([numbers(table, name) for name in target.columns], axis=1)
         return found
 
 
@@ -213,14 +212,16 @@ def _read_column(table: Cells, column: Column) -> NDArray[Any]:
     return read
 
 
-def _numbers(table: Cells, name: str) -> NDArray[np.float64]:
+def numbers(table: Cells, name: str) -> NDArray[np.float64]:
     """A column of targets as numbers; NaN where there is none."""
     values = numbers_of(table.frame[name])
-    for i in np.flatnonzero(~usable(values)).tolist():
-        cell = cells_of(table.frame[name].iloc[i : i + 1])[0]
-        if not is_missing(cell):
-            wrong = "not a number" if np.isnan(number_of(cell)) else "too large"
-            table.places.report(i, f"column {name!r} is {shown(cell)}, {wrong}")
+    wrong = np.flatnonzero(~usable(values)).tolist()
+    cells = table[name] if wrong else []
+    for i in wrong:
+        if not is_missing(cells[i]):
+            why = "not a number" if np.isnan(number_of(cells[i])) else "too large"
+            table.places.report(i, f"column {name!r} is {shown(cells[i])}, {why}")
+            values[i] = np.nan
     return values
 
 

@@ -131,7 +131,7 @@ def number_of(cell: Any) -> float:
 def numbers_of(column: Any) -> NDArray[np.float64]:
     """A column as numbers; NaN where a cell is none."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub":
-        return np.asarray(column, dtype=np.float64)
+        return np.array(column, dtype=np.float64)
     try:
         return np.asarray(column.to_numpy(object, na_value=np.nan).astype(np.float64))
     except (TypeError, ValueError, OverflowError):

@@ -136,13 +136,13 @@ def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> C
     if not names:
         raise DataError(f"{path}: the file is empty; expected a header line and rows")
     places = _places(str(path), names, columns)
-    kept, lines = list[list[str]](), list[int]()
+    wanted, kept, lines = list(places.values()), list[list[str]](), list[int]()
     for row, (line, fields) in enumerate(records, start=1):
         if len(fields) != len(names):
             why = f"{len(fields)} fields where the header has {len(names)}"
             bad.add(row, why, f"data row {row} (line {line})")
             fields += [""] * (len(names) - len(fields))
-        kept.append([fields[place] for place in places.values()])
+        kept.append([fields[place] for place in wanted])
         lines.append(line)
     frame = pd.DataFrame(kept, columns=list(places), dtype=object)
     return Cells(frame, Places(range(1, len(lines) + 1), lines, bad))
