@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedgradnorm._client import SPLITS
+from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import (
     Loaded,
     Standardize,
     client_from_arrays,
-    several_from_arrays,
     single_precision,
     with_splits,
 )
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedgradnorm.tasks._labels.label_map import LabelMap
-    from fedgradnorm.tasks._task import Task
 
     Part = tuple[FileRows, NDArray[np.int64]]
 
@@ -68,11 +66,12 @@ def load(
             )
         tell_unlabelled(f"{name}/{key}" if key else name, [y[part][key] for part in parts])
     columns = read["train"].inputs if made.encoding is None else made.encoding.features
-    columns = columns if made.flat else None
-    if "" in targets:
-        loaded = _single(name, targets[""], made, y, known[""], columns, standardize is True)
-    else:
-        loaded = _several(name, targets, made, y, known, columns)
+    made = replace(made, columns=columns if made.flat else None)
+    singles = {}
+    for key, one in targets.items():
+        who, own = f"{name}/{key}" if key else name, {part: y[part][key] for part in parts}
+        singles[key] = _single(who, one, made, own, known[key], lenient=bool(key))
+    loaded = singles[""] if "" in singles else Loaded(_joined(name, singles, made))
     for row in loaded.client.rows:
         tell_untrained(row)
     return replace(loaded, dropped=_dropped(read.values()))
@@ -82,25 +81,29 @@ def _single(
     name: str,
     target: Target,
     made: Encoded,
-    y: Mapping[str, Mapping[str, Any]],
+    y: Mapping[str, Any],
     known: LabelMap | None,
-    columns: tuple[str, ...] | None,
-    both: bool,
+    *,
+    lenient: bool,
 ) -> Loaded:
-    """A client with one task; ``both`` sides were to be standardised, inputs and targets."""
-    task, called = _made(target, known, y["train"][""])
-    left = made.standardize
-    if left == "targets" and both and not task.has_real_targets:
-        left = False  # inputs are scaled by now, and there is nothing else to scale
-    pairs: dict[str, Any] = {part: (made.x[part], own[""]) for part, own in y.items()}
-    loaded = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=left)
+    """A client with one task; where it is one of several, it may be none with real targets."""
+    if known is not None:
+        task, called = target.make(len(known.names)), known.names
+    else:
+        task = target.make(target.outputs_in(y["train"].shape[1:]))
+        called = target.columns if target.task == "multilabel" else ()
+    how = made.standardize
+    if how == "targets" and (lenient or made.arranged) and not task.has_real_targets:
+        how = False
+    pairs: dict[str, Any] = {part: (made.x[part], own) for part, own in y.items()}
+    loaded = client_from_arrays(name, task, pairs.pop("train"), **pairs, standardize=how)
     client, scaling = loaded.client, made.merged(loaded.scaling)
     # Files hold numbers as texts or doubles; training is in single precision.
     single = {s: single_precision(pair) for s in SPLITS if (pair := getattr(client, s)) is not None}
     client = replace(
         with_splits(client, single),
         labels=called or None,
-        columns=columns,
+        columns=made.columns,
         encoding=made.encoding,
         scaling=scaling,
     )
@@ -108,53 +111,47 @@ def _single(
     return Loaded(replace(client, labels_learned=learned), scaling, called or None)
 
 
-def _several(
-    name: str,
-    targets: Mapping[str, Target],
-    made: Encoded,
-    y: Mapping[str, Mapping[str, Any]],
-    known: Mapping[str, LabelMap | None],
-    columns: tuple[str, ...] | None,
-) -> Loaded:
-    """A client with several tasks, whose targets are in the same files."""
-    tasks, names = dict[str, Any](), dict[str, tuple[str, ...]]()
-    for key, one in targets.items():
-        tasks[key], called = _made(one, known[key], y["train"][key])
-        names |= {key: called} if called else {}
-    pairs: dict[str, Any] = {part: (made.x[part], own) for part, own in y.items()}
-    client = several_from_arrays(
+def _joined(name: str, singles: Mapping[str, Loaded], made: Encoded) -> Client:
+    """A client with several tasks, made of one for each; they share the inputs."""
+    if isinstance(made.standardize, Mapping):
+        raise ConfigError(
+            f"client {name!r}: constants in standardize are for a client with one task; scale the "
+            "data beforehand"
+        )
+    clients = {key: loaded.client for key, loaded in singles.items()}
+    first = next(iter(clients.values()))
+    pairs = {
+        split: (pair[0], {key: getattr(one, split)[1] for key, one in clients.items()})
+        for split in SPLITS
+        if (pair := getattr(first, split)) is not None
+    }
+    return Client(
         name,
-        tasks,
-        pairs.pop("train"),
-        **pairs,
-        standardize=made.standardize,
-        labels=names,
-        columns=columns,
+        tasks={key: one.task for key, one in clients.items()},
+        train=pairs["train"],
+        test=pairs.get("test"),
+        validation=pairs.get("validation"),
+        scaling={k: one.scaling for k, one in clients.items() if one.scaling is not None} or None,
+        labels={k: one.labels for k, one in clients.items() if one.labels is not None} or None,
+        columns=made.columns,
         encoding=made.encoding,
-        scaled=made.scaling,
     )
-    return Loaded(client)
-
-
-def _made(target: Target, known: LabelMap | None, y: NDArray[Any]) -> tuple[Task, tuple[str, ...]]:
-    """The task, and the names of its classes or labels."""
-    if known is not None:
-        return target.make(len(known.names)), known.names
-    called = target.columns if target.task == "multilabel" else ()
-    return target.make(target.outputs_in(y.shape[1:])), called
 
 
 @dataclass(frozen=True)
 class Encoded:
     """The inputs of each split, how they were made, and what is still to be standardised.
 
-    ``scaling`` is that of inputs which no longer are one table: those are scaled here.
+    ``scaling`` is that of inputs which no longer are one table: those are ``arranged``, and scaled
+    here. ``columns`` are the names of the numbers of a row.
     """
 
     x: dict[str, Any]
     encoding: Encoding | None
     standardize: Standardize
     scaling: Scaling | None = None
+    arranged: bool = False
+    columns: tuple[str, ...] | None = None
 
     @property
     def flat(self) -> bool:
@@ -202,7 +199,7 @@ def encoded(
         numbers = {part: scaling.scale_inputs(own) for part, own in numbers.items()}
     arranged = {part: encoding.arranged(own, codes[part]) for part, own in numbers.items()}
     left: Standardize = False if standardize in (False, "inputs") else "targets"
-    return Encoded(arranged, encoding, left, scaling)
+    return Encoded(arranged, encoding, left, scaling, arranged=standardize is True)
 
 
 def _input_scaling(

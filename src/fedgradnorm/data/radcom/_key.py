@@ -74,16 +74,10 @@ def _fields(text: str) -> list[str] | None:
         if text[-1] != _BRACKETS[text[0]]:
             return None
         text = text[1:-1].rstrip().removesuffix(",")
-    found: list[str] = []
-    start = 0
-    while (match := _FIELD.match(text, start)) is not None:
-        found.append(match[match.lastgroup or "bare"].strip())
-        if match.end() == len(text):
-            return found if len(found) == 4 else None
-        if text[match.end()] != ",":
-            return None
-        start = match.end() + 1
-    return None
+    found = [match for part in text.split(",") if (match := _FIELD.fullmatch(part))]
+    if len(found) != 4 or text.count(",") != 3:
+        return None
+    return [match[match.lastgroup or "bare"].strip() for match in found]
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,6 @@ others'. Without a file the signals are generated and labelled synthetic.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,7 @@ from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._memory import check_draw
 from fedgradnorm.data._bad_rows import OnBad, tell_dropped
-from fedgradnorm.data._paths import ENV, is_file, user_path
+from fedgradnorm.data._paths import find_data
 from fedgradnorm.data.radcom._generate import ROW_BYTES, Counts, generate
 from fedgradnorm.data.radcom._radcom_file import read, read_rows
 from fedgradnorm.data.radcom._signal_set import (
@@ -86,7 +85,7 @@ def prepare(
         key = {"version": _VERSION, "samples": samples, "seed": seed}
         key |= {} if counts == "even" else {"counts": counts}
     else:
-        path = _located(path)
+        path = find_data(path, ("RadComDynamic's HDF5 file",), "radcom")
         # The time too: the hash of a big file is of parts of it, and a row could change between.
         changed = path.stat().st_mtime_ns
         key = {"version": _VERSION, "source": fingerprint(path), "time": changed, "on_bad": on_bad}
@@ -252,15 +251,3 @@ def _task(labels: tuple[str, ...] | None, loss_scale: float) -> Task:
     if labels is None:
         return regression(1, loss_scale=loss_scale)
     return classification(len(labels), loss_scale=loss_scale)
-
-
-def _located(path: str | Path) -> Path:
-    """The file itself, here or in the user's data folder; DataError where it is in neither."""
-    path = user_path(path, "radcom: source")
-    folder = os.environ.get(ENV)
-    places = [path] if path.is_absolute() or not folder else [path, Path(folder) / path]
-    for place in places:
-        if is_file(place):
-            return place
-    looked = " or ".join(str(place) for place in places)
-    raise DataError(f"{looked}: no such file; give the path of RadComDynamic's HDF5 file")
