@@ -244,10 +244,11 @@ def _build(
     rows: dict[str, dict[str, int]] = {}
     done = 0
     for split, table in tables.items():
-        crops = _Crops(ANNOTATIONS[split], files.read, boxes, drop_outside)
         base = done
         step = (lambda n, base=base: progress(base + n, total)) if progress else None
-        made, rows[split] = _crop_faces(crops, table, bad, step)
+        made, rows[split] = _crop_faces(
+            ANNOTATIONS[split], table, files.read, boxes, drop_outside, bad, step
+        )
         arrays |= {f"{split}_{name}": array for name, array in made.items()}
         done += len(table.paths)
     seconds = round(time.perf_counter() - start, 3)
@@ -475,70 +476,56 @@ def _label(text: str, column: str, classes: int) -> int:
     return int(text) - 1
 
 
-class _LeftOut(Exception):
-    """A sound row that the chosen options leave out; the text says which option."""
-
-
-@dataclass(frozen=True)
-class _Crops:
-    """How one split's faces are cut out; ``boxes`` None means whole pictures."""
-
-    name: str
-    read: Callable[[str], bytes]
-    boxes: Mapping[str, Box] | None
-    drop_outside: bool
-
-    def face(self, path: str, points: NDArray[np.float64]) -> Face:
-        """The crop, and its landmarks in [0, 1]; ValueError for a bad row."""
-        box = None
-        if self.boxes is not None:
-            box = self.boxes.get(path)
-            if box is None:
-                raise _LeftOut(NO_BOX)
-            if self.drop_outside and not all_inside(points, box):
-                raise _LeftOut(OUTSIDE)
-        picture = decode_grey(self.read(path))
-        whole = (0.0, 0.0, float(picture.width), float(picture.height))
-        if not all_inside(points, whole):
-            raise ValueError(
-                f"a landmark lies outside the {picture.width}x{picture.height} picture"
-            )
-        return crop_resize(picture, box, SIZE), to_crop(points, box or whole, 1.0)
-
-
 def _crop_faces(
-    crops: _Crops,
+    name: str,
     table: Annotations,
+    read: Callable[[str], bytes],
+    boxes: Mapping[str, Box] | None,
+    drop_outside: bool,
     bad: BadRows[str],
     progress: Callable[[int], None] | None,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-    """Arrays of the rows that could be used, and how many were used and left out, by reason."""
+    """Arrays of the rows that could be used, and how many were used and left out, by reason.
+
+    Without ``boxes`` whole pictures are taken; landmarks are in [0, 1].
+    """
+
+    def face(index: int) -> Face | str | ValueError:
+        """The crop and its landmarks, the option that leaves the row out, or what is wrong."""
+        path, points, box = table.paths[index], table.landmarks[index], None
+        if boxes is not None and (box := boxes.get(path)) is None:
+            return NO_BOX
+        if box is not None and drop_outside and not all_inside(points, box):
+            return OUTSIDE
+        try:
+            picture = decode_grey(read(path))
+            whole = (0.0, 0.0, float(picture.width), float(picture.height))
+            if not all_inside(points, whole):
+                raise ValueError(
+                    f"a landmark lies outside the {picture.width}x{picture.height} picture"
+                )
+            return crop_resize(picture, box, SIZE), to_crop(points, box or whole, 1.0)
+        except ValueError as error:
+            return error
+
     count = len(table.paths)
     images = np.empty((count, 1, SIZE, SIZE), np.uint8)
     points = np.empty((count, 10), np.float32)
     kept: list[int] = []
     counts = {"read": count, "used": 0, "bad": 0}
-    if crops.boxes is not None:
-        counts |= {NO_BOX: 0} | ({OUTSIDE: 0} if crops.drop_outside else {})
-
-    def work(index: int) -> Face | Exception:
-        try:
-            return crops.face(table.paths[index], table.landmarks[index])
-        except (ValueError, _LeftOut) as error:
-            return error
-
+    if boxes is not None:
+        counts |= {NO_BOX: 0} | ({OUTSIDE: 0} if drop_outside else {})
     # Pillow decodes and resizes without the interpreter lock, so threads do help.
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
     try:
-        for index, face in enumerate(pool.map(work, range(count))):
-            if isinstance(face, _LeftOut):
-                counts[str(face)] += 1
-            elif isinstance(face, Exception):
-                where = f"{crops.name}, row {table.rows[index]} ({table.paths[index]})"
-                bad.add(where, str(face))
+        for index, found in enumerate(pool.map(face, range(count))):
+            if isinstance(found, str):
+                counts[found] += 1
+            elif isinstance(found, ValueError):
+                bad.add(f"{name}, row {table.rows[index]} ({table.paths[index]})", str(found))
                 counts["bad"] += 1
             else:
-                images[len(kept), 0], points[len(kept)] = face
+                images[len(kept), 0], points[len(kept)] = found
                 kept.append(index)
             if progress and ((index + 1) % _REPORT_EVERY == 0 or index + 1 == count):
                 progress(index + 1)
@@ -546,9 +533,7 @@ def _crop_faces(
         pool.shutdown(cancel_futures=True)
     counts["used"] = len(kept)
     if not kept:
-        raise DataError(
-            f"{crops.name}: no row is left ({counts}); check the boxes and the pictures"
-        )
+        raise DataError(f"{name}: no row is left ({counts}); check the boxes and the pictures")
     arrays: dict[str, NDArray[Any]] = {
         "images": images[: len(kept)],
         "landmarks": points[: len(kept)],
