@@ -16,8 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from fedgradnorm.data.radcom._generate import received
-from fedgradnorm.data.radcom._radcom import (
+from fedgradnorm.data.radcom import (
     MODULATIONS,
     SIGNALS,
     SNRS,
@@ -26,6 +25,7 @@ from fedgradnorm.data.radcom._radcom import (
     generate,
     read,
 )
+from fedgradnorm.data.radcom._generated import received
 
 
 def snr_table(rows: int = 300) -> None:

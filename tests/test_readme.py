@@ -13,8 +13,8 @@ import pytest
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data.mtfl._mtfl import SIZE
-from fedgradnorm.data.mtfl._mtfl_source import find_source
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data.mtfl import SIZE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,10 +60,10 @@ def test_how_many_of_the_papers_cells_our_intervals_miss() -> None:
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> mtfl.MTFL:
     try:
-        found = find_source()
+        found = find_data(None, ("MTFL.zip", "MTFL"), "mtfl")
     except DataError as error:
         pytest.skip(f"needs the real MTFL archive: {error}")
-    return mtfl.prepare(found.source, boxes=found.boxes, cache=tmp_path_factory.mktemp("cache"))
+    return mtfl.prepare(found, cache=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import pytest
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import beijing
 from fedgradnorm.data._paths import find_data
-from fedgradnorm.data.beijing._station_files import FILES, STATIONS
-from fedgradnorm.data.beijing._stations import POLLUTANTS, TASKS
+from fedgradnorm.data.beijing import POLLUTANTS
 
 pytestmark = pytest.mark.real_data
 
@@ -22,14 +21,9 @@ WEATHER = ["TEMP", "PRES", "DEWP", "WSPM"]
 @pytest.fixture(scope="module")
 def source():
     try:
-        return find_data(None, FILES, "beijing")
+        return find_data(None, beijing.FILES, "beijing")
     except DataError as error:
         pytest.skip(f"needs the real archive: {error}")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 def frame(source, station):
@@ -41,9 +35,9 @@ def frame(source, station):
 @pytest.mark.parametrize(
     ("station", "task"), [("Aotizhongxin", "so2"), ("Guanyuan", "co"), ("Huairou", "wind")]
 )
-def test_rows_are_those_that_pandas_finds(source, cache, station, task):
+def test_rows_are_those_that_pandas_finds(source, station, task):
     """Aotizhongxin's SO2 has the one blank cell of the set."""
-    (client,) = beijing.clients(tasks={station: task}, scaling="none", cache=cache)
+    (client,) = beijing.clients(tasks={station: task}, scaling="none")
     table = frame(source, station)
     column = "wd" if task == "wind" else POLLUTANTS[task]
     good = table[[*WEATHER, column]].notna().all(axis=1)
@@ -63,11 +57,11 @@ def test_rows_are_those_that_pandas_finds(source, cache, station, task):
 
 
 @pytest.mark.slow
-def test_twelve_stations_and_eight_tasks(source, cache):
-    clients = beijing.clients(rows=1000, cache=cache)
-    assert tuple(client.name for client in clients) == STATIONS
-    assert [c.task_name for c in clients] == [*TASKS, *TASKS[:4]]
+def test_twelve_stations_and_eight_tasks(source):
+    clients = beijing.clients(rows=1000)
+    assert tuple(client.name for client in clients) == beijing.STATIONS
+    assert [c.task_name for c in clients] == [*beijing.TASKS, *beijing.TASKS[:4]]
     assert {(c.size, len(c.test[0])) for c in clients} == {(800, 200)}
-    loud = clients[TASKS.index("co")].train[1].square().mean()
+    loud = clients[beijing.TASKS.index("co")].train[1].square().mean()
     assert loud > 100 * clients[0].train[1].square().mean()
     assert np.allclose(np.concatenate([c.train[0] for c in clients]).mean(0), 0, atol=1e-4)

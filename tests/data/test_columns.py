@@ -14,7 +14,7 @@ from torch import nn
 import fedgradnorm as fgn
 from data.small_tables import client_from_files, one_line, write
 from fedgradnorm._runs.after import program_formats
-from fedgradnorm.data._encoding.clock_parts import PARTS, part
+from fedgradnorm.data._files.columns import PARTS, part
 from fedgradnorm.experiments import load_config
 from fedgradnorm.experiments import run as execute
 

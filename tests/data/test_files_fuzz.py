@@ -13,7 +13,7 @@ from PIL import Image
 
 from data.small_tables import client_from_files
 from fedgradnorm._errors import DataError, FedGradNormError
-from fedgradnorm.data._encoding.encoding import Encoding
+from fedgradnorm.data._files.encoding import Encoding
 
 EXAMPLES = int(os.environ.get("FEDGRADNORM_FUZZ", "150"))
 FUZZ = settings(

@@ -19,7 +19,7 @@ from fedgradnorm._memory import memory_limit
 from fedgradnorm.data import _images as images
 from fedgradnorm.data import faces, radcom
 from fedgradnorm.data._sources import load_clients
-from fedgradnorm.data.radcom._radcom_file import read_rows
+from fedgradnorm.data.radcom._file import read_rows
 
 KEY = "('ask', 'short-range', 0, {})"
 

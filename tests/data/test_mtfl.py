@@ -6,7 +6,6 @@ import pytest
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data.mtfl._mtfl_source import find_source
 from mtfl_archive import POINTS, box_csv, jpeg, mtfl_files, row, text, write_folder, write_zip
 
 BOX = (10.0, 12.0, 50.0, 60.0)
@@ -212,17 +211,18 @@ def test_options_are_checked(tmp_path, option):
         prepare(tmp_path, tmp_path, **{option: "bozes"})
 
 
-def test_find_source(tmp_path, monkeypatch, files):
+def test_the_source_is_found_in_the_data_folder(tmp_path, monkeypatch, files):
+    def crop(**options):
+        return mtfl.prepare(crop="whole", cache=tmp_path / "cache", **options)
+
     monkeypatch.delenv("FEDGRADNORM_DATA", raising=False)
     with pytest.raises(DataError, match="FEDGRADNORM_DATA is not set"):
-        find_source()
+        crop()
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"neither MTFL\.zip nor MTFL/ is there"):
-        find_source()
-    path = archive(tmp_path, files)
-    assert find_source() == (path, None)
-    (tmp_path / "mtfl_boxes.csv").write_text("path,x0,y0,x1,y1,score\n")
-    assert find_source().boxes == tmp_path / "mtfl_boxes.csv"
+    with pytest.raises(DataError, match=r"MTFL\.zip or MTFL is not there"):
+        crop()
+    archive(tmp_path, files)
+    assert len(crop().train) == 6
 
 
 def test_progress_counts_every_row(tmp_path, files):

@@ -6,8 +6,7 @@ import torch
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data._allocation import allocate, sizes_of
-from fedgradnorm.data.faces._face_clients import nme
+from fedgradnorm.data._face_clients import allocate, nme, sizes_of
 from mtfl_archive import mtfl_files, write_zip
 
 NAMES = ["landmark", "gender", "smile", "glasses", "pose"]

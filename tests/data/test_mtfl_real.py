@@ -1,12 +1,13 @@
 """The official archive, counted. Runs where FEDGRADNORM_DATA names a folder that holds it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import mtfl
-from fedgradnorm.data.mtfl._mtfl import CLASSES
-from fedgradnorm.data.mtfl._mtfl_source import find_source
+from fedgradnorm.data._paths import find_data
 
 pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 
@@ -27,12 +28,13 @@ TEST = {
 @pytest.fixture(scope="module")
 def source():
     try:
-        found = find_source()
+        path = find_data(None, ("MTFL.zip", "MTFL"), "mtfl")
     except DataError as error:
         pytest.skip(f"needs the real MTFL archive: {error}")
-    if found.boxes is None:
-        pytest.skip(f"needs mtfl_boxes.csv beside {found.source.name}")
-    return found
+    boxes = path.parent / "mtfl_boxes.csv"
+    if not boxes.is_file():
+        pytest.skip(f"needs mtfl_boxes.csv beside {path.name}")
+    return SimpleNamespace(source=path, boxes=boxes)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def cache(tmp_path_factory):
 
 
 def counts(split):
-    return {name: np.bincount(getattr(split, name)).tolist() for name in CLASSES}
+    return {name: np.bincount(getattr(split, name)).tolist() for name in mtfl.CLASSES}
 
 
 def rows_of(clients, data):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom._generate import SHARES, cell_counts, received
+from fedgradnorm.data.radcom._generated import SHARES, cell_counts, received
 from fedgradnorm.data.radcom._signal_set import ORIGINAL_SAMPLES, WINDOW
 
 SNRS = np.array(radcom.SNRS, dtype=np.float64)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom._key import Key, parse_key
-from fedgradnorm.data.radcom._radcom_file import read, read_rows
+from fedgradnorm.data.radcom._file import Key, parse_key, read, read_rows
 
 GOOD = str(("bpsk", "Satcom", -20, 0))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedgradnorm._errors import DataError
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom._key import Key, parse_key
+from fedgradnorm.data.radcom._file import Key, parse_key
 
 
 def check_one_line(error):

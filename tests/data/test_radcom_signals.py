@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from fedgradnorm.data import radcom
-from fedgradnorm.data.radcom import _channel as radcom_channel
+from fedgradnorm.data.radcom import _generated as radcom_channel
+from fedgradnorm.data.radcom._generated import MAKERS, pulsed, root_raised_cosine
 from fedgradnorm.data.radcom._signal_set import WINDOW
-from fedgradnorm.data.radcom._signals import MAKERS, pulsed, root_raised_cosine
 
 
 def mean_power(values):

@@ -97,7 +97,7 @@ def test_any_option_of_a_source(name, valid, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGRADNORM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDGRADNORM_DATA", str(tmp_path))
     monkeypatch.setattr(
-        "fedgradnorm.data.faces._faces._BATCH", 50
+        "fedgradnorm.data.faces._BATCH", 50
     )  # drawing 500 faces for 50 takes most of the time
     draw = random.Random(name)
     only_our_error(name, valid[name], tmp_path)

@@ -236,7 +236,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def test_lists_of_methods_and_reasons_take_linear_time() -> None:
     """Both took minutes for a text of a few hundred KB."""
-    from fedgradnorm.data._dropped import summed_up  # no public way is as direct
+    from fedgradnorm.data._bad_rows import summed_up  # no public way is as direct
     from fedgradnorm.experiments._entries import split_entries
 
     assert seconds(lambda: split_entries("a," * 200_000)) < 2

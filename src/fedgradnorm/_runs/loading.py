@@ -232,7 +232,7 @@ def _scaling(tensors: dict[str, Tensor], name: str) -> Any:
 def _encoding(tables: list[dict[str, Any]] | None, name: str) -> Any:
     if not tables:
         return None
-    from fedgradnorm.data._encoding.encoding import Encoding
+    from fedgradnorm.data._files.encoding import Encoding
 
     try:
         return Encoding.from_plain(tables)

@@ -10,7 +10,11 @@ from fedgradnorm.data._source import Source, built_in
 
 if TYPE_CHECKING:
     from fedgradnorm.data._arrays import client_from_arrays
-    from fedgradnorm.data._files.table import Arrays, Images, Inputs, Split, Table
+    from fedgradnorm.data._files.archives import Arrays
+    from fedgradnorm.data._files.images import Images
+    from fedgradnorm.data._files.inputs import Inputs
+    from fedgradnorm.data._files.splitting import Split
+    from fedgradnorm.data._files.table import Table
     from fedgradnorm.data._files.target import Target
     from fedgradnorm.data._partition import (
         Dirichlet,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedgradnorm._client import SPLITS, Client, Encoder
+from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._scaling import Scaling
 from fedgradnorm.models._input_rows import Composite, Inputs
@@ -75,7 +75,10 @@ def client_from_arrays(
         return Loaded(client)
     plain = isinstance(_sample(client.train[0]), torch.Tensor)
     if inputs and not plain:
-        raise _not_standardised(name)
+        raise ConfigError(
+            f"client {name!r}: named inputs and sequences are not standardised where they are "
+            "arrays; scale them beforehand, and use standardize='targets' for the targets"
+        )
     try:
         rows = client.train[0] if plain else torch.zeros(len(client.train[0]), 1)
         y = client.train[1] if plain else all_targets(client.train[1])
@@ -93,114 +96,11 @@ def client_from_arrays(
     return Loaded(replace(with_splits(client, scaled), scaling=scaling), scaling)
 
 
-def several_from_arrays(
-    name: str,
-    tasks: Mapping[str, Task],
-    train: tuple[Any, Mapping[str, Any]],
-    *,
-    validation: tuple[Any, Mapping[str, Any]] | None = None,
-    test: tuple[Any, Mapping[str, Any]] | None = None,
-    validation_share: float = 0.0,
-    test_share: float = 0.0,
-    standardize: Standardize = False,
-    seed: int = 0,
-    labels: Mapping[str, tuple[str, ...]] | None = None,
-    columns: tuple[str, ...] | None = None,
-    encoding: Encoder | None = None,
-    scaled: Scaling | None = None,
-) -> Client:
-    """A client with several tasks, as :func:`client_from_arrays` makes one with one.
-
-    Inputs are standardised once for all tasks, the targets of each regression by themselves; or
-    they are already, as ``scaled`` says. The numbers are in single precision.
-    """
-    if isinstance(standardize, Mapping):
-        raise ConfigError(
-            f"client {name!r}: constants in standardize are for a client with one task; scale the "
-            "data beforehand"
-        )
-    shares = {"validation": validation_share, "test": test_share}
-    splits = _dealt(name, {"train": train, "validation": validation, "test": test}, shares, seed)
-    scalings = {}
-    for key, task in tasks.items():
-        inputs, targets = _sides(f"{name}/{key}", task, standardize is not False)
-        if standardize in ("inputs", "targets"):
-            inputs, targets = standardize == "inputs", standardize == "targets" and targets
-        if inputs and isinstance(_sample(splits["train"][0]), Composite):
-            raise _not_standardised(name)
-        if inputs or targets:
-            x, table = splits["train"]
-            y = task.target(f"client {name!r}, task {key!r}", torch.as_tensor(table[key]))
-            scalings[key] = Scaling.fit(x, y, inputs=inputs, targets=targets)
-        if scaled is not None:
-            scalings[key] = replace(
-                scalings.get(key, scaled), input_mean=scaled.input_mean, input_std=scaled.input_std
-            )
-    made = {}
-    for split, (x, table) in splits.items():
-        first = None if scaled is not None else next(iter(scalings.values()), None)
-        made[split] = (
-            _single_inputs(x, first),
-            {key: _single(torch.as_tensor(y), scalings.get(key)) for key, y in table.items()},
-        )
-    return Client(
-        name,
-        tasks=tasks,
-        train=made["train"],
-        test=made.get("test"),
-        validation=made.get("validation"),
-        scaling=scalings or None,
-        labels=labels or None,
-        columns=columns,
-        encoding=encoding,
-    )
-
-
-def _not_standardised(name: str) -> ConfigError:
-    return ConfigError(
-        f"client {name!r}: named inputs and sequences are not standardised where they are arrays; "
-        "scale them beforehand, and use standardize='targets' for the targets"
-    )
-
-
 def single_inputs(x: Inputs) -> Inputs:
     """Inputs in single precision; ids stay whole numbers."""
     if isinstance(x, Composite):
         return x.to("cpu", torch.float32)
     return x.float() if x.is_floating_point() else x
-
-
-def _single_inputs(x: Any, scaling: Scaling | None) -> Any:
-    """Inputs as they are trained on, in single precision."""
-    if isinstance(x, Streamed):
-        y = torch.zeros(0)  # of the tasks, which are scaled by themselves
-        x = x if scaling is None else scaled_pair((x, y), replace(scaling, target_mean=None))[0]
-        return single_precision((x, y))[0]
-    plain = x if isinstance(x, Composite) else torch.as_tensor(x)
-    if scaling is not None and isinstance(plain, torch.Tensor):
-        plain = scaling.scale_inputs(plain)
-    return single_inputs(plain)
-
-
-def _single(y: Tensor, scaling: Scaling | None) -> Tensor:
-    """Targets as they are trained on, in single precision."""
-    if scaling is not None and scaling.target_mean is not None:
-        y = scaling.scale_targets(y if y.ndim > 1 else y[:, None])
-    return y.float() if y.is_floating_point() else y
-
-
-def _dealt(
-    name: str,
-    splits: Mapping[str, tuple[Any, Mapping[str, Any]] | None],
-    shares: Mapping[str, float],
-    seed: int,
-) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The splits, with shares of the training rows held out for those that ask for one."""
-    found = {split: (pair[0], dict(pair[1])) for split, pair in splits.items() if pair is not None}
-    x, table = found["train"]
-    for split, rows in held_out(name, len(x), shares, found, seed).items():
-        found[split] = x[rows], {key: y[rows] for key, y in table.items()}
-    return found
 
 
 def _sample(x: Any) -> Any:

@@ -1,15 +1,29 @@
-"""What to do with a row that cannot be used: stop at it, or leave it out and remember it."""
+"""Rows that cannot be used: stop at the first, or leave them out and say so in one line."""
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+import logging
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import numpy as np
 
 from fedgradnorm._errors import DataError, choose
-from fedgradnorm.data._dropped import log_dropped
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 OnBad = Literal["error", "drop"]
 Row = TypeVar("Row", int, str, bytes)
 """What a reader calls a row: its number, its place in words, or its key."""
+
+LONGEST = 1000  # characters that decide the kind of a reason: the pattern below is quadratic
+KINDS = 5  # reasons of different kinds that the line spells out
+
+_VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S*\d\S*")
+
+logger = logging.getLogger(__name__)
 
 
 class BadRows(Generic[Row]):
@@ -47,6 +61,49 @@ class BadRows(Generic[Row]):
         return list(self.reasons.values())
 
 
+def summed_up(reasons: Sequence[str]) -> str:
+    """The reasons by kind: of each kind how many there are, and the first.
+
+    >>> summed_up(["row 2: x is 'a', no number", "row 7: x is 'b', no number", "row 9: short"])
+    "2 like row 2: x is 'a', no number; row 9: short"
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(_VALUE.sub("_", reason[:LONGEST]), []).append(reason)
+    groups = list(kinds.values())
+    texts = [one[0] if len(one) == 1 else f"{len(one)} like {one[0]}" for one in groups[:KINDS]]
+    more = sum(map(len, groups[KINDS:]))
+    return "; ".join(texts) + (f"; and {more} of other kinds" if more else "")
+
+
+def log_dropped(what: str, reasons: Sequence[str], where_listed: str = "") -> None:
+    """Warn of rows left out: ``what`` was left out, why, and where every row is listed.
+
+    The record carries the rows, so that a run made from a config can write them to its folder.
+    """
+    if not reasons:
+        return
+    logger.warning(
+        "%s: %s (all in the log at level DEBUG%s)",
+        *(what, summed_up(reasons), where_listed),
+        extra={"dropped": [f"{what}:", *(f"  {reason}" for reason in reasons)]},
+    )
+    for reason in reasons:
+        logger.debug("left out: %s", reason)
+
+
 def tell_dropped(messages: list[str], source: object) -> None:
     """Warn about rows left out of ``source``, in one line."""
     log_dropped(f"{source}: {len(messages)} bad rows left out", messages)
+
+
+def tell_unlabelled(name: str, targets: Sequence[NDArray[Any]]) -> None:
+    """One line in the log about rows that nobody labelled."""
+    numbers = [np.isnan(y.reshape(len(y), -1)) for y in targets if y.dtype.kind == "f"]
+    some = sum(int(gaps.any(axis=1).sum()) for gaps in numbers)
+    if some:
+        logger.info(
+            "client %r: %d of %d rows have no label, or not all (an empty cell, NA, null, none and "
+            "the like); they count for no loss and no metric",
+            *(name, some, sum(map(len, targets))),
+        )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ Built = tuple[Arrays, dict[str, object]]
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _WHOLE = 8 << 20  # up to this size every byte is hashed
 _EDGE = 2 << 20  # of a bigger file: this much of either end; a zip's index of CRCs is at its end
@@ -120,53 +120,41 @@ def _load(entry: Path) -> tuple[Arrays, dict[str, Any]]:
         body = manifest["body"]
         if manifest["check"] != _text_digest(body):
             raise _Damaged("the manifest does not match its checksum")
-        files, info = body["arrays"], body["info"]
-        arrays = {name: _load_array(entry / f"{name}.npy", about) for name, about in files.items()}
+        arrays = {}
+        for name, check in body["arrays"].items():
+            if _digest(path := entry / f"{name}.npy") != check:
+                raise _Damaged(f"{path.name} does not match its checksum")
+            arrays[name] = _mapped(path)
+        return arrays, body["info"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
-    return arrays, info
 
 
-def _load_array(path: Path, about: Mapping[str, Any]) -> NDArray[Any]:
-    if path.stat().st_size != about["bytes"]:
-        raise _Damaged(f"{path.name} has {path.stat().st_size} bytes, not {about['bytes']}")
-    if _digest(path) != about["check"]:
-        raise _Damaged(f"{path.name} does not match its checksum")
-    empty = 0 in about["shape"]  # NumPy cannot map an array without elements
-    # An ordinary array over the map: a map as such would be a client's wish to read in pieces.
-    array = np.asarray(np.load(path, mmap_mode=None if empty else "r", allow_pickle=False))
-    if list(array.shape) != about["shape"] or str(array.dtype) != about["dtype"]:
-        raise _Damaged(f"{path.name} is {array.dtype}{array.shape}")
-    return array
+def _mapped(path: Path) -> NDArray[Any]:
+    """An ordinary array over the map: a map as such would be a client's wish to read in pieces."""
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except ValueError:  # NumPy cannot map an array without elements
+        return np.asarray(np.load(path, allow_pickle=False))
 
 
 def _store(root: Path, entry: Path, arrays: Arrays, body: dict[str, Any]) -> None:
-    """Write a complete entry beside its place, then rename it there."""
+    """Write a complete entry beside its place, then rename it there.
+
+    What a power cut leaves half-written does not match its checksum, and is built again.
+    """
     place = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=root))
     try:
-        files = {name: _write_array(place / f"{name}.npy", a) for name, a in arrays.items()}
-        body = json.loads(json.dumps({**body, "arrays": files}))
-        manifest = {"check": _text_digest(body), "body": body}
-        with (place / _MANIFEST).open("w", encoding="utf-8") as stream:
-            json.dump(manifest, stream, indent=1)
-            _flush(stream)
-        _sync_folder(place)
+        checks = {}
+        for name, array in arrays.items():
+            np.save(place / f"{name}.npy", array, allow_pickle=False)
+            checks[name] = _digest(place / f"{name}.npy")
+        body = json.loads(json.dumps({**body, "arrays": checks}))
+        text = json.dumps({"check": _text_digest(body), "body": body}, indent=1)
+        (place / _MANIFEST).write_text(text, encoding="utf-8")
         _move_into_place(place, entry)
-        _sync_folder(root)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
-    with path.open("wb") as stream:
-        np.save(stream, array, allow_pickle=False)
-        _flush(stream)
-    return {
-        "dtype": str(array.dtype),
-        "shape": list(array.shape),
-        "bytes": path.stat().st_size,
-        "check": _digest(path),
-    }
 
 
 def _move_into_place(place: Path, entry: Path) -> None:
@@ -193,20 +181,6 @@ def _remove_stale(root: Path) -> None:
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(stream: IO[Any]) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system can open a folder
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _text_digest(body: object) -> str:

@@ -70,11 +70,6 @@ def all_inside(points: NDArray[np.float64], box: Box) -> bool:
     return bool(((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1)).all())
 
 
-def unit_pixels(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Grey levels 0 .. 255 as float32 in [0, 1]."""
-    return np.asarray(images, dtype=np.float32) / np.float32(255)
-
-
 def _check_pixels(picture: Image) -> None:
     """Refuse what may be an attack on memory; Pillow warns of it, and refuses twice the size."""
     from PIL import Image

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.read_rows import missing_name, usable
+from fedgradnorm.data._files.rows import missing_name, usable
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.tasks._task import Task

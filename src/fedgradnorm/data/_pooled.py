@@ -11,7 +11,7 @@ import torch
 from fedgradnorm._client import SPLITS, Client
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm.data._arrays import with_splits
-from fedgradnorm.data._encoding.encoding import Encoding
+from fedgradnorm.data._files.encoding import Encoding
 from fedgradnorm.data._scaling import Scaling
 
 How = Literal["pooled", "own", "none"]
@@ -27,12 +27,12 @@ def scaled(clients: Sequence[Client], how: How) -> list[Client]:
     """
     choose(how, WAYS, "scaling")
     if how == "none":
-        return [_with_scaling(client, None) for client in clients]
+        return [_rescaled(client, None) for client in clients]
     if how == "own":
-        return [_with_scaling(client, Scaling.fit(*client.train)) for client in clients]
+        return [_rescaled(client, Scaling.fit(*client.train)) for client in clients]
     inputs = torch.cat([torch.as_tensor(client.train[0]) for client in clients])
     together = Scaling.fit(inputs, inputs)
-    return [_with_scaling(client, together) for client in clients]
+    return [_rescaled(client, together) for client in clients]
 
 
 def standardized_together(clients: Sequence[Client]) -> list[Client]:
@@ -66,8 +66,10 @@ def standardized_together(clients: Sequence[Client]) -> list[Client]:
     return [
         _rescaled(
             client,
-            torch.where(one.view(shape), 0.0, mean),
-            torch.where(one.view(shape), 1.0, deviation),
+            Scaling(
+                torch.where(one.view(shape), 0.0, mean),
+                torch.where(one.view(shape), 1.0, deviation),
+            ),
         )
         for client, one in zip(clients, gone, strict=True)
     ]
@@ -92,33 +94,23 @@ def _absent(client: Client, width: int) -> torch.Tensor:
     return gone
 
 
-def _rescaled(client: Client, mean: torch.Tensor, deviation: torch.Tensor) -> Client:
-    """The client with these inputs' mean and deviation, in single precision."""
-    inputs = Scaling(mean, deviation)
+def _rescaled(client: Client, inputs: Scaling | None) -> Client:
+    """The client with its inputs scaled in this way, in single precision."""
 
     def merged(own: Any) -> Any:
-        return replace(own, input_mean=mean, input_std=deviation) if own else inputs
+        if own is None or inputs is None:
+            return own or inputs
+        return replace(own, input_mean=inputs.input_mean, input_std=inputs.input_std)
 
-    splits = {
-        split: (inputs.scale_inputs(torch.as_tensor(pair[0])).float(), pair[1])
-        for split in SPLITS
-        if (pair := getattr(client, split)) is not None
-    }
+    splits = {}
+    for split in SPLITS:
+        if (pair := getattr(client, split)) is not None:
+            x = torch.as_tensor(pair[0])
+            x = x if inputs is None else inputs.scale_inputs(x)
+            splits[split] = x.float(), pair[1]
     own: Any = client.scaling  # of several tasks, a table by task
     if client.tasks is None:
         scaling = merged(own)
     else:
         scaling = {key: merged((own or {}).get(key)) for key in client.tasks}
-    return replace(with_splits(client, splits), scaling=scaling)
-
-
-def _with_scaling(client: Client, scaling: Scaling | None) -> Client:
-    def inputs(x: torch.Tensor) -> torch.Tensor:
-        return (x if scaling is None else scaling.scale_inputs(x)).float()
-
-    splits = {
-        split: (inputs(torch.as_tensor(pair[0])), torch.as_tensor(pair[1]))
-        for split in SPLITS
-        if (pair := getattr(client, split)) is not None
-    }
     return replace(with_splits(client, splits), scaling=scaling)

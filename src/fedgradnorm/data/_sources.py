@@ -92,7 +92,7 @@ def anchored(name: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     """
     result = dict(options)
     if name == FILES:
-        from fedgradnorm.data._files.file_source import anchored_base
+        from fedgradnorm.data._files.table import anchored_base
 
         result["base"] = anchored_base(result.get("base", "."), folder)
         return result

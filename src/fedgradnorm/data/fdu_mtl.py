@@ -19,7 +19,7 @@ from fedgradnorm._checks import whole
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
 from fedgradnorm.data._arrays import held_out
-from fedgradnorm.data._files.in_archive import opened
+from fedgradnorm.data._files.tables import opened
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification

@@ -8,7 +8,7 @@ with 077d85352392.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, DataError
 from fedgradnorm.data._arrays import client_from_arrays
-from fedgradnorm.data._files.formats.npz import read_arrays
+from fedgradnorm.data._files.archives import read_arrays
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How, scaled
 from fedgradnorm.data._source import Source
@@ -40,7 +40,6 @@ def clients(
     validation_share: float = 0.0,
     scaling: How = "pooled",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Client]:
     """A client a person, ``person-1`` to ``person-30``: one of six activities from 9 x 128 numbers.
 
@@ -55,9 +54,7 @@ def clients(
         scaling: of the inputs by channel: "pooled" learns mean and deviation on everybody's
             training rows, "own" on each client's, "none" changes nothing.
         seed: decides which rows go where; the run's own unless given.
-        progress: called with (done, total) now and then; not for configs.
     """
-    del progress  # it takes no time
     path = find_data(source, (FILE,), "har")
     arrays = read_arrays(path, ["x", "y", "subject"])
     x, y, who = arrays["x"], arrays["y"], arrays["subject"]

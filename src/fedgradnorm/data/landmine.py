@@ -6,7 +6,7 @@ In the layout of the published ``LandmineData.mat``: cells ``feature`` (9 inputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._client import Client
@@ -35,7 +35,6 @@ def clients(
     validation_share: float = 0.0,
     scaling: How = "pooled",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Client]:
     """A client a minefield, ``field-1`` to ``field-29``: mine or clutter; accuracy and ``auc``.
 
@@ -50,9 +49,7 @@ def clients(
         scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
             "own" on each client's, "none" changes nothing.
         seed: decides which rows go where; the run's own unless given.
-        progress: called with (done, total) now and then; not for configs.
     """
-    del progress  # it takes no time
     task = classification(2, metrics={"auc": auc}, name="mine")
     return _CELLS.clients(
         find_data(source, (FILE,), "landmine"), task, fields,

@@ -7,7 +7,7 @@ with 161a59b5c3b4. Torques have their own units: their squared losses differ 440
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 from fedgradnorm._client import Client
 from fedgradnorm._errors import DataError, choose
 from fedgradnorm.data._arrays import held_out
-from fedgradnorm.data._files.read_rows import usable
+from fedgradnorm.data._files.rows import usable
 from fedgradnorm.data._matlab import check_numbers, read_matlab
 from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._pooled import How, scaled
@@ -40,7 +40,6 @@ def clients(
     validation_share: float = 0.0,
     scaling: How = "pooled",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Client]:
     """A client a joint, ``joint-1`` to ``joint-7``: its torque from the same 21 numbers.
 
@@ -55,9 +54,7 @@ def clients(
         scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
             "own" on each client's, "none" changes nothing.
         seed: decides which rows go where; the run's own unless given.
-        progress: called with (done, total) now and then; not for configs.
     """
-    del progress  # it takes no time
     choose(inputs, ("disjoint", "shared"), "inputs")
     for joint in [joints] if isinstance(joints, str) else joints:
         choose(joint, JOINTS, "joint")

@@ -7,7 +7,7 @@ school.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedgradnorm._client import Client
@@ -33,7 +33,6 @@ def clients(
     validation_share: float = 0.0,
     scaling: How = "pooled",
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Client]:
     """A client a school, ``school-1`` to ``school-139``: the exam score (1 .. 70) by regression.
 
@@ -47,9 +46,7 @@ def clients(
         scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
             "own" on each client's, "none" changes nothing.
         seed: decides which rows go where; the run's own unless given.
-        progress: called with (done, total) now and then; not for configs.
     """
-    del progress  # it takes no time
     return _CELLS.clients(
         find_data(source, (FILE,), "school"), regression(1, name="score"), schools,
         test_share=test_share, validation_share=validation_share, scaling=scaling, seed=seed,

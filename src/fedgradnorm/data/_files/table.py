@@ -6,157 +6,43 @@ What is said of a client's files is a few objects. Their fields are also the key
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+import torch
+from torch import Tensor, nn
 
 from fedgradnorm._checks import flag, shown
-from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._client import Client
 from fedgradnorm._columns import is_frame
 from fedgradnorm._errors import ConfigError, DataError, choose
-from fedgradnorm.data._arrays import (
-    Loaded,
-    Standardize,
-    client_from_arrays,
-    single_precision,
-    with_splits,
-)
+from fedgradnorm.data._arrays import Loaded, Standardize
 from fedgradnorm.data._bad_rows import BadRows, OnBad
-from fedgradnorm.data._dropped import tell_unlabelled
-from fedgradnorm.data._encoding.column_plan import ColumnPlan
-from fedgradnorm.data._files.encoded_rows import encoded
-from fedgradnorm.data._files.file_labels import class_numbers, label_map, tell_untrained
-from fedgradnorm.data._files.file_parts import Division, dropped_rows, tell_dropped
-from fedgradnorm.data._files.file_source import FileSource, data_path, named_inputs, names
-from fedgradnorm.data._files.formats.image_folder import Color
-from fedgradnorm.data._files.in_archive import is_there
-from fedgradnorm.data._files.named_columns import TABLE_SUFFIXES, Form, read_table
-from fedgradnorm.data._files.read_rows import label_text
-from fedgradnorm.data._files.row_splits import WAYS, SplitPlan
+from fedgradnorm.data._files.archives import Arrays
+from fedgradnorm.data._files.images import Images
+from fedgradnorm.data._files.inputs import Columns, Inputs, names
+from fedgradnorm.data._files.loading import load
+from fedgradnorm.data._files.reading import Reader
+from fedgradnorm.data._files.rows import text_of
+from fedgradnorm.data._files.splitting import Split
+from fedgradnorm.data._files.tables import TABLE_SUFFIXES, Form, is_place, is_there, read_table
 from fedgradnorm.data._files.target import Target
+from fedgradnorm.data._paths import ENV, user_path
 from fedgradnorm.data._pooled import standardized_together
 from fedgradnorm.data._source import FILES, Source
-from fedgradnorm.data._stems import with_stem
+from fedgradnorm.models._layers import ACTIVATIONS, mlp
 from fedgradnorm.tasks._kind import KINDS
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import nn
 
     FilePath = str | Path
-    Columns = str | Sequence[str]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Which columns a client learns from, and what becomes of them.
-
-    Columns are numbers unless an option names them. All that is learned (categories, what fills a
-    gap) is learned on training rows and kept with the run, so ``predict`` takes raw rows.
-
-    Args:
-        inputs: input columns (by default all others), or a table of such by the names of the
-            network's arguments; with images, the column of paths (by default "path").
-        categories: input columns of texts: a list, or a table with the values of each.
-        dates: input columns of dates, a table with the parts that each becomes.
-        date_format: how dates are written, as in ``datetime.strptime``.
-        cyclic: input columns that repeat, a table with the period of each.
-        missing: what an empty input becomes: "error", "mean", "median" or "indicator", for all or
-            by column.
-        without: input columns that this client does not have.
-        ids: inputs that are whole numbers to look up, such as tokens: columns, arrays or names.
-        sequence: column that tells sequences apart; every row of the table is a step of one.
-        order: column that says where in its sequence a step stands: a number, or a date.
-    """
-
-    inputs: Columns | Mapping[str, Columns] | None = None
-    categories: Columns | Mapping[str, Sequence[str]] | None = None
-    dates: Columns | Mapping[str, Columns] | None = None
-    date_format: str | None = None
-    cyclic: Mapping[str, float] | None = None
-    missing: str | Mapping[str, str] = "error"
-    without: Columns | None = None
-    ids: Columns | None = None
-    sequence: str | None = None
-    order: str | None = None
-
-    def plan(self, groups: Mapping[str, tuple[str, ...]]) -> ColumnPlan:
-        """The options, checked; ``groups`` are the columns of each named input."""
-        return ColumnPlan.of(
-            *(self.categories, self.dates, self.date_format, self.cyclic, self.missing),
-            *(self.without, self.ids, groups, self.sequence, self.order),
-        )
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which rows of the training file are held out; by default at random.
-
-    ``Split(test=0.2, time="date")`` holds out the last fifth; with ``group="patient"`` all rows of
-    a patient are on one side.
-
-    Args:
-        test: a share of the rows, the time at which it begins, or the values of ``column``.
-        validation: the same for validation.
-        column: the column that says which rows are which.
-        time: the column or columns by which the last rows are for testing.
-        group: the column whose values are never divided.
-        stratified: the column whose values have the same share of every split.
-        rows: how many of the rows are drawn; all by default.
-    """
-
-    test: float | str | Sequence[Any] | None = None
-    validation: float | str | Sequence[Any] | None = None
-    column: str | None = None
-    time: Columns | None = None
-    group: str | None = None
-    stratified: str | None = None
-    rows: int | None = None
-
-    def division(self, seed: int) -> Division:
-        """How rows are dealt."""
-        held = {"validation": self.validation, "test": self.test}
-        given: dict[str, Any] = {key: v for key, v in held.items() if v is not None}
-        ways = {way: v for way in WAYS if (v := getattr(self, way)) is not None}
-        if not ways:
-            return Division(None, {k: given.get(k, 0.0) for k in held}, self.rows, seed)
-        return Division(SplitPlan.of({**ways, **given}), dict.fromkeys(held, 0.0), self.rows, seed)
-
-
-@dataclass(frozen=True)
-class Images:
-    """A folder of images that the table names; they become [1 or 3, size, size] in 0 .. 1.
-
-    Args:
-        images: folder of the images that the table names.
-        size: images become size x size pixels.
-        color: "grey" or "rgb".
-    """
-
-    images: FilePath | None = None
-    size: int = 40
-    color: Color = "grey"
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """The names of the arrays in an .npz archive, an HDF5 file or a folder of .npy files.
-
-    Args:
-        x_key: name of the array of inputs.
-        y_key: name of the array of targets.
-        lengths: array of an .npz archive that says how many steps of each row of x are real; a
-            table of such for named inputs.
-    """
-
-    x_key: str = "x"
-    y_key: str = "y"
-    lengths: str | Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +82,7 @@ class Table:
     train: FilePath | pd.DataFrame
     target: Target | Mapping[str, Target]
     inputs: Inputs | Columns | Mapping[str, Columns] | None = None
-    split: Split = Split()
+    split: Split = field(default=Split())
     validation: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
     test: FilePath | pd.DataFrame | None = field(default=None, kw_only=True)
     standardize: Standardize | Literal["pooled"] = field(default=False, kw_only=True)
@@ -221,7 +107,7 @@ class Table:
         for key in given:
             choose(str(key), set(_keys()) - {"name", "per", "seed"}, "option of a table")
         tasks = given.pop("tasks", None)
-        split = _split(given.pop("split", None), given)
+        split = Split.from_dict(given.pop("split", None), given)
         parts = {kind: _part(kind, given) for kind in (Inputs, Images, Arrays)}
         single = {one.name: given.pop(one.name) for one in fields(Target) if one.name in given}
         target: Any = Target(**single) if tasks is None else _tasks(tasks, single)
@@ -262,7 +148,7 @@ class Table:
 
     def _values(self, name: str, column: str) -> tuple[str, ...]:
         """The values of a column in the training file; gaps are none."""
-        path, form = data_path(self.base, self.train, "train"), self._form(name, None)
+        path, form = _data_path(self.base, self.train, "train"), self._form(name)
         if not is_frame(path):
             if not is_there(path):
                 raise DataError(f"{path}: no such file; check the path")
@@ -270,15 +156,15 @@ class Table:
                 raise ConfigError(
                     f"{path}: per is for tables, with a column of clients; leave it out"
                 )
-        cells = read_table(path, [column], BadRows(self.on_bad, str(path)), form).columns[column]
+        cells = read_table(path, [column], BadRows(self.on_bad, str(path)), form)[column]
         # As they are written, because rows are compared with them as texts.
-        texts = {label_text(cell) for cell in cells} - {""}
+        texts = {text_of(cell) for cell in cells} - {""}
         found = LabelMap.seen(texts)
         if not texts:
             raise DataError(f"{path}: column {column!r} is empty, so there is no client in it")
         return tuple(sorted(texts, key=lambda text: (found.codes([text])[0] or 0, text)))
 
-    def _form(self, name: str, cut: SplitPlan | None) -> Form:
+    def _form(self, name: str) -> Form:
         """What is said of the tables as files, checked."""
         gaps, kept = names(self.na), {} if self.where is None else self.where
         if not all(isinstance(text, str) for text in gaps):
@@ -290,74 +176,103 @@ class Table:
                 f"client {name!r}: where must be a table, column = value, not {self.where!r}"
             )
         values = {str(column): str(value).strip() for column, value in kept.items()}
-        free = cut.columns if cut is not None and cut.way == "stratified" else ()
+        free = self.split.columns if self.split.way == "stratified" else ()
         return Form(self.format, tuple(text.strip() for text in gaps), values, free)
 
     def loaded(self, name: str, seed: int) -> Loaded:
         """The client, and which rows were left out of its files."""
+        targets = {"": self.target} if isinstance(self.target, Target) else dict(self.target)
+        for key, target in targets.items():
+            who = f"{name}/{key}" if key else name
+            choose(str(target.task), KINDS, f"task of {who}" if key else "task")
+            target.check(who)
         given = self.inputs if isinstance(self.inputs, Inputs) else Inputs(self.inputs)
-        groups = named_inputs(given.inputs)
-        columns, division = given.plan(groups), self.split.division(seed)
-        one = self.target if isinstance(self.target, Target) else None
-        if one is not None:
-            choose(str(one.task), KINDS, "task")
-        images = self.images.images
-        source = FileSource(
-            images=None if images is None else data_path(self.base, images, "images"),
-            inputs=_listed(name, given.inputs, groups, columns),
-            targets=() if one is None else one.columns,
-            labels=one is not None and one.reads_texts,
-            size=self.images.size,
-            color=self.images.color,
-            x_key=self.arrays.x_key,
-            y_key=self.arrays.y_key,
-            stream=flag(f"client {name!r}: stream", self.stream),
+        folder, by_column = self.images.images, self.split.way is not None
+        reader = Reader(
+            targets=targets,
+            given=given,
+            plan=given.plan(),
+            form=self._form(name),
+            arrays=self.arrays,
+            images=self.images,
+            inputs=given.listed(),
+            folder=None if folder is None else _data_path(self.base, folder, "images"),
+            marks=self.split.columns if by_column else (),
             on_bad=self.on_bad,
-            columns=columns,
-            marks=() if division.cut is None else division.cut.columns,
-            named=groups,
-            ids=names(given.ids or ()),
-            lengths=self.arrays.lengths,
-            shape=() if one is None else one.form,
-            form=self._form(name, division.cut),
+            stream=flag(f"client {name!r}: stream", self.stream),
         )
+        if reader.folder is not None and not reader.plan.plain:
+            raise ConfigError(
+                f"client {name!r}: categories, dates, cyclic, missing, without, ids, sequence and "
+                "named inputs are for columns of numbers and texts; leave them out where inputs "
+                "are images"
+            )
         paths = {"train": self.train, "validation": self.validation, "test": self.test}
-        files = {k: data_path(self.base, f, k) for k, f in paths.items() if f is not None}
+        files = {k: _data_path(self.base, f, k) for k, f in paths.items() if f is not None}
         how: Any = self.standardize
-        if one is None:
-            from fedgradnorm.data._files.several_targets import load_several
+        made = load(name, reader, files, self.split, how, seed)
+        return made if self.stem is None else self._with_stem(made, seed)
 
-            several = dict(self.target) if isinstance(self.target, Mapping) else {}
-            made = load_several(name, source, files, several, division, how)
-        else:
-            one.check(name)
-            made = _load(name, source, files, one, division, how)
-        return made if self.stem is None else with_stem(made, self.stem, seed)
+    def _with_stem(self, made: Loaded, seed: int) -> Loaded:
+        """The client with a first part: a module, or linear layers that take its rows.
+
+        Their first numbers follow from the seed and the client's name.
+        """
+        client, stem = made.client, self.stem
+        if isinstance(stem, nn.Module):
+            return replace(made, client=replace(client, stem=stem))
+        where = f"client {client.name!r}: stem"
+        if not isinstance(stem, Mapping) or not isinstance(stem.get("widths"), list | tuple):
+            raise ConfigError(
+                f"{where} must be a table such as {{ widths = [16, 8] }}, not {shown(stem)}"
+            )
+        for key in stem:
+            choose(str(key), ("widths", "activation"), f"key of the stem of client {client.name!r}")
+        rows = client.rows[0].train[0]
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise ConfigError(
+                f"{where} of linear layers takes numbers in one tensor, not named inputs, "
+                "sequences or ids; give a module of your own in Python: fgn.Client(..., stem=...)"
+            )
+        name = choose(str(stem.get("activation", "relu")), ACTIVATIONS, "activation")
+        digest = hashlib.blake2b(f"stem {seed} {client.name}".encode(), digest_size=7).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest, "big"))
+            layers = mlp(list(stem["widths"]), int(rows[0].numel()), ACTIVATIONS[name])
+        return replace(made, client=replace(client, stem=layers))
+
+
+def _data_path(base: str | Path | None, path: Any, what: str) -> Any:
+    """A path that starts at ``base``, or else in the folder named by FEDGRADNORM_DATA.
+
+    A DataFrame is itself.
+    """
+    if is_frame(path):
+        return path
+    start, name = user_path("." if base is None else base, "base"), user_path(path, what)
+    here, folder = start / name, os.environ.get(ENV)
+    if folder and not is_place(here):
+        known = Path(folder).expanduser()
+        return next((p for p in (known / start / name, known / name) if is_place(p)), here)
+    return here
+
+
+def anchored_base(base: Any, folder: Path) -> str:
+    """Where files are looked for, to hold wherever a run is resumed from.
+
+    It starts at ``folder``, the config's; one that only the data folder has is left as it is.
+    """
+    start = user_path(base, "data.base")
+    known = os.environ.get(ENV)
+    elsewhere = known and not start.is_absolute() and is_place(Path(known).expanduser() / start)
+    if elsewhere and not is_place(folder / start):
+        return str(base)
+    return os.path.abspath(folder / start)  # noqa: PTH100 (keeps symlinks as given)
 
 
 def _part(kind: type[Any], given: dict[str, Any]) -> Any:
     """One of the objects, from the keys that are its fields."""
     return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
-
-
-def _split(table: Any, given: dict[str, Any]) -> Split:
-    """``split``, or the shares of a random one."""
-    shares = {split: given.pop(f"{split}_share", None) for split in SPLITS[1:]}
-    shares = {split: share for split, share in shares.items() if share is not None}
-    rows = given.pop("rows", None)
-    if table is None:
-        return Split(**shares, rows=rows)
-    if not isinstance(table, Mapping):
-        raise ConfigError(
-            "split must be a table, such as split = {time = 'date', test = 0.2}, not "
-            f"{shown(table)}"
-        )
-    for key in table:
-        choose(str(key), (*WAYS, *SPLITS[1:]), "key of split")
-    for split, share in shares.items():
-        if share:
-            raise ConfigError(f"split and {split} data or {split}_share are both given; choose one")
-    return Split(**table, rows=rows)
 
 
 def _tasks(tables: Any, single: Mapping[str, Any]) -> dict[str, Target]:
@@ -437,71 +352,3 @@ def _declared() -> None:
 
 _declared()
 Source(FILES, files, "your own tables, archives and images", ("base",)).register()
-
-
-def _listed(
-    name: str, inputs: Any, groups: Mapping[str, tuple[str, ...]], columns: ColumnPlan
-) -> tuple[str, ...] | None:
-    """The input columns, whether or not they are in groups."""
-    if inputs is None:
-        return None
-    every = tuple(c for group in groups.values() for c in group) if groups else names(inputs)
-    for column in columns.steps:
-        if column in every:
-            raise ConfigError(
-                f"client {name!r}: column {column!r} tells sequences or steps apart, so it is no "
-                "input; leave it out of inputs, or copy it to another column"
-            )
-    return every
-
-
-def _load(
-    name: str,
-    source: FileSource,
-    files: Mapping[str, Any],
-    plan: Target,
-    division: Division,
-    standardize: Standardize,
-) -> Loaded:
-    """Read every split, turn labels into class numbers and columns into numbers."""
-    splits = source.read_all(files)
-    parts = division.parts(name, splits)
-    tell_dropped(name, splits.values())
-    known = label_map(splits, plan) if plan.counted else None
-    made = encoded(name, source.columns, parts, standardize)
-    y = {
-        part: np.asarray(rows.y)[at] if known is None else class_numbers(rows, at, known, plan)
-        for part, (rows, at) in parts.items()
-    }
-    tell_unlabelled(name, list(y.values()))
-    task = plan.make(len(known.names) if known else plan.outputs_in(y["train"].shape[1:]))
-    x, left = made.x, made.standardize
-    if left == "targets" != standardize and not task.has_real_targets:
-        left = False
-    held: dict[str, Any] = {part: (x[part], y[part]) for part in SPLITS[1:] if part in x}
-    train = x["train"], y["train"]
-    loaded = client_from_arrays(name, task, train, **held, standardize=left)
-    scaling, encoding = made.merged(loaded.scaling), made.encoding
-    called = known.names if known else None
-    if plan.task == "multilabel" and source.targets:
-        called = source.targets
-    columns = splits["train"].inputs if encoding is None else encoding.features
-    columns = columns if made.flat else None
-    client = _single_precision(loaded.client)
-    learned = known is not None and not plan.is_public(known.names)
-    client = replace(client, labels=called, columns=columns, encoding=encoding, scaling=scaling)
-    client = replace(client, labels_learned=learned)
-    tell_untrained(client)
-    return Loaded(client, scaling, called, dropped_rows(splits.values()))
-
-
-def _single_precision(client: Client) -> Client:
-    """Files hold numbers as text or doubles; training is in float32 unless arrays say otherwise."""
-    return with_splits(
-        client,
-        {
-            split: single_precision(pair)
-            for split in SPLITS
-            if (pair := getattr(client, split)) is not None
-        },
-    )

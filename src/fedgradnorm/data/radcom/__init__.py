@@ -1,10 +1,47 @@
-"""RadComDynamic: radio signals, read from its file or generated."""
+"""RadComDynamic, read or generated, as federated clients with different tasks.
 
+The paper's three clients learn the modulation (6 classes), the signal type (8) and the anomaly
+(SNR below -4 dB). A fourth, for the demo, learns the SNR itself; its loss is far larger than the
+others'. Without a file the signals are generated and labelled synthetic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from fedgradnorm._client import Client
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm._memory import check_draw
+from fedgradnorm.data._bad_rows import OnBad, tell_dropped
+from fedgradnorm.data._paths import find_data
 from fedgradnorm.data._source import Source
-from fedgradnorm.data.radcom._generate import generate
-from fedgradnorm.data.radcom._radcom import TASKS, clients, prepare
-from fedgradnorm.data.radcom._radcom_file import read
-from fedgradnorm.data.radcom._signal_set import MODULATIONS, SIGNALS, SNRS, WAVEFORMS, RadCom
+from fedgradnorm.data.radcom._file import read, read_rows
+from fedgradnorm.data.radcom._generated import ROW_BYTES, Counts, generate
+from fedgradnorm.data.radcom._signal_set import (
+    ALL_MODULATIONS,
+    ALL_SIGNALS,
+    MODULATIONS,
+    ORIGINAL_SAMPLES,
+    OVER_THE_AIR,
+    SIGNALS,
+    SNRS,
+    WAVEFORMS,
+    Progress,
+    RadCom,
+)
+from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._task import Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int64]
 
 __all__ = [
     "MODULATIONS",
@@ -18,5 +55,203 @@ __all__ = [
     "prepare",
     "read",
 ]
+
+logger = logging.getLogger(__name__)
+
+TASKS = ("modulation", "signal", "anomaly", "snr")
+"""What a client can predict of a signal."""
+_VERSION = 1  # raise it when the same file or seed gives other rows
+
+
+def prepare(
+    path: str | Path | None = None,
+    *,
+    samples: int = ORIGINAL_SAMPLES,
+    seed: int = 0,
+    counts: Counts = "original",
+    on_bad: OnBad = "error",
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> RadCom:
+    """The rows of a RadComDynamic file, or ``samples`` generated ones, kept in the cache.
+
+    The first call reads or generates; later ones map the kept arrays into memory. A relative
+    ``path`` is also looked for in the folder named by FEDGRADNORM_DATA; ``folder`` is the cache's.
+    """
+    from fedgradnorm.data._cache import cached, fingerprint
+
+    check_draw("radcom", {"samples": samples}, seed)
+    key: dict[str, object]
+    if path is None:
+        key = {"version": _VERSION, "samples": samples, "seed": seed}
+        key |= {} if counts == "even" else {"counts": counts}
+    else:
+        path = find_data(path, ("RadComDynamic's HDF5 file",), "radcom")
+        # The time too: the hash of a big file is of parts of it, and a row could change between.
+        changed = path.stat().st_mtime_ns
+        key = {"version": _VERSION, "source": fingerprint(path), "time": changed, "on_bad": on_bad}
+
+    def build() -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
+        if path is None:
+            made = generate(samples, seed, counts=counts, progress=progress)
+            data, dropped = made, list[str]()
+        else:
+            data, dropped = read_rows(path, on_bad=on_bad, progress=progress)
+        arrays = {name: getattr(data, name) for name in ("iq", "modulation", "signal", "snr")}
+        return arrays, {"synthetic": data.synthetic, "dropped": dropped}
+
+    kept = cached("radcom", key, build, folder=folder)
+    tell_dropped(list(kept.info["dropped"]), path)
+    if kept.info["synthetic"] and not kept.fresh:
+        logger.info("radcom: %d SYNTHETIC radio signals from the cache", len(kept.arrays["iq"]))
+    return RadCom(**kept.arrays, synthetic=bool(kept.info["synthetic"]))
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    tasks: Sequence[str] = ("modulation", "signal", "anomaly"),
+    samples: int = ORIGINAL_SAMPLES,
+    test_share: float = 0.2,
+    validation_share: float = 0.0,
+    anomaly_below: float = -4.0,
+    seed: int = 0,
+    loss_scale: Mapping[str, float] | None = None,
+    allocation: Literal["disjoint", "shared"] = "disjoint",
+    counts: Counts = "original",
+    level: Literal["unit", "stored"] = "unit",
+    on_bad: OnBad = "error",
+    cache: bool = False,
+    progress: Progress | None = None,
+) -> list[Client]:
+    """One client a task: "modulation", "signal", "anomaly" (SNR < ``anomaly_below``) or "snr".
+
+    ``source`` is RadComDynamic's HDF5 file, of which at most ``samples`` rows are drawn; without
+    one, ``samples`` synthetic rows are generated (and kept only with ``cache``). "disjoint" deals
+    every client an equal number of rows that no other has, as in the paper (what does not divide
+    is left over); "shared" gives all rows to each. ``loss_scale`` multiplies a task's loss by name.
+    Over-the-air files have three more modulations and signals, which become three more classes.
+
+    Args:
+        source: RadComDynamic's HDF5 file; signals are generated without it. In a config: path.
+        tasks: one client each, of "modulation", "signal", "anomaly" and "snr".
+        samples: rows in all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        anomaly_below: the SNR in dB under which a signal is an anomaly.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        allocation: "disjoint" rows, or all rows "shared" by every client.
+        counts: of generated signals: "original" has as few bpsk signals as RadComDynamic, "even"
+            takes the missing ones from fmcw, bpsk and ask alike.
+        level: "unit" scales each window of a file to mean power 1, "stored" keeps its level.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        cache: keep what was generated in the user's cache folder.
+        progress: called with (done, total) now and then; not for configs.
+    """
+    scales = dict(loss_scale or {})
+    _check(tasks, test_share, validation_share, anomaly_below, scales)
+    # Every client gets a copy of its rows; of a file's rows there are no more than it has.
+    check_draw("radcom", {"samples": samples}, seed, 0 if source is not None else 2 * ROW_BYTES)
+    choose(allocation, ("disjoint", "shared"), "allocation")
+    choose(level, ("unit", "stored"), "level")
+    if source is None and not cache:
+        data = generate(samples, seed, counts=counts, progress=progress)
+    else:
+        data = prepare(
+            source, samples=samples, seed=seed, counts=counts, on_bad=on_bad, progress=progress
+        )
+    rows = np.random.default_rng([seed, len(data)]).permutation(len(data))[:samples]
+    each = len(rows) // len(tasks) if allocation == "disjoint" else len(rows)
+    inputs: dict[str, torch.Tensor] = {}
+    made: list[Client] = []
+    for number, name in enumerate(tasks):
+        start = number * each if allocation == "disjoint" else 0
+        splits = _split(name, rows[start : start + each], test_share, validation_share)
+        if not inputs or allocation == "disjoint":  # shared rows are held in memory once
+            inputs = {split: _windows(data, at, level) for split, at in splits.items()}
+        target = _target(data, name, anomaly_below)
+        pairs = {split: (inputs[split], target[at]) for split, at in splits.items()}
+        test, validation = pairs.get("test"), pairs.get("validation")
+        labels = _labels(name, data)
+        task = _task(labels, scales.get(name, 1.0))
+        made.append(
+            Client(name, task, pairs["train"], test=test, validation=validation, labels=labels)
+        )
+    return made
+
+
+def _windows(data: RadCom, at: Rows, level: str) -> torch.Tensor:
+    """Some rows of the inputs; those of a file are scaled to mean power 1."""
+    iq = data.iq[at]
+    if level == "unit" and not data.synthetic:
+        power = 2 * np.square(iq, dtype=np.float64).mean(axis=1, keepdims=True)
+        iq = (iq / np.sqrt(np.where(power > 0, power, 1))).astype(np.float32)
+    return torch.from_numpy(iq)
+
+
+def _labels(task: str, data: RadCom) -> tuple[str, ...] | None:
+    """The classes' names; those of the over-the-air release only where it is read."""
+    if task == "anomaly":
+        return ("normal", "anomaly")
+    if task == "snr":
+        return None
+    names = ALL_MODULATIONS if task == "modulation" else ALL_SIGNALS
+    more = data.modulation.max() >= len(MODULATIONS) or data.signal.max() >= len(SIGNALS)
+    return names if more else names[: -len(OVER_THE_AIR)]
+
+
+def _check(
+    tasks: Sequence[str],
+    test_share: float,
+    validation_share: float,
+    anomaly_below: float,
+    loss_scale: Mapping[str, float],
+) -> None:
+    if isinstance(tasks, str) or not tasks:
+        raise ConfigError(f"radcom: tasks must be a list of at least one name, not {tasks!r}")
+    for name in tasks:
+        choose(name, TASKS, "radcom task")
+    if len(set(tasks)) < len(tasks):
+        raise ConfigError(f"radcom: a task stands twice in {list(tasks)}; name each once")
+    for name in loss_scale:
+        choose(name, tasks, "task in loss_scale")
+    if not (test_share >= 0 and validation_share >= 0 and test_share + validation_share < 1):
+        raise ConfigError(
+            f"radcom: test_share {test_share!r} and validation_share {validation_share!r} must be "
+            "0 or more and leave rows for training"
+        )
+    if not np.isfinite(anomaly_below):
+        raise ConfigError(f"radcom: anomaly_below must be a number of dB, not {anomaly_below!r}")
+
+
+def _split(name: str, rows: Rows, test_share: float, validation_share: float) -> dict[str, Rows]:
+    """A client's rows by split; a split with a share of 0 is left out."""
+    splits: dict[str, Rows] = {}
+    for split, share in (("test", test_share), ("validation", validation_share)):
+        if share > 0:
+            count = max(1, round(share * len(rows)))
+            taken = sum(map(len, splits.values()))
+            splits[split] = rows[taken : taken + count]
+    splits["train"] = rows[sum(map(len, splits.values())) :]
+    if len(splits["train"]) == 0:
+        raise DataError(f"client {name!r}: no training rows left of {len(rows)}; give more samples")
+    return splits
+
+
+def _target(data: RadCom, task: str, anomaly_below: float) -> NDArray[Any]:
+    if task == "modulation":
+        return data.modulation
+    if task == "signal":
+        return data.signal
+    if task == "anomaly":
+        return (data.snr < anomaly_below).astype(np.int64)
+    return data.snr[:, None]
+
+
+def _task(labels: tuple[str, ...] | None, loss_scale: float) -> Task:
+    if labels is None:
+        return regression(1, loss_scale=loss_scale)
+    return classification(len(labels), loss_scale=loss_scale)
+
 
 Source("radcom", clients, "radio signals: generated, or RadComDynamic's file", ("path",)).register()

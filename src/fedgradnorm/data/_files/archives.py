@@ -1,9 +1,9 @@
-"""NumPy archives: one array of inputs or several, one of targets."""
+"""NumPy archives: one array of inputs or several, and those of targets."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,16 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.in_archive import opened
-from fedgradnorm.data._files.read_rows import (
+from fedgradnorm.data._files.rows import (
     FileRows,
-    label_text,
+    array_places,
     missing_name,
-    row_place,
+    reason_of,
+    text_of,
     usable,
 )
+from fedgradnorm.data._files.tables import opened
+from fedgradnorm.data._files.target import Target
 from fedgradnorm.models._input_rows import Fields, Sequences, sequences
 
 if TYPE_CHECKING:
@@ -33,112 +35,120 @@ COPIES = 2  # in memory at a time: the array as it is in the file, and its rows 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Which arrays of an archive are what.
+    """The names of the arrays in an .npz archive, an HDF5 file or a folder of .npy files.
 
-    ``named`` are the arrays of inputs that have names. ``ids`` are those of whole numbers that a
-    network looks up. ``lengths`` says how many steps each row of an input has, by the input's
-    name, or as one array where the input has none. ``shape`` is that of a target.
+    Args:
+        x_key: name of the array of inputs.
+        y_key: name of the array of targets.
+        lengths: array of an .npz archive that says how many steps of each row of x are real; a
+            table of such for named inputs.
     """
 
-    x_key: str
-    y_key: str
-    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ids: Collection[str] = ()
+    x_key: str = "x"
+    y_key: str = "y"
     lengths: str | Mapping[str, str] | None = None
-    shape: tuple[int, ...] = ()
 
-    def inputs(self, path: Path) -> dict[str, str]:
+    def inputs(self, path: Path, named: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
         """The array of each input, by its name; of one without a name it is empty."""
-        for name, arrays in self.named.items():
+        for name, arrays in named.items():
             if len(arrays) != 1:
                 raise ConfigError(
                     f"{path}: inputs: {name} is {list(arrays)}; in an archive it is one array, "
                     f"such as {name} = {arrays[0]!r}"
                 )
-        found = {name: arrays[0] for name, arrays in self.named.items()} or {"": self.x_key}
-        known = (*found, *found.values())
-        for name in self.ids:
-            choose(name, known, "array in ids")
-        return found
+        return {name: arrays[0] for name, arrays in named.items()} or {"": self.x_key}
 
-    def sizes(self) -> dict[str, str]:
+    def sizes(self, inputs: Mapping[str, str]) -> dict[str, str]:
         """The array of lengths of each input that has one."""
         given = {"": self.lengths} if isinstance(self.lengths, str) else dict(self.lengths or {})
         for name in given:
-            if name not in (self.named or {"": ()}):
-                way = f"lengths = {{ {next(iter(self.named), 'name')} = ... }}"
+            if name not in inputs:
+                way = f"lengths = {{ {next(iter(inputs)) or 'name'} = ... }}"
                 raise ConfigError(f"lengths must name inputs, {way}, not {shown(self.lengths)}")
         return given
 
 
-def rows_from_npz(path: Path, which: Arrays, labels: bool, bad: BadRows[int]) -> FileRows:
-    """Inputs and targets of an ``.npz`` file; pickled objects are never loaded."""
-    inputs, sizes = which.inputs(path), which.sizes()
-    arrays = read_arrays(path, [*inputs.values(), *sizes.values(), which.y_key])
-    y = arrays[which.y_key]
-    for key in (*inputs.values(), *sizes.values()):
-        one = arrays[key]
-        if one.ndim == 0 or y.ndim == 0 or len(one) != len(y):
+def rows_from_npz(
+    path: Path,
+    which: Arrays,
+    named: Mapping[str, tuple[str, ...]],
+    ids: Collection[str],
+    targets: Mapping[str, Target],
+    bad: BadRows[int],
+) -> FileRows:
+    """Inputs and targets of an ``.npz`` file; pickled objects are never loaded.
+
+    ``named`` are the arrays of inputs that have names, ``ids`` those of whole numbers that a
+    network looks up.
+    """
+    inputs = which.inputs(path, named)
+    sizes = which.sizes(inputs)
+    for name in ids:
+        choose(name, (*inputs, *inputs.values()), "array in ids")
+    keys = {key: target.y_key or which.y_key for key, target in targets.items()}
+    arrays = read_arrays(path, [*inputs.values(), *sizes.values(), *keys.values()])
+    y_key = next(iter(keys.values()))
+    rows = arrays[y_key]
+    for key, one in arrays.items():
+        if one.ndim == 0 or rows.ndim == 0 or len(one) != len(rows):
             raise DataError(
-                f"{path}: {key!r} has shape {one.shape}, {which.y_key!r} {y.shape}; they need one "
-                "row per sample each"
+                f"{path}: {key!r} has shape {one.shape}, {y_key!r} {rows.shape}; they need one row "
+                "per sample each"
             )
-        if one.size == 0 or y.size == 0:
-            raise DataError(f"{path}: {key!r} or {which.y_key!r} is empty, no rows left to use")
+        if one.size == 0 or rows.size == 0:
+            raise DataError(f"{path}: {key!r} or {y_key!r} is empty, no rows left to use")
     parts: dict[str, Any] = {}
     for name, key in inputs.items():
         array = arrays[key]
-        if name in which.ids or key in which.ids:
+        if name in ids or key in ids:
             parts[name] = _whole(path, key, array)
         else:
-            parts[name] = _floats(path, key, array[:, None] if _is_column(array, name) else array)
+            column = array.ndim == 1 and not name  # the one input, with one number a row
+            parts[name] = _floats(path, key, array[:, None] if column else array)
             _report_bad(parts[name], key, bad)
         if name in sizes:
-            count = _whole(path, sizes[name], arrays[sizes[name]])
-            parts[name] = _with_lengths(path, key, parts[name], sizes[name], count)
-    x = parts[""] if "" in parts else Fields({k: _tensor(part) for k, part in parts.items()})
-    rows = range(1, len(y) + 1)
-    if labels:
-        if which.shape:
-            codes, texts = _label_codes(path, which, y)
-            return FileRows(x, codes, rows, None, bad, label_texts=texts)
-        return FileRows(x, npz_targets(path, which.y_key, y, True, bad), rows, None, bad)
-    if not which.shape:
-        return FileRows(x, npz_targets(path, which.y_key, y, False, bad), rows, None, bad)
-    target = _floats(path, which.y_key, y).astype(np.float64)
-    _report_bad(target, which.y_key, bad, gaps=True)
-    return FileRows(x, target, rows, None, bad)
+            parts[name] = _with_lengths(path, key, parts[name], sizes[name], arrays[sizes[name]])
+    tensors = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in parts.items()}
+    x = parts[""] if "" in parts else Fields(tensors)
+    return array_rows(
+        path, x, {key: arrays[name] for key, name in keys.items()}, keys, targets, bad
+    )
 
 
-def npz_targets(
-    path: Path, y_key: str, y: NDArray[Any], labels: bool, bad: BadRows[int]
-) -> NDArray[np.float64] | list[str]:
-    """Targets of an array: a text for each row, or a table of numbers."""
-    if labels:
-        return _labels(path, y_key, y, bad)
-    target: NDArray[np.float64] = _floats(path, y_key, y).reshape(len(y), -1).astype(np.float64)
-    _report_bad(target, y_key, bad, gaps=True)
-    return target
-
-
-def _is_column(array: NDArray[Any], name: str) -> bool:
-    """Whether it is the one input of a client, with one number a row."""
-    return array.ndim == 1 and not name
-
-
-def _tensor(part: Any) -> Any:
-    return torch.from_numpy(part) if isinstance(part, np.ndarray) else part
+def array_rows(
+    path: Path,
+    x: Any,
+    arrays: Mapping[str, NDArray[Any]],
+    keys: Mapping[str, str],
+    targets: Mapping[str, Target],
+    bad: BadRows[int],
+) -> FileRows:
+    """Rows with the targets of each task from its array, which the file calls as in ``keys``."""
+    y: dict[str, Any] = {}
+    texts: dict[str, tuple[str, ...]] = {}
+    for key, target in targets.items():
+        name, array = keys[key], np.asarray(arrays[key])
+        if target.reads_texts and target.form:
+            y[key], texts[key] = _label_codes(path, name, array, target.form)
+        elif target.reads_texts:
+            y[key] = _labels(path, name, array, bad)
+        else:
+            numbers = _floats(path, name, array).astype(np.float64)
+            y[key] = numbers if target.form else numbers.reshape(len(array), -1)
+            _report_bad(numbers, name, bad, gaps=True)
+    return FileRows(x, y, array_places(len(x), bad), label_texts=texts)
 
 
 def _with_lengths(
-    path: Path, key: str, array: NDArray[Any], size_key: str, lengths: NDArray[np.int64]
+    path: Path, key: str, array: NDArray[Any], size_key: str, given: NDArray[Any]
 ) -> Sequences:
+    lengths = _whole(path, size_key, given)
     longest = array.shape[1] if array.ndim > 1 else 0
     wrong = np.flatnonzero((lengths.reshape(len(array), -1)[:, 0] > longest) | (lengths.min() < 1))
     if lengths.ndim != 1 or len(wrong):
         row = int(wrong[0]) if len(wrong) else 0
         raise DataError(
-            f"{path}, {row_place(row + 1)}: array {size_key!r} must hold how many of the {longest} "
+            f"{path}, data row {row + 1}: array {size_key!r} must hold how many of the {longest} "
             f"steps of a row of {key!r} are real, from 1 on, not {shown(lengths[row].tolist())}"
         )
     return sequences(array, lengths)
@@ -171,10 +181,9 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, NDArray[Any]]:
         raise
     # A damaged archive surfaces as almost any exception of zipfile, zlib or NumPy's header parser.
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"{path}: not a readable .npz file of plain arrays ({reason}); save it again with "
-            "numpy.savez"
+            f"{path}: not a readable .npz file of plain arrays ({reason_of(error)}); save it again "
+            "with numpy.savez"
         ) from error
 
 
@@ -206,12 +215,12 @@ def _floats(path: Path, key: str, array: NDArray[Any]) -> NDArray[Any]:
 def _report_bad(values: NDArray[Any], key: str, bad: BadRows[int], *, gaps: bool = False) -> None:
     table = values.reshape(len(values), -1)
     good = usable(table) | (np.isnan(table) if gaps else False)
-    for row in np.flatnonzero(~good.all(axis=1)):
+    for row in np.flatnonzero(~good.all(axis=1)).tolist():
         value = table[row][~good[row]][0]
-        bad.add(int(row) + 1, f"array {key!r} holds {value}", row_place(int(row) + 1))
+        bad.add(row + 1, f"array {key!r} holds {value}", f"data row {row + 1}")
 
 
-def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> list[str]:
+def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> NDArray[Any]:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "fiubUS":
@@ -222,24 +231,26 @@ def _labels(path: Path, key: str, y: NDArray[Any], bad: BadRows[int]) -> list[st
         )
     if y.dtype.kind == "f":
         _report_bad(y[:, None], key, bad, gaps=True)
-    if y.dtype.kind == "S":
-        y = np.char.decode(y, "utf-8", "replace")
-    return [label_text(label) for label in y.tolist()]
+    return np.array(_texts(y), dtype=object)
+
+
+def _texts(labels: NDArray[Any]) -> list[str]:
+    if labels.dtype.kind == "S":
+        labels = np.char.decode(labels, "utf-8", "replace")
+    return [text_of(label) for label in labels.tolist()]
 
 
 def _label_codes(
-    path: Path, which: Arrays, y: NDArray[Any]
+    path: Path, key: str, y: NDArray[Any], shape: tuple[int, ...]
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Labels at each place as numbers of distinct texts; NaN where there is none."""
-    if y.shape[1:] != which.shape or y.dtype.kind not in "fiubUS":
+    if y.shape[1:] != shape or y.dtype.kind not in "fiubUS":
         raise DataError(
-            f"{path}: array {which.y_key!r} must hold labels of shape {which.shape} a row, not "
-            f"{y.dtype} of shape {y.shape[1:]}"
+            f"{path}: array {key!r} must hold labels of shape {shape} a row, not {y.dtype} of "
+            f"shape {y.shape[1:]}"
         )
     distinct, places = np.unique(y, return_inverse=True)
-    if distinct.dtype.kind == "S":
-        distinct = np.char.decode(distinct, "utf-8", "replace")
-    texts = [label_text(label) for label in distinct.tolist()]
-    known = tuple(dict.fromkeys(text for text in texts if text))
-    codes = np.array([known.index(text) if text else np.nan for text in texts], dtype=np.float64)
-    return codes[places.reshape(y.shape)], known
+    texts = _texts(distinct)
+    known = {text: i for i, text in enumerate(dict.fromkeys(text for text in texts if text))}
+    codes = np.array([known.get(text, np.nan) for text in texts], dtype=np.float64)
+    return codes[places.reshape(y.shape)], tuple(known)

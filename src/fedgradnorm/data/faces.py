@@ -1,32 +1,222 @@
-"""How a drawn face looks: a turned head, its features, and the light on it.
+"""Drawn faces: a synthetic stand-in for MTFL that needs no download.
 
-Head coordinates: the head's centre is the origin, half its width is 1, y points down. Everything is
-an array with a face per row, and every shape is a soft mask over the pixels of all faces at once.
+40x40 grey faces with MTFL's five landmarks in the same column order (x1..x5, y1..y5, in pixels),
+smile, glasses and pose, and a face-shape class in the place of gender. Made by NumPy from a seed;
+for set-ups, tests and demonstrations, never for claims about real faces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgradnorm.data.faces._shapes import (
-    Array,
-    blotches,
-    ellipse,
-    normal,
-    paint,
-    ramp,
-    segment,
-    uniform,
-    wide,
-)
+from fedgradnorm._client import Client
+from fedgradnorm._memory import check_draw
+from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
+from fedgradnorm.data._source import Source
 
-Labels = Mapping[str, NDArray[np.int64]]
+__all__ = ["Faces", "clients", "generate"]
+
+logger = logging.getLogger(__name__)
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "shape": ("round", "long"),
+    "smile": ("smiling", "not smiling"),
+    "glasses": ("glasses", "no glasses"),
+    "pose": ("left profile", "left", "frontal", "right", "right profile"),
+}
+"""The label columns and what each class means."""
+
+TASKS = ("landmark", *CLASSES)
+"""The five tasks, in the order of the clients."""
+
+SHARES: dict[str, tuple[float, ...]] = {
+    "shape": (0.5, 0.5),
+    "smile": (0.55, 0.45),
+    "glasses": (0.25, 0.75),
+    "pose": (0.06, 0.16, 0.56, 0.16, 0.06),
+}
+"""Class shares: uneven like MTFL's, but milder, so that small samples hold every class."""
+
+Progress = Callable[[int, int], None]
 
 SIZE = 40
+
+ROW_BYTES = SIZE**2 + 4 * 10 + 8 * len(CLASSES)  # of memory: pixels, landmarks and labels
+_BATCH = 500  # faces drawn at once: the temporary arrays stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Faces:
+    """Drawn faces: images uint8 [n, 1, 40, 40], landmarks float32 [n, 10], labels int64 [n]."""
+
+    images: NDArray[np.uint8]
+    landmarks: NDArray[np.float32]
+    shape: NDArray[np.int64]
+    smile: NDArray[np.int64]
+    glasses: NDArray[np.int64]
+    pose: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The images, and the targets by task."""
+        labels = {name: getattr(self, name) for name in CLASSES}
+        return {"images": self.images, "landmark": self.landmarks, **labels}
+
+
+def generate(samples: int = 10_000, seed: int = 0, progress: Progress | None = None) -> Faces:
+    """Draw ``samples`` faces; the same seed gives the same faces, and more samples only add some.
+
+    >>> generate(samples=3, seed=1).images.shape
+    (3, 1, 40, 40)
+    """
+    return _generate(samples, (seed, 0), progress)
+
+
+def clients(
+    *,
+    samples: int = 10_000,
+    test_samples: int = 2_000,
+    allocation: Allocation = "balanced",
+    clients_per_task: int = 1,
+    rows: int | None = None,
+    validation_share: float = 0.0,
+    seed: int = 0,
+    loss_scale: Mapping[str, float] | None = None,
+    tasks: Sequence[str] = TASKS,
+    progress: Progress | None = None,
+) -> list[Client]:
+    """Five clients like MTFL's: landmark, shape, smile, glasses and pose, on drawn faces.
+
+    ``allocation`` is "balanced" or "imbalanced" (the paper's shares of ``samples``), or sizes by
+    task or in the order of ``tasks``. ``clients_per_task`` clients (``pose-0``, ...) share a task's
+    rows, or have ``rows`` of the ``samples`` each. Training rows are disjoint; test faces are drawn
+    separately, and clients of a task hold the same tensors of them.
+
+    Args:
+        samples: training faces in all.
+        test_samples: test faces, the same for all.
+        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
+        clients_per_task: how many clients share a task.
+        rows: training rows of each client; None deals out all there are.
+        validation_share: part of a client's rows that is held out, from 0 to 1.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        tasks: one client each, or clients_per_task of them.
+        progress: called with (done, total) now and then; not for configs.
+    """
+    # Pixels become single precision numbers when they are dealt to the clients.
+    counts = {"samples": samples, "test_samples": test_samples}
+    check_draw("faces", counts, seed, ROW_BYTES + 4 * SIZE**2)
+    sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows, samples)
+    if rows is not None:
+        check_enough(sizes, clients_per_task, samples)
+    total = samples + test_samples
+
+    def step(start: int) -> Progress | None:
+        return (lambda done, _: progress(start + done, total)) if progress else None
+
+    train = _generate(samples, (seed, 0), step(0))
+    test = _generate(test_samples, (seed, 1), step(samples))
+    return face_clients(
+        train.columns(), test.columns(), CLASSES, sizes,
+        tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
+        clients_per_task=clients_per_task,
+    )  # fmt: skip
+
+
+def _generate(samples: int, stream: tuple[int, int], progress: Progress | None) -> Faces:
+    check_draw("faces", {"samples": samples}, stream[0], ROW_BYTES)
+    logger.info("drawing %d synthetic faces (seed %d); these are not real data", samples, stream[0])
+    images = np.empty((samples, 1, SIZE, SIZE), np.uint8)
+    landmarks = np.empty((samples, 10), np.float32)
+    labels = {name: np.empty(samples, np.int64) for name in CLASSES}
+    for start in range(0, samples, _BATCH):
+        # Whole batches are drawn, so that a longer set begins with the shorter one.
+        rng = np.random.default_rng([*stream, start // _BATCH])
+        chosen = {name: rng.choice(len(p), size=_BATCH, p=p) for name, p in SHARES.items()}
+        points, look = project(chosen, rng)
+        drawn = draw(points, look, chosen, rng)
+        part = slice(start, min(start + _BATCH, samples))
+        count = part.stop - start
+        images[part, 0] = drawn[:count]
+        landmarks[part] = look.in_pixels(points)[:count]
+        for name, values in chosen.items():
+            labels[name][part] = values[:count]
+        if progress:
+            progress(part.stop, samples)
+    return Faces(images, landmarks, **labels)
+
+
+# How a face looks: a turned head, its features, and the light on it. In head coordinates the head's
+# centre is the origin, half its width is 1, and y points down. Everything is an array with a face
+# per row, and every shape is a soft mask over the pixels of all faces at once.
+
+Array = NDArray[Any]
+"""Always float32; typed loosely because NumPy's types lose that in mixed arithmetic."""
+
+
+def wide(values: Array) -> Array:
+    """One value per picture, ready to meet its pixels."""
+    return values[:, None, None]
+
+
+def ramp(distance: Array) -> Array:
+    """A mask from a distance to the edge, in edge widths: 0 outside, 1 inside, half at the edge."""
+    mask: Array = np.clip(distance + np.float32(0.5), 0, 1)
+    return mask
+
+
+def paint(picture: Array, mask: Array, grey: Array) -> Array:
+    """``picture`` with one grey level per picture laid over it where the mask says."""
+    painted: Array = picture + mask * (wide(grey) - picture)
+    return painted
+
+
+def ellipse(
+    x: Array, y: Array, at_x: Array, at_y: Array, half_x: Array, half_y: Array, soft: Array
+) -> Array:
+    """A filled ellipse around (at_x, at_y); ``soft`` is the width of its edge."""
+    across, along = (x - wide(at_x)) / wide(half_x), (y - wide(at_y)) / wide(half_y)
+    least = wide(np.minimum(half_x, half_y))
+    return ramp((1 - np.sqrt(across * across + along * along)) * least / soft)
+
+
+def segment(x: Array, y: Array, start: Array, end: Array, half: float, soft: Array) -> Array:
+    """A straight stroke between two points [n, 2], ``half`` wide on either side."""
+    dx, dy = wide(end[:, 0] - start[:, 0]), wide(end[:, 1] - start[:, 1])
+    px, py = x - wide(start[:, 0]), y - wide(start[:, 1])
+    t = np.clip((px * dx + py * dy) / (dx * dx + dy * dy + np.float32(1e-6)), 0, 1)
+    return ramp((half - np.hypot(px - t * dx, py - t * dy)) / soft)
+
+
+def normal(
+    rng: np.random.Generator, shape: int | tuple[int, ...], mean: float, spread: float
+) -> Array:
+    """Normal numbers as float32."""
+    return np.float32(mean) + np.float32(spread) * rng.standard_normal(shape, dtype=np.float32)
+
+
+def uniform(rng: np.random.Generator, count: int, low: float, high: float) -> Array:
+    """Uniform numbers as float32."""
+    return np.float32(low) + np.float32(high - low) * rng.random(count, dtype=np.float32)
+
+
+def blotches(rng: np.random.Generator, count: int, size: int, spread: float) -> Array:
+    """Smooth noise: a 5x5 grid of normal numbers, interpolated to ``size`` x ``size``."""
+    place = np.linspace(0, 4, size, dtype=np.float32)
+    mix = np.clip(1 - np.abs(place[:, None] - np.arange(5, dtype=np.float32)), 0, 1)
+    return np.asarray(mix @ normal(rng, (count, 5, 5), 0, spread) @ mix.T)
+
+
+Labels = Mapping[str, NDArray[np.int64]]
 
 _POINTS = np.array(
     [
@@ -230,3 +420,6 @@ def _lit(picture: Array, canvas: _Canvas, rng: np.random.Generator) -> NDArray[n
     grey = picture * np.clip(1 + light, 0.3, 1.5) * wide(gain) + wide(offset) + noise
     levels: NDArray[np.uint8] = (np.clip(grey, 0, 1) * 255 + np.float32(0.5)).astype(np.uint8)
     return levels
+
+
+Source("faces", clients, "drawn faces, a stand-in for MTFL").register()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,9 +14,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, DataError, choose
 from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
-from fedgradnorm.data._bad_rows import BadRows
-from fedgradnorm.data._files.named_columns import Form, mark_cells, read_table, table_targets
-from fedgradnorm.data._files.read_rows import FileRows
+from fedgradnorm.data._files.tables import Cells
 from fedgradnorm.data._paths import there
 
 if TYPE_CHECKING:
@@ -31,47 +29,46 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 PIXEL_BYTES = 5  # of memory: as it was read, and in single precision
 
 
-def rows_from_images(
-    path: Path,
-    folder: Path,
-    path_column: str,
-    targets: Sequence[str],
-    labels: bool,
-    bad: BadRows[int],
-    *,
-    size: int,
-    color: Color,
-    marks: Sequence[str] = (),
-    form: Form | None = None,
-) -> FileRows:
-    """Images ``[n, 1 or 3, size, size]`` in 0 .. 1 and the targets of the table at ``path``.
+@dataclass(frozen=True)
+class Images:
+    """A folder of images that the table names; they become [1 or 3, size, size] in 0 .. 1.
 
-    The table's ``path_column`` holds each image's path inside ``folder``, with either slash.
+    Args:
+        images: folder of the images that the table names.
+        size: images become size x size pixels.
+        color: "grey" or "rgb".
     """
-    with needed("files", "reading images"):
-        import PIL  # noqa: F401
 
-    choose(color, ("grey", "rgb"), "color")
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
-        raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
-    if not (there(folder) and folder.is_dir()):
-        raise DataError(f"{folder}: no such folder of images; check the path")
-    wanted = list(dict.fromkeys([path_column, *targets, *marks]))
-    table = read_table(path, wanted, bad, form)
-    cells = mark_cells(table, marks, bad, () if form is None else form.free)
-    y = table_targets(table, targets, labels, bad)
-    shape = (1 if color == "grey" else 3, size, size)
-    pixels = len(table.rows) * math.prod(shape)
-    check_memory(PIXEL_BYTES * pixels, f"{path}: {len(table.rows)} images of {size=}", DataError)
-    x = np.zeros((len(table.rows), *shape), dtype=np.uint8)
-    rows = FileRows(x, y, table.rows, table.lines, bad)
-    root = folder.resolve()
-    for i in rows.good():
-        try:
-            x[i] = _pixels(_inside(root, table.columns[path_column][i]), size, color)
-        except DataError as error:
-            rows.report(int(i), f"column {path_column!r}: {error}")
-    return FileRows(x.astype(np.float32) / 255, y, table.rows, table.lines, bad, marks=cells)
+    images: str | Path | None = None
+    size: int = 40
+    color: Color = "grey"
+
+    def check(self, folder: Path) -> None:
+        """A ConfigError or DataError where no image could be read."""
+        with needed("files", "reading images"):
+            import PIL  # noqa: F401
+
+        choose(self.color, ("grey", "rgb"), "color")
+        size = self.size
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 4096:
+            raise ConfigError(f"size must be a whole number from 1 to 4096, not {size!r}")
+        if not (there(folder) and folder.is_dir()):
+            raise DataError(f"{folder}: no such folder of images; check the path")
+
+    def read(self, folder: Path, table: Cells, column: str) -> NDArray[Any]:
+        """The images that ``column`` names inside ``folder``, with either slash."""
+        count, places = len(table.frame), table.places
+        shape = (1 if self.color == "grey" else 3, self.size, self.size)
+        what = f"{places.bad.source}: {count} images of size={self.size}"
+        check_memory(PIXEL_BYTES * count * math.prod(shape), what, DataError)
+        x = np.zeros((count, *shape), dtype=np.uint8)
+        root, names = folder.resolve(), table[column]
+        for i in places.good().tolist():
+            try:
+                x[i] = _pixels(_inside(root, names[i]), self.size, self.color)
+            except DataError as error:
+                places.report(i, f"column {column!r}: {error}")
+        return x.astype(np.float32) / 255
 
 
 def _inside(root: Path, name: object) -> Path:

@@ -21,16 +21,9 @@ from fedgradnorm._extras import needed
 from fedgradnorm._memory import check_memory
 from fedgradnorm.data._bad_rows import BadRows
 from fedgradnorm.data._cache import Built, cached, default_folder, fingerprint
-from fedgradnorm.data._files.formats.npz import npz_targets
-from fedgradnorm.data._files.named_columns import (
-    CELL_BYTES,
-    check_columns,
-    frame_table,
-    mark_cells,
-    table_targets,
-    text_columns,
-)
-from fedgradnorm.data._files.read_rows import FileRows, missing_name
+from fedgradnorm.data._files.archives import array_rows
+from fedgradnorm.data._files.rows import FileRows, missing_name, reason_of
+from fedgradnorm.data._files.tables import CELL_BYTES, PARQUET, frame_cells, text_columns
 from fedgradnorm.data._paths import is_file
 from fedgradnorm.models._streamed.feed import Feed
 from fedgradnorm.models._streamed.given import HDF5, mapped
@@ -46,98 +39,98 @@ from fedgradnorm.models._streamed.row_sources import (
 from fedgradnorm.models._streamed.rows import Streamed
 
 if TYPE_CHECKING:
-    from fedgradnorm.data._files.file_source import FileSource
+    from numpy.typing import NDArray
+
+    from fedgradnorm.data._files.reading import Reader
 
 log = logging.getLogger(__name__)
 
-PARQUET = (".parquet", ".pq")
 NUMBERS = 1 << 19  # of a Parquet file in memory at a time, about
 COLUMNS = 32  # read at a time: the reader has buffers for each
 _SMALL = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")
 
 
-def streamed_rows(source: FileSource, path: Any, bad: BadRows[int]) -> FileRows:
+def streamed_rows(reader: Reader, path: Any, bad: BadRows[int]) -> FileRows:
     """The rows of a file, of whose inputs none is read yet."""
-    said = source.form.na or source.form.where
-    if not source.columns.plain or source.images is not None or source.on_bad != "error" or said:
+    said = reader.form.na or reader.form.where
+    if not reader.plan.plain or reader.folder is not None or reader.on_bad != "error" or said:
         raise ConfigError(
             f"{bad.source}: stream reads plain numbers, and bad rows are found while it trains; "
             "leave out images, categories, dates, cyclic, missing, without, na, where and on_bad"
         )
-    suffix = source.form.suffix(path)
+    suffix, x_key = reader.form.suffix(path), reader.arrays.x_key
     if suffix in PARQUET:
-        return _parquet_rows(source, path, bad)
-    if source.inputs or source.targets or source.marks:
+        return _parquet_rows(reader, path, bad)
+    if reader.inputs or reader.columns or reader.marks:
         raise ConfigError(
             f"{bad.source}: arrays have no columns; leave out inputs, targets and split, and use "
             "x_key and y_key"
         )
+    keys = {key: target.y_key or reader.arrays.y_key for key, target in reader.targets.items()}
     if suffix in HDF5:
-        y = hdf5_values(opened_hdf5(path), source.y_key, path)
-        return _array_rows(Hdf5Source(path, source.x_key), y, source, path, bad)
-    if isinstance(path, Path) and path.is_dir():
-        x, y = (mapped(path / f"{key}.npy") for key in (source.x_key, source.y_key))
-        name = str(path / f"{source.x_key}.npy")
-        if y.shape:
-            what = f"{path / f'{source.y_key}.npy'}, read at once,"
-            check_read(y, len(y), what)
-        return _array_rows(ArraySource(x, name), np.array(y), source, path, bad)
-    raise DataError(
-        f"{bad.source}: stream reads .h5 and .parquet files and folders of .npy files; save it as "
-        "one of them, or leave stream out"
-    )
-
-
-def _array_rows(x: Source, y: Any, source: FileSource, path: Path, bad: BadRows[int]) -> FileRows:
-    if y.ndim == 0 or len(x) != len(y):
+        arrays = {key: hdf5_values(opened_hdf5(path), name, path) for key, name in keys.items()}
+        x: Source = Hdf5Source(path, x_key)
+    elif isinstance(path, Path) and path.is_dir():
+        x = ArraySource(mapped(path / f"{x_key}.npy"), str(path / f"{x_key}.npy"))
+        arrays = {key: _whole_array(path / f"{name}.npy") for key, name in keys.items()}
+    else:
         raise DataError(
-            f"{path}: {source.x_key!r} has {len(x)} rows, {source.y_key!r} has shape {y.shape}; "
-            "they need one row per sample each"
+            f"{bad.source}: stream reads .h5 and .parquet files and folders of .npy files; save it "
+            "as one of them, or leave stream out"
         )
-    targets = npz_targets(path, source.y_key, y, source.labels, bad)
-    return FileRows(Streamed(Feed(x, str(path))), targets, range(1, len(x) + 1), None, bad)
+    for key, y in arrays.items():
+        if y.ndim == 0 or len(x) != len(y):
+            raise DataError(
+                f"{path}: {x_key!r} has {len(x)} rows, {keys[key]!r} has shape {y.shape}; they "
+                "need one row per sample each"
+            )
+    return array_rows(path, Streamed(Feed(x, str(path))), arrays, keys, reader.targets, bad)
 
 
-def _parquet_rows(source: FileSource, path: Path, bad: BadRows[int]) -> FileRows:
+def _whole_array(path: Path) -> NDArray[Any]:
+    """An array of targets, if it fits in memory."""
+    y = mapped(path)
+    if y.shape:
+        check_read(y, len(y), f"{path}, read at once,")
+    return np.array(y)
+
+
+def _parquet_rows(reader: Reader, path: Path, bad: BadRows[int]) -> FileRows:
     with needed("files", "reading Parquet files"):
         from pyarrow import parquet
 
-    check_columns(source.inputs, source.targets, source.labels, source.columns.without)
+    reader.check_columns()
     if not is_file(path):
         raise DataError(f"{path}: no such file; check the path")
+    wanted = list(dict.fromkeys([*reader.columns, *reader.marks]))
     try:
         with parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            size = file.metadata.num_rows
+            schema, size = file.schema_arrow, file.metadata.num_rows
         known = list(schema.names)
-        beside = {*source.targets, *source.aside, *source.marks}
-        names = list(source.inputs or [name for name in known if name not in beside])
-        for name in (*names, *source.targets, *source.marks):
+        names = list(reader.inputs or [name for name in known if name not in wanted])
+        for name in (*names, *wanted):
             if name not in known:
                 raise missing_name(str(path), "column", name, known)
-        wanted = list(dict.fromkeys([*source.targets, *source.marks]))
-        check_memory(
-            size * len(wanted) * CELL_BYTES, f"{path}: its targets, unpacked, together", DataError
-        )
+        need = size * len(wanted) * CELL_BYTES
+        check_memory(need, f"{path}: its targets, unpacked, together", DataError)
         # Without threads, which would read many row groups at a time.
         with parquet.ParquetFile(path, read_dictionary=text_columns(schema)) as file:
             frame = file.read(columns=wanted, use_threads=False).to_pandas()
-        table = frame_table(str(path), frame, wanted)
+        table = frame_cells(frame, wanted, bad)
         x = _mapped_columns(path, names, schema, size)
     except DataError:
         raise
     except Exception as error:  # a damaged file surfaces as almost any exception of the reader
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = reason_of(error)
         if isinstance(error, MemoryError) or "bad_alloc" in reason:
             raise DataError(
                 f"{path}: a row group of it does not fit in memory ({reason}); write it again with "
                 "smaller ones (row_group_size)"
             ) from error
         raise DataError(f"{path}: not a readable Parquet file ({reason}); save it again") from error
-    feed = Feed(TableSource(x, str(path), names), str(path))
-    y = table_targets(table, source.targets, source.labels, bad)
-    marks = mark_cells(table, source.marks, bad, source.form.free)
-    return FileRows(Streamed(feed), y, range(1, size + 1), None, bad, tuple(names), {}, marks)
+    rows = Streamed(Feed(TableSource(x, str(path), names), str(path)))
+    marks = table.marks(reader.marks, reader.form.free)
+    return FileRows(rows, reader.targets_of(table), table.places, marks, inputs=tuple(names))
 
 
 def _mapped_columns(path: Path, names: Sequence[str], schema: Any, size: int) -> Any:

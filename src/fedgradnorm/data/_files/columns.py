@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -19,8 +20,16 @@ import torch
 from torch import Tensor
 
 from fedgradnorm._checks import shown
-from fedgradnorm.data._encoding.clock_parts import circle, part, seconds
-from fedgradnorm.data._files.read_rows import LARGEST
+from fedgradnorm.data._files.rows import (
+    LARGEST,
+    cells_of,
+    each,
+    is_missing,
+    number_of,
+    numbers_of,
+    text_of,
+    usable,
+)
 from fedgradnorm.tasks._labels.label_map import LabelMap
 
 if TYPE_CHECKING:
@@ -30,8 +39,16 @@ if TYPE_CHECKING:
 
 Gaps = Literal["error", "mean", "median", "indicator"]
 GAPS = ("error", "mean", "median", "indicator")
+PARTS = ("hour", "weekday", "day", "month", "elapsed")
+"""What can be made of a date; all but the last are places on a circle."""
+
 UNKNOWN = -1.0
 LARGEST_ID = 2.0**53  # from here on not every whole number is a float64
+
+DAY = 86400.0
+_BEGIN = datetime(1970, 1, 1)
+_YEAR_2000 = (datetime(2000, 1, 1) - _BEGIN).total_seconds()
+_YEAR = 365.2425  # days
 
 
 @dataclass(frozen=True)
@@ -62,13 +79,36 @@ class Column(ABC):
     def values(self, code: Tensor, gap: Tensor) -> Tensor:
         """What the network sees of each code, [rows, numbers]; ``gap`` says where there is none."""
 
-    @abstractmethod
     def parts(self) -> list[str]:
         """What the numbers of ``values`` are called."""
+        return [self.name]
 
-    def learned(self, codes: Codes) -> Self:  # noqa: ARG002
-        """The column with what it learns on the codes of the training rows."""
-        return self
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The code of each cell, or its text where codes are still to be learned.
+
+        NaN where a cell is empty or cannot be read.
+        """
+
+        def code(cell: Any) -> float:
+            try:
+                return math.nan if is_missing(cell) else self.code(cell)
+            except ValueError:
+                return math.nan
+
+        return np.array(each(code, cells_of(cells)), dtype=np.float64)
+
+    def coded(self, read: NDArray[Any]) -> Codes:
+        """What was read, as codes."""
+        return read.astype(np.float64)
+
+    def learned(self, codes: Codes) -> Self:
+        """The column with what it learns on the codes of the training rows: what fills a gap."""
+        if not hasattr(self, "fill") or not self.allows_gaps:
+            return self
+        known = codes[~np.isnan(codes)]
+        middle = np.median if self.gaps == "median" else np.mean
+        fill = float(middle(known)) if len(known) else 0.0
+        return replace(self, fill=fill)  # type: ignore[call-arg]
 
     def features(self, code: Tensor) -> Tensor:
         """The values, and with an indicator a number more that is 1 where there is a gap."""
@@ -83,19 +123,23 @@ class Column(ABC):
         """What the features are called."""
         return [*self.parts(), *([f"{self.name} missing"] if self.gaps == "indicator" else [])]
 
+    def wrong(self, cell: object) -> str:
+        """What is wrong with a cell that was read as NaN; empty where it is a gap."""
+        if is_missing(cell):
+            return ""
+        try:
+            self.code(cell)
+        except ValueError as error:
+            plain = cell.item() if isinstance(cell, np.generic) else cell
+            return f"is {shown(plain)}, {error}"
+        return f"is {shown(cell)}"
+
     def plain(self) -> dict[str, Any]:
         """The column as texts and numbers, for run.json."""
         table = {"kind": self.kind, **asdict(self)}
         if self.group is None:
             del table["group"]
         return table
-
-    def _filling(self, values: Codes) -> float:
-        """What stands for a gap; an absent column has nothing to learn from, and is 0."""
-        known = values[~np.isnan(values)]
-        if not len(known):
-            return 0.0
-        return float(np.median(known) if self.gaps == "median" else known.mean())
 
 
 @dataclass(frozen=True)
@@ -109,13 +153,15 @@ class NumberColumn(Column):
 
     def code(self, cell: Any) -> float:
         """The number."""
-        try:
-            value = float(cell)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
+        value = number_of(cell)
         if abs(value) <= LARGEST:
             return value
         raise ValueError("not a number" if math.isnan(value) else "too large")
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The numbers."""
+        values = numbers_of(cells)
+        return np.where(usable(values), values, np.nan)
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:
         """One number, or two; a gap is the fill, or the middle of the circle."""
@@ -127,10 +173,6 @@ class NumberColumn(Column):
     def parts(self) -> list[str]:
         """Its own name, or with sin and cos."""
         return [self.name] if self.period is None else [f"{self.name} sin", f"{self.name} cos"]
-
-    def learned(self, codes: Codes) -> Self:
-        """Mean or median of the numbers there are, where gaps are to be filled."""
-        return replace(self, fill=self._filling(codes)) if self.allows_gaps else self
 
 
 @dataclass(frozen=True)
@@ -152,6 +194,15 @@ class CategoryColumn(Column):
         """Its place in the list."""
         found = self._map.codes([str(cell).strip()])[0]
         return UNKNOWN if found is None else float(found)
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """The texts, empty where there is none."""
+        return np.array(each(text_of, cells_of(cells)), dtype=object)
+
+    def coded(self, read: NDArray[Any]) -> Codes:
+        """The place of each text in the list."""
+        places = {text: self.code(text) if text else math.nan for text in set(read.tolist())}
+        return np.array([places[text] for text in read.tolist()], dtype=np.float64)
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
         """One for each category."""
@@ -198,10 +249,6 @@ class DateColumn(Column):
             for end in ([""] if name == "elapsed" else [" sin", " cos"])
         ]
 
-    def learned(self, codes: Codes) -> Self:
-        """Mean or median of the times there are, where gaps are to be filled."""
-        return replace(self, fill=self._filling(codes)) if self.allows_gaps else self
-
 
 @dataclass(frozen=True)
 class IdColumn(Column):
@@ -212,10 +259,7 @@ class IdColumn(Column):
 
     def code(self, cell: Any) -> float:
         """The number."""
-        try:
-            value = float(cell)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
+        value = number_of(cell)
         if value >= 0 and value.is_integer() and value <= LARGEST_ID:
             return value
         raise ValueError("not an id: a whole number of at least 0")
@@ -223,10 +267,6 @@ class IdColumn(Column):
     def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
         """The number; what holds ids alone becomes whole numbers after the scaling."""
         return code[:, None]
-
-    def parts(self) -> list[str]:
-        """Its own name."""
-        return [self.name]
 
 
 @dataclass(frozen=True)
@@ -244,9 +284,8 @@ class StepColumn(Column):
 
     def code(self, cell: Any) -> float:
         """The place in an order: a number, or a date."""
-        try:
-            value = float(cell)
-        except (TypeError, ValueError, OverflowError):
+        value = number_of(cell)
+        if math.isnan(value):
             try:
                 value = seconds(cell, None)
             except (ValueError, TypeError, OverflowError, AttributeError):
@@ -254,6 +293,14 @@ class StepColumn(Column):
         if math.isfinite(value):
             return value
         raise ValueError("neither a number nor a date like 2016-03-01")
+
+    def read(self, cells: Any) -> NDArray[Any]:
+        """Sequences numbered as they appear, or the places in their order."""
+        if self.role != "sequence":
+            return super().read(cells)
+        texts = each(text_of, cells_of(cells))
+        numbers = {text: float(place) for place, text in enumerate(dict.fromkeys(texts))}
+        return np.array([numbers[text] if text else np.nan for text in texts])
 
     def values(self, code: Tensor, gap: Tensor) -> Tensor:  # noqa: ARG002
         """Nothing."""
@@ -284,3 +331,67 @@ def column_from(table: Mapping[str, Any]) -> Column:
     if trial.shape != (2, len(made.names())):
         raise ValueError(f"column {made.name!r}")
     return made
+
+
+def seconds(cell: Any, form: str | None = None) -> float:
+    """Seconds since 1970 of a date, a time or a text (ISO 8601, or as ``form`` says).
+
+    A time with an offset is taken to UTC; one without is taken as it is written. A ValueError where
+    it is none.
+
+    >>> seconds("1970-01-02T00:00:01")
+    86401.0
+    >>> seconds("2.1.1970", "%d.%m.%Y")
+    86400.0
+    """
+    if isinstance(cell, datetime):
+        when = cell
+    elif isinstance(cell, date):
+        when = datetime(cell.year, cell.month, cell.day)
+    else:
+        text = str(cell).strip()
+        when = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+    if when.tzinfo is not None:
+        when = when.astimezone(UTC).replace(tzinfo=None)
+    return (when - _BEGIN).total_seconds()
+
+
+def part(name: str, time: Tensor) -> Tensor:
+    """A part of each time: sine and cosine of its place, or years since 2000 ("elapsed").
+
+    In float64 and without a calendar's tables, so that an exported program can hold it.
+    """
+    days = torch.floor(time / DAY)
+    if name == "elapsed":
+        return ((time - _YEAR_2000) / (DAY * _YEAR))[:, None]
+    if name == "hour":
+        return circle(time - days * DAY, DAY)
+    if name == "weekday":
+        return circle(days + 3, 7.0)  # 1970 began on a Thursday; Monday is 0
+    day, month = _calendar(days)
+    return circle(day - 1, 31.0) if name == "day" else circle(month - 1, 12.0)
+
+
+def circle(value: Tensor, period: float) -> Tensor:
+    """A value as a point on a circle that it goes round in a ``period``: sine and cosine."""
+    # As tensors, because ONNX has plain numbers in single precision only.
+    length = torch.tensor(period, dtype=value.dtype, device=value.device)
+    turns = value / length
+    turn = (turns - torch.floor(turns)) * torch.tensor(2 * math.pi, dtype=value.dtype)
+    return torch.stack([turn.sin(), turn.cos()], dim=1)
+
+
+def _calendar(days: Tensor) -> tuple[Tensor, Tensor]:
+    """Day of the month and month of the Gregorian calendar, from days since 1970.
+
+    Years are counted from March, so that the day that is there or not comes last in them; 400 of
+    them have 146,097 days.
+    """
+    from_march = days + 719468  # since the first of March of the year 0
+    of_era = from_march - torch.floor(from_march / 146097) * 146097
+    leap = torch.floor(of_era / 1460) - torch.floor(of_era / 36524) + torch.floor(of_era / 146096)
+    year = torch.floor((of_era - leap) / 365)
+    of_year = of_era - (365 * year + torch.floor(year / 4) - torch.floor(year / 100))
+    month = torch.floor((5 * of_year + 2) / 153)
+    day = of_year - torch.floor((153 * month + 2) / 5) + 1
+    return day, torch.where(month < 10, month + 3, month - 9)

@@ -1,0 +1,270 @@
+"""CSV and Parquet files and DataFrames as one frame of cells, also from inside a zip archive.
+
+Records of a CSV file come from Python's ``csv`` module: pandas fills rows that are too short
+without a word, and does not say on which line a row is. What is done with cells is up to the
+columns; nothing is guessed here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+
+from fedgradnorm._checks import one_of
+from fedgradnorm._columns import is_frame
+from fedgradnorm._errors import DataError
+from fedgradnorm._extras import needed
+from fedgradnorm._memory import check_memory
+from fedgradnorm.data._bad_rows import BadRows
+from fedgradnorm.data._files.rows import (
+    Places,
+    cells_of,
+    each,
+    is_missing,
+    missing_name,
+    reason_of,
+    text_of,
+)
+from fedgradnorm.data._paths import is_file, there
+
+CELL_BYTES = 40  # of memory, at least: a number as an object, the reference to it, and as a float
+PARSED = 25  # bytes of memory that a byte of text takes as fields and numbers, about
+PARQUET = (".parquet", ".pq")
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", *PARQUET)
+FORMATS = {"csv": ".csv", "parquet": ".parquet", "npz": ".npz", "h5": ".h5"}
+"""What ``format`` may say of a file, and the ending that says the same."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is said of a client's tables as files.
+
+    ``format`` replaces the file's ending. ``na`` are texts that stand for no value, beside the
+    usual ones. ``where`` keeps the rows in which columns have these values. Columns ``free`` may
+    be empty where they decide the split.
+    """
+
+    format: str | None = None
+    na: tuple[str, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    free: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.format is not None:
+            one_of("format", self.format, tuple(FORMATS))
+
+    def suffix(self, path: Any) -> str:
+        """The ending that decides how a file is read."""
+        if self.format is not None:
+            return FORMATS[self.format]
+        return path.suffix.lower() if isinstance(path, Path) else ""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The wanted columns of a table, and where its rows are."""
+
+    frame: pd.DataFrame
+    places: Places
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return cells_of(self.frame[name])
+
+    def marks(self, names: Sequence[str], free: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """The columns that decide the split; an empty cell is a bad row, but for ``free``."""
+        found = {name: self[name] for name in names}
+        for name in set(names) - set(free):
+            for i in np.flatnonzero(each(is_missing, found[name])).tolist():
+                self.places.report(i, f"column {name!r}, which decides the split, is empty")
+        return found
+
+
+def read_table(
+    path: Any, columns: Sequence[str] | None, bad: BadRows[int], form: Form | None = None
+) -> Cells:
+    """The named columns of a CSV or Parquet file or of a DataFrame, or all of them."""
+    form = form or Form()
+    if columns is not None:
+        columns = list(dict.fromkeys([*columns, *form.where]))
+    if is_frame(path):
+        cells = frame_cells(path, columns, bad)
+    elif form.suffix(path) in PARQUET:
+        cells = _read_parquet(path, columns, bad)
+    else:
+        cells = _read_csv(path, columns, bad)
+    frame = cells.frame
+    if form.na:
+        known = {
+            name: [None if str(cell).strip() in form.na else cell for cell in cells[name]]
+            for name in frame
+        }
+        frame = pd.DataFrame(known, index=frame.index, columns=frame.columns, dtype=object)
+    wanted = np.ones(len(frame), dtype=bool)
+    for name, value in form.where.items():
+        if name not in frame:
+            raise missing_name(bad.source, "column", name, frame)
+        wanted &= np.array(each(text_of, cells_of(frame[name])), dtype=object) == value
+    if wanted.all():
+        return Cells(frame, cells.places)
+    return Cells(frame[wanted], cells.places.at(np.flatnonzero(wanted).tolist()))
+
+
+def frame_cells(
+    frame: Any, columns: Sequence[str] | None, bad: BadRows[int], source: str = ""
+) -> Cells:
+    """The named columns of a DataFrame, or all of them."""
+    names = [str(name).strip() for name in frame.columns]
+    places = _places(source or bad.source, names, columns)
+    table = frame if isinstance(frame, pd.DataFrame) else frame.to_pandas()
+    found = table.iloc[:, list(places.values())].set_axis(list(places), axis=1)
+    return Cells(found.reset_index(drop=True), Places(range(1, len(found) + 1), None, bad))
+
+
+def _read_csv(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Cells:
+    records = _csv_records(path)
+    _, header = next(records, (0, []))
+    names = [name.strip() for name in header]
+    if not names:
+        raise DataError(f"{path}: the file is empty; expected a header line and rows")
+    places = _places(str(path), names, columns)
+    wanted, kept, lines = list(places.values()), list[list[str]](), list[int]()
+    for row, (line, fields) in enumerate(records, start=1):
+        if len(fields) != len(names):
+            why = f"{len(fields)} fields where the header has {len(names)}"
+            bad.add(row, why, f"data row {row} (line {line})")
+            fields += [""] * (len(names) - len(fields))
+        kept.append([fields[place] for place in wanted])
+        lines.append(line)
+    frame = pd.DataFrame(kept, columns=list(places), dtype=object)
+    return Cells(frame, Places(range(1, len(lines) + 1), lines, bad))
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(first line, fields) of each record that is not blank; the first one is the header."""
+    line = 0
+    try:
+        with opened(path) as data:
+            file = io.TextIOWrapper(data, encoding="utf-8-sig", newline="")
+            header = file.readline()
+            # A comma, unless the header has none but is split by tabs or semicolons.
+            mark = next((mark for mark in ",\t;" if mark in header), ",")
+            file.seek(0)
+            reader = csv.reader(file, delimiter=mark, strict=True)
+            for fields in reader:
+                if "\0" in "".join(fields):
+                    raise DataError(f"{path}, line {line + 1}: not a text file; export it as CSV")
+                if fields:
+                    yield line + 1, fields
+                line = reader.line_num
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, after line {line}: not UTF-8 text; export it as UTF-8 CSV"
+        ) from error
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, after line {line}: not a CSV file ({error}); repair it"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _places(source: str, names: list[str], columns: Sequence[str] | None) -> dict[str, int]:
+    """Where each wanted column stands."""
+    if columns is None and "" in names:
+        # pandas writes its row numbers as a column without a name: never what a model should see.
+        raise DataError(
+            f"{source}: column {names.index('') + 1} has no name; name it, or list the columns to "
+            "use as inputs"
+        )
+    found = {}
+    for name in names if columns is None else columns:
+        if name not in names:
+            raise missing_name(source, "column", name, names)
+        if names.count(name) > 1:
+            raise DataError(f"{source}: more than one column is named {name!r}; rename them")
+        found[name] = names.index(name)
+    return found
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None, bad: BadRows[int]) -> Cells:
+    with needed("files", "reading Parquet files"):
+        from pyarrow import parquet
+
+    try:
+        with opened(path) as file:
+            about = parquet.read_metadata(file)
+            size = about.num_rows * about.num_columns * CELL_BYTES
+            check_memory(size, f"{path}: unpacked, it", DataError)
+            texts = text_columns(about.schema.to_arrow_schema())
+            file.seek(0)
+            read = parquet.read_table(file, read_dictionary=texts, partitioning=None)
+            cells = frame_cells(read.to_pandas(), columns, bad, str(path))
+            for name in set(texts) & set(cells.frame):
+                cells[name]  # some damage shows only when a text is looked at
+            return cells
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file surfaces as almost any exception of the reader
+        raise DataError(
+            f"{path}: not a readable Parquet file ({reason_of(error)}); save it again"
+        ) from error
+
+
+def text_columns(schema: Any) -> list[str]:
+    """Columns of texts, to be read as dictionaries: a file may hold a long text once for all."""
+    kinds = ("string", "large_string", "binary", "large_binary")
+    return [field.name for field in schema if str(field.type) in kinds]
+
+
+def is_there(path: Path) -> bool:
+    """Whether it is a file, or may be one inside an archive."""
+    return is_file(path) or _archive(path) is not None
+
+
+def is_place(path: Path) -> bool:
+    """Whether it is a file or a folder, or leads into an archive."""
+    return there(path) or _archive(path) is not None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file for reading bytes, also one inside an archive: ``data.zip/folder/rows.csv``."""
+    archive = None if is_file(path) else _archive(path)
+    if archive is None:
+        with path.open("rb") as file:
+            yield file
+    else:
+        yield io.BytesIO(_member(archive, path.relative_to(archive).as_posix()))
+
+
+def _archive(path: Path) -> Path | None:
+    """The archive that a path leads into."""
+    return next((p for p in path.parents if p.suffix.lower() == ".zip" and is_file(p)), None)
+
+
+def _member(archive: Path, name: str) -> bytes:
+    """The content of one file of an archive; no more is unpacked than its directory says."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            names = sorted(info.filename for info in file.infolist() if not info.is_dir())
+            if name not in names:
+                some = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+                raise DataError(f"{archive}: no file {name!r} in it; it has {some}")
+            size = file.getinfo(name).file_size
+            check_memory(PARSED * size, f"{archive}, {name}: unpacked, it", DataError)
+            return file.read(name)
+    except DataError:
+        raise
+    except Exception as error:  # zipfile and its decompressors raise many kinds of error
+        raise DataError(
+            f"{archive}, {name}: cannot be read ({reason_of(error)[:100]}); check the archive"
+        ) from error

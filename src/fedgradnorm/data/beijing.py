@@ -1,0 +1,322 @@
+"""Beijing's air: pollutants and weather of each hour at 12 stations (Chen 2019, UCI, CC BY 4.0).
+
+A client is a station, each with a task of its own, on the same inputs and split in time. A gap is a
+cell ``NA``, or an empty one: both occur in the published files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedgradnorm._checks import number, shown, whole
+from fedgradnorm._client import SPLITS, Client
+from fedgradnorm._errors import ConfigError, DataError, choose
+from fedgradnorm.data._arrays import random_generator
+from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data._files.reading import numbers
+from fedgradnorm.data._files.rows import each, text_of
+from fedgradnorm.data._files.tables import Cells, read_table
+from fedgradnorm.data._metrics import auc
+from fedgradnorm.data._paths import find_data
+from fedgradnorm.data._pooled import How, scaled
+from fedgradnorm.data._source import Source
+from fedgradnorm.tasks._making import classification, regression
+from fedgradnorm.tasks._task import Task
+
+__all__ = ["clients"]
+
+STATIONS = (
+    "Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou",
+    "Nongzhanguan", "Shunyi", "Tiantan", "Wanliu", "Wanshouxigong",
+)  # fmt: skip
+"""The stations of the published set."""
+
+_PERIOD = "20130301-20170228"
+FILES = tuple(
+    f"{name}_Data_{_PERIOD}{end}" for end in (".zip", "") for name in ("PRSA", "PRSA2017")
+)
+"""Names under which the set lies in a data folder: the archive's, and its unpacked folder's."""
+
+POLLUTANTS = {"pm25": "PM2.5", "pm10": "PM10", "so2": "SO2", "no2": "NO2", "co": "CO", "o3": "O3"}
+"""Tasks by regression, in micrograms per cubic metre, and their columns."""
+
+TASKS = (*POLLUTANTS, "wind", "rain")
+"""What a station can predict."""
+
+INPUTS = ("TEMP", "PRES", "DEWP", "WSPM", "hour_sin", "hour_cos", "year_sin", "year_cos")
+"""Temperature, pressure, dew point, wind speed, and the place in the day and in the year.
+
+Rain and wind direction are no inputs, because they are some clients' targets.
+"""
+
+DIRECTIONS = (
+    "N", "NNE", "NE", "ENE", "E", "ESE", "SE", "SSE",
+    "S", "SSW", "SW", "WSW", "W", "WNW", "NW", "NNW",
+)  # fmt: skip
+"""The 16 wind directions, clockwise; the place in this list is the class."""
+
+_LABELS = {"wind": DIRECTIONS, "rain": ("dry", "rain")}
+_COLUMNS = {**POLLUTANTS, "wind": "wd", "rain": "RAIN"}
+_TIME = ("year", "month", "day", "hour")
+_NAME = re.compile(r"PRSA_Data_([A-Za-z]+)_(\d{8})-(\d{8})\.csv")
+
+Times = NDArray[np.datetime64]
+
+logger = logging.getLogger(__name__)
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    stations: Sequence[str] | None = None,
+    tasks: Sequence[str] | Mapping[str, str] = TASKS,
+    rows: int | None = None,
+    test_share: float = 0.2,
+    validation_share: float = 0.0,
+    scaling: How = "pooled",
+    seed: int = 0,
+    loss_scale: Mapping[str, float] | None = None,
+    on_bad: OnBad = "error",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Client]:
+    """A client a station: a pollutant by regression, the wind's direction (16), or rain (2).
+
+    ``source`` is the archive or its folder (default: in the folder named by FEDGRADNORM_DATA).
+    ``tasks`` are dealt to the ``stations`` in turn, or given by station. ``rows`` hours are drawn
+    by ``seed`` for each client, None means all without a gap. The period's last ``test_share`` is
+    for testing, what lies before it for validation; every station is cut at the same hours.
+
+    Args:
+        source: the archive or its folder. In a config: path.
+        stations: some of them, by name; None is all.
+        tasks: dealt to the stations in turn, or one for each, by name.
+        rows: hours drawn for each client; None is all.
+        test_share, validation_share: parts of the rows that are held out, each from 0 to 1.
+        scaling: of the inputs: "pooled" learns mean and deviation on everybody's training rows,
+            "own" on each client's, "none" changes nothing.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        progress: called with (done, total) now and then; not for configs.
+    """
+    shares = _shares(rows, test_share, validation_share)
+    random_generator(seed)
+    scales = dict(loss_scale or {})
+    for name in scales:
+        choose(name, TASKS, "task in loss_scale")
+    choose(on_bad, ("error", "drop"), "on_bad")
+    files = _station_files(find_data(source, FILES, "beijing"))
+    plan, made = _plan(stations, tasks, list(files)), list[Client]()
+    for station, name in plan.items():
+        bad = BadRows[int](on_bad, str(files[station]))
+        time, x, y = _hours(files[station], name, bad)
+        tell_dropped(bad.messages, bad.source)
+        good = ~(np.isnan(x).any(axis=1) | np.isnan(y))
+        logger.info("beijing: station %s, task %s: %d of %d hours have a gap and are left out",
+                    station, name, len(good) - int(good.sum()), len(good))  # fmt: skip
+        # A station's own draw does not depend on who else takes part.
+        rng = np.random.default_rng([seed, *station.encode()])
+        who = f"client {station!r}, task {name!r}"
+        parts = _drawn(who, time, good, rows, shares, rng)
+        target = y.astype(np.float32) if name in POLLUTANTS else np.nan_to_num(y).astype(np.int64)
+        pairs = {split: (x[at], target[at]) for split, at in parts.items()}
+        made.append(
+            Client(
+                station, _task(name, scales.get(name, 1.0)), pairs["train"], pairs.get("test"),
+                pairs.get("validation"), labels=_LABELS.get(name), columns=INPUTS,
+            )
+        )  # fmt: skip
+        if progress:
+            progress(len(made), len(plan))
+    return scaled(made, scaling)
+
+
+def _shares(rows: int | None, test_share: float, validation_share: float) -> dict[str, float]:
+    """The share of each split, checked."""
+    if rows is not None:
+        whole("beijing: rows", rows, 1)
+    test = number("test_share", test_share)
+    validation = number("validation_share", validation_share)
+    if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
+        raise ConfigError(
+            f"beijing: test_share {test_share!r} and validation_share {validation_share!r} must be "
+            "0 or more and leave a part for training"
+        )
+    return {"train": 1 - (validation + test), "validation": validation, "test": test}
+
+
+def _plan(
+    stations: Sequence[str] | None, tasks: Sequence[str] | Mapping[str, str], known: Sequence[str]
+) -> dict[str, str]:
+    """The task of each station that takes part."""
+    if stations is None:
+        stations = list(tasks) if isinstance(tasks, Mapping) else known
+    for what, names in (("stations", stations), ("tasks", tasks)):
+        listed = isinstance(names, Sequence | Mapping) and not isinstance(names, str)
+        if not listed or not all(isinstance(name, str) for name in names) or not names:
+            raise ConfigError(f"beijing: {what} must name at least one, not {names!r}")
+    for station in stations:
+        choose(station, known, "station")
+    if len(set(stations)) < len(stations):
+        raise ConfigError(f"beijing: a station stands twice in {list(stations)}; name each once")
+    if not isinstance(tasks, Mapping):
+        tasks = {station: tasks[i % len(tasks)] for i, station in enumerate(stations)}
+    for station in stations:
+        if station not in tasks:
+            raise ConfigError(f"beijing: station {station!r} has no task; name one in tasks")
+        choose(tasks[station], TASKS, "task")
+    return {station: tasks[station] for station in stations}
+
+
+def _station_files(path: Path) -> dict[str, Path]:
+    """The files by station, in the archive or its unpacked folder; nothing is ever extracted."""
+    if path.is_dir():
+        # Also where they lie one folder deeper, as in the archive.
+        files = [*path.glob("*.csv"), *path.glob("PRSA*/*.csv")]
+    else:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                files = [path / str(PurePosixPath(name)) for name in archive.namelist()]
+        except Exception as error:  # zipfile raises many kinds of error on damaged bytes
+            raise DataError(
+                f"{path}: not a complete zip archive ({error}); download it again"
+            ) from error
+    found: dict[str, Path] = {}
+    for file in files:
+        if told := _NAME.fullmatch(file.name):
+            if told[1] in found:
+                raise DataError(f"{path}: station {told[1]!r} has two files; remove one of them")
+            found[told[1]] = file
+    if not found:
+        raise DataError(
+            f"{path}: no file PRSA_Data_STATION_{_PERIOD}.csv in it; give the archive of these "
+            "files or its unpacked folder (UCI packs that archive into another one)"
+        )
+    return dict(sorted(found.items()))
+
+
+def _hours(
+    file: Path, task: str, bad: BadRows[int]
+) -> tuple[Times, NDArray[np.float64], NDArray[np.float64]]:
+    """A station's hours in order of time, the inputs and the target; a gap is NaN."""
+    weather = INPUTS[:4]
+    table = read_table(file, [*_TIME, *weather, _COLUMNS[task]], bad)
+    time = _times(table)
+    columns = [numbers(table, name) for name in weather]
+    y = _target(table, task)
+    kept = table.places.good()
+    if not len(kept):
+        raise DataError(f"{file}: no rows left to use; download it again")
+    _check_order(file, table, time, kept)
+    time, y = time[kept], y[kept]
+    # Day and year are points on a circle, so midnight is no jump.
+    day = time.astype("M8[D]")
+    of_day = (time - day).astype(np.float64) / 24
+    of_year = (day - day.astype("M8[Y]")).astype(np.float64) / 365.25
+    turns = [turn(2 * np.pi * part) for part in (of_day, of_year) for turn in (np.sin, np.cos)]
+    return time, np.stack([*(column[kept] for column in columns), *turns], axis=1), y
+
+
+def _times(table: Cells) -> Times:
+    """Year, month, day and hour as one time; what is no hour is reported."""
+    parts = pd.DataFrame({name: numbers(table, name) for name in _TIME})
+    time = pd.to_datetime(parts, errors="coerce").to_numpy("M8[h]")
+    time = np.where(parts["hour"].between(0, 23), time, np.datetime64("NaT"))
+    for at in np.flatnonzero(np.isnat(time)).tolist():
+        table.places.report(at, f"{parts.iloc[at].to_dict()} is no hour")
+    return time
+
+
+def _target(table: Cells, task: str) -> NDArray[np.float64]:
+    """What the client is to predict."""
+    column = _COLUMNS[task]
+    if task != "wind":
+        values = numbers(table, column)
+        return np.where(np.isnan(values), np.nan, values > 0) if task == "rain" else values
+    known = {name: float(number) for number, name in enumerate(DIRECTIONS)}
+    texts = each(text_of, table[column])
+    for at, text in enumerate(texts):
+        if text and text not in known:
+            table.places.report(at, f"column {column!r} is {shown(text)}, not a wind direction")
+    return np.array([known.get(text, np.nan) for text in texts])
+
+
+def _check_order(file: Path, table: Cells, time: Times, kept: NDArray[np.int64]) -> None:
+    """A DataError unless hours ascend and, where none was left out, are all the name says."""
+    hours = time[kept]
+    late = np.flatnonzero(np.diff(hours) <= np.timedelta64(0, "h"))
+    if len(late):
+        at = int(late[0]) + 1
+        raise DataError(
+            f"{table.places.where(int(kept[at]))}: {hours[at]}h does not come after "
+            f"{hours[at - 1]}h; sort the rows by time and remove doubles"
+        )
+    told = _NAME.fullmatch(file.name)
+    assert told is not None
+    first, last = (f"{day[:4]}-{day[4:6]}-{day[6:]}" for day in told.groups()[1:])
+    begins, ends = str(hours[0].astype("M8[D]")), str(hours[-1])
+    if len(kept) == len(time) and (begins, ends) != (first, f"{last}T23"):
+        raise DataError(
+            f"{file}: it goes from {hours[0]}h to {hours[-1]}h, its name says {first} to {last}; "
+            "the file is cut off, download it again"
+        )
+
+
+def _drawn(
+    who: str,
+    time: Times,
+    good: NDArray[np.bool_],
+    rows: int | None,
+    shares: Mapping[str, float],
+    rng: np.random.Generator,
+) -> dict[str, NDArray[np.int64]]:
+    """Positions of each split's hours, ascending.
+
+    The period is cut, not the hours without a gap, so that stations with other gaps are cut at the
+    same hours: no hour that one client trains on is another one's test. Each part then gives
+    its share of ``rows``, drawn at random.
+    """
+    since = (time - time[0]).astype(np.int64)
+    ends = np.rint(np.cumsum(list(shares.values())) * (int(since[-1]) + 1)).astype(np.int64)
+    part = np.searchsorted(ends, since, side="right")
+    counts = {split: round(shares[split] * (rows or 0)) for split in SPLITS[1:]}
+    counts["train"] = (rows or 0) - sum(counts.values())
+    found = {}
+    for place, split in enumerate(SPLITS):
+        if not shares[split]:
+            continue
+        usable, count = np.flatnonzero(good & (part == place)), counts[split]
+        if not len(usable):
+            raise DataError(
+                f"{who}: {split} has no hour without a gap; change the shares or the task"
+            )
+        if rows is not None:
+            if count < 1:
+                raise DataError(f"{who}: {split} gets no row; raise rows or its share")
+            if count > len(usable):
+                raise DataError(
+                    f"{who}: {split} asks for {count} hours, {len(usable)} have no gap; lower "
+                    "rows, or leave it out to take them all"
+                )
+            usable = np.sort(rng.choice(usable, count, replace=False))
+        found[split] = usable
+    return found
+
+
+def _task(name: str, scale: float) -> Task:
+    if name in POLLUTANTS:
+        return regression(1, loss_scale=scale, name=name)
+    metrics: Any = {"auc": auc} if name == "rain" else None
+    return classification(len(_LABELS[name]), metrics=metrics, loss_scale=scale, name=name)
+
+
+Source("beijing", clients, "air and weather: 12 stations", ("path",)).register()

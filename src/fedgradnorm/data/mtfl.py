@@ -1,0 +1,547 @@
+"""The Multi-Task Facial Landmark set (Zhang et al., ECCV 2014) as 40x40 grey faces and clients.
+
+Landmarks keep the files' column order: x1..x5, y1..y5, for left eye, right eye, nose, left and
+right mouth corner, left being the picture's. Labels count from zero; ``CLASSES`` names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedgradnorm._checks import shown
+from fedgradnorm._client import Client
+from fedgradnorm._errors import DataError, choose
+from fedgradnorm.data._bad_rows import BadRows, OnBad, tell_dropped
+from fedgradnorm.data._cache import cached, fingerprint
+from fedgradnorm.data._face_clients import Allocation, check_enough, face_clients, task_sizes
+from fedgradnorm.data._files.rows import number_of
+from fedgradnorm.data._files.tables import read_table
+from fedgradnorm.data._images import Box, all_inside, crop_resize, decode_grey, to_crop
+from fedgradnorm.data._paths import ENV, find_data, user_path
+from fedgradnorm.data._source import Source
+
+__all__ = ["MTFL", "clients", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "gender": ("male", "female"),
+    "smile": ("smiling", "not smiling"),
+    "glasses": ("glasses", "no glasses"),
+    "pose": ("left profile", "left", "frontal", "right", "right profile"),
+}
+"""The label columns in file order, and what each class means (files count from 1, we from 0)."""
+TASKS = ("landmark", *CLASSES)
+"""The paper's five tasks, in the order of the clients."""
+SIZE = 40
+"""Pixels of a face's side."""
+
+ANNOTATIONS = {"train": "training.txt", "test": "testing.txt"}
+BOXES = "mtfl_boxes.csv"
+NAMES = ("MTFL.zip", "MTFL")
+NO_BOX, OUTSIDE = "without a box", "landmark outside the box"
+
+_FIELDS = 15
+_LARGEST = 64 << 20  # bytes of one file: MTFL's largest has 1 MB, an archive bomb's has more
+_REPORT_EVERY = 100
+_VERSION = 1  # raise it when the same files and options give other arrays
+
+Crop = Literal["boxes", "whole"]
+Unit = Literal["pixels", "unit"]
+Progress = Callable[[int, int], None]
+Face = tuple[NDArray[np.uint8], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The official training or test rows that could be used, in file order.
+
+    ``images`` is uint8 [n, 1, 40, 40]; ``landmarks`` float32 [n, 10]; labels int64 [n], from zero;
+    ``rows`` are line numbers in the annotation file, from one, and ``paths`` what they name.
+    """
+
+    images: NDArray[np.uint8]
+    landmarks: NDArray[np.float32]
+    gender: NDArray[np.int64]
+    smile: NDArray[np.int64]
+    glasses: NDArray[np.int64]
+    pose: NDArray[np.int64]
+    paths: NDArray[np.str_]
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The images, and the targets by task."""
+        labels = {name: getattr(self, name) for name in CLASSES}
+        return {"images": self.images, "landmark": self.landmarks, **labels}
+
+
+@dataclass(frozen=True)
+class MTFL:
+    """Both splits, and ``info``: rows used and left out, why, and the seconds it took to build.
+
+    ``fresh`` says whether this call decoded the pictures or found them in the cache ``folder``.
+    """
+
+    train: Split
+    test: Split
+    info: dict[str, Any]
+    fresh: bool
+    folder: Path
+
+
+def prepare(
+    source: str | Path | None = None,
+    *,
+    boxes: str | Path | None = None,
+    crop: str = "boxes",
+    landmarks: Unit = "pixels",
+    drop_outside: bool = False,
+    on_bad: OnBad = "error",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> MTFL:
+    """Read, crop and shrink every face once; later calls take it from the cache.
+
+    ``source`` is MTFL.zip or its unpacked folder (default: in the folder named by
+    FEDGRADNORM_DATA). ``crop="boxes"`` takes face boxes from a CSV (default: mtfl_boxes.csv beside
+    the source) and leaves out pictures without one; ``drop_outside`` also leaves out faces with a
+    landmark outside its box.
+    ``landmarks`` are in pixels of the crop (0 .. 40) or in [0, 1] ("unit"). ``on_bad="drop"``
+    leaves out bad rows, counts and lists them in ``info``; "error" stops at the first.
+    """
+    choose(crop, ("boxes", "whole"), "crop")
+    choose(landmarks, ("pixels", "unit"), "landmarks")
+    choose(on_bad, ("error", "drop"), "on_bad")
+    path = find_data(source, NAMES, "mtfl")
+    box_file = _box_file(path, boxes) if crop == "boxes" else None
+    with _opened(path) as files:
+        key = {
+            "version": _VERSION,
+            "source": files.fingerprint(),
+            "boxes": fingerprint(box_file) if box_file else None,
+            "drop_outside": drop_outside and crop == "boxes",
+            "on_bad": on_bad,
+            "size": SIZE,
+        }
+        prepared = cached(
+            "mtfl", key, lambda: _build(files, box_file, drop_outside, BadRows(on_bad), progress),
+            folder=cache,
+        )  # fmt: skip
+    info = prepared.info
+    tell_dropped(info["bad"], path)
+    for split, counts in info["rows"].items():
+        logger.info("MTFL %s: %s (%s)", split, counts, "decoded" if prepared.fresh else "cached")
+    # Kept once, in [0, 1]: the same cache serves both units.
+    scale = np.float32(SIZE if landmarks == "pixels" else 1)
+    train, test = (_split(prepared.arrays, split, scale) for split in ANNOTATIONS)
+    return MTFL(train, test, info, prepared.fresh, prepared.folder)
+
+
+def clients(
+    *,
+    source: str | Path | None = None,
+    boxes: str | Path | None = None,
+    crop: Crop = "boxes",
+    landmarks: Unit = "pixels",
+    allocation: Allocation = "balanced",
+    clients_per_task: int = 1,
+    rows: int | None = None,
+    validation_share: float = 0.0,
+    seed: int = 0,
+    loss_scale: Mapping[str, float] | None = None,
+    tasks: Sequence[str] = TASKS,
+    drop_outside: bool = False,
+    on_bad: OnBad = "error",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Client]:
+    """The paper's five clients: landmark (10 numbers), gender, smile, glasses (2) and pose (5).
+
+    ``allocation`` is "balanced" (2000 rows each), "imbalanced" (3000, 500, 3000, 500, 3000), or
+    sizes by task or in the order of ``tasks``; the rows are disjoint and chosen by ``seed``. Where
+    rows are too few (9,983 remain with boxes) the last client is smaller, which is logged.
+    ``clients_per_task`` clients (``gender-0``, ``gender-1``, ...) share a task's rows, or have
+    ``rows`` each. ``validation_share`` of each client's rows is held out; everyone gets the
+    official test split, and clients of a task hold the same tensors of it.
+
+    Args:
+        source: the MTFL archive or folder. In a config: path.
+        boxes: a CSV file of face boxes; mtfl_boxes.csv beside the source by default.
+        crop: faces cut out by "boxes", or the "whole" picture.
+        landmarks: in "pixels" of the crop, or in the "unit" square.
+        allocation: "balanced", "imbalanced", or sizes by task or in the order of ``tasks``.
+        clients_per_task: how many clients share a task.
+        rows: training rows of each client; None deals out all there are.
+        validation_share: part of a client's rows that is held out, from 0 to 1.
+        seed: decides which rows go where; the run's own unless given.
+        loss_scale: a factor on a task's loss, by the task's name.
+        tasks: one client each, or clients_per_task of them.
+        drop_outside: leave out faces with a landmark outside the crop.
+        on_bad: "error" stops at a row that cannot be used, "drop" leaves it out.
+        cache: folder of the prepared arrays; the user's cache folder by default.
+        progress: called with (done, total) now and then; not for configs.
+    """
+    sizes = task_sizes(allocation, tasks, TASKS, clients_per_task, rows)
+    data = prepare(
+        source, boxes=boxes, crop=crop, landmarks=landmarks, drop_outside=drop_outside,
+        on_bad=on_bad, cache=cache, progress=progress,
+    )  # fmt: skip
+    if rows is not None:
+        check_enough(sizes, clients_per_task, len(data.train))
+    return face_clients(
+        data.train.columns(), data.test.columns(), CLASSES, sizes,
+        tasks=tasks, validation_share=validation_share, seed=seed, loss_scale=loss_scale,
+        clients_per_task=clients_per_task,
+    )  # fmt: skip
+
+
+def _box_file(source: Path, boxes: str | Path | None) -> Path:
+    """The CSV of face boxes: the one given, or that beside or in the archive or folder."""
+    if boxes is not None:
+        return user_path(boxes, "mtfl: boxes")
+    for place in (source.parent / BOXES, source / BOXES):
+        if place.is_file():
+            return place
+    raise DataError(
+        f"{source}: no {BOXES} beside it (nor a boxes= file given), which crop='boxes' needs; name "
+        f"the CSV of face boxes, or use crop='whole' ({ENV} may name the folder)"
+    )
+
+
+def _build(
+    files: _Files,
+    box_file: Path | None,
+    drop_outside: bool,
+    bad: BadRows[str],
+    progress: Progress | None,
+) -> tuple[dict[str, NDArray[Any]], dict[str, object]]:
+    """Decode both splits; what comes back is what the cache keeps."""
+    start = time.perf_counter()
+    tables = {
+        split: parse_annotations(_text(files, name), name, bad)
+        for split, name in ANNOTATIONS.items()
+    }
+    boxes = parse_boxes(box_file, bad) if box_file else None
+    total = sum(len(table.paths) for table in tables.values())
+    arrays: dict[str, NDArray[Any]] = {}
+    rows: dict[str, dict[str, int]] = {}
+    done = 0
+    for split, table in tables.items():
+        base = done
+        step = (lambda n, base=base: progress(base + n, total)) if progress else None
+        made, rows[split] = _crop_faces(
+            ANNOTATIONS[split], table, files.read, boxes, drop_outside, bad, step
+        )
+        arrays |= {f"{split}_{name}": array for name, array in made.items()}
+        done += len(table.paths)
+    seconds = round(time.perf_counter() - start, 3)
+    return arrays, {"rows": rows, "bad": bad.messages, "seconds": seconds}
+
+
+def _text(files: _Files, name: str) -> bytes:
+    try:
+        return files.read(name)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}; use the complete archive") from error
+
+
+def _split(arrays: Mapping[str, NDArray[Any]], split: str, scale: np.float32) -> Split:
+    labels = arrays[f"{split}_labels"]
+    return Split(
+        images=arrays[f"{split}_images"],
+        landmarks=np.asarray(arrays[f"{split}_landmarks"] * scale),
+        paths=arrays[f"{split}_paths"],
+        rows=arrays[f"{split}_rows"],
+        **{name: np.array(labels[:, column]) for column, name in enumerate(CLASSES)},
+    )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Files by their path below the folder that holds ``training.txt``.
+
+    ``read`` raises a ValueError with the reason where that is impossible; ``fingerprint`` changes
+    when a file does.
+    """
+
+    read: Callable[[str], bytes]
+    fingerprint: Callable[[], str]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Files]:
+    """An archive, or its unpacked folder."""
+    if path.is_dir():
+        if not (path / ANNOTATIONS["train"]).is_file():
+            raise DataError(f"{path}: no training.txt in it; give MTFL.zip or its unpacked folder")
+        root = path.resolve()
+        yield _Files(lambda name: _in_folder(root, name), lambda: _folder_fingerprint(root))
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # zipfile raises many kinds of error on damaged bytes
+        raise DataError(
+            f"{path}: not a complete zip archive ({error}); download it again"
+        ) from error
+    with archive:
+        yield _Files(_archive_reader(path, archive), lambda: fingerprint(path))
+
+
+def _archive_reader(path: Path, archive: zipfile.ZipFile) -> Callable[[str], bytes]:
+    """Reads entries in memory; nothing is ever extracted."""
+    entries = {}
+    for info in archive.infolist():
+        try:
+            entries[member_path(info.filename)] = info
+        except ValueError as error:
+            raise DataError(f"{path}: entry refused, {error}; use the official archive") from None
+    wanted = ANNOTATIONS["train"]
+    found = [name for name in entries if PurePosixPath(name).name == wanted]
+    if not found:
+        raise DataError(f"{path}: no {wanted} in the archive; is this MTFL.zip?")
+    root = PurePosixPath(min(found, key=lambda name: (name.count("/"), name))).parent
+
+    def read(name: str) -> bytes:
+        info = entries.get(str(root / name))
+        if info is None:
+            raise ValueError(f"{name} is not in the archive")
+        if info.file_size > _LARGEST:
+            raise ValueError(f"{name} is {info.file_size} bytes unpacked, too large for this set")
+        try:
+            return archive.read(info)
+        except Exception as error:  # zipfile and its decompressors raise many kinds of error
+            raise ValueError(f"{name} cannot be read from the archive ({error})") from error
+
+    return read
+
+
+def _in_folder(root: Path, name: str) -> bytes:
+    """A file below the folder; a link that leads out of it is refused."""
+    try:
+        place = (root / name).resolve()
+        if not place.is_relative_to(root):
+            raise ValueError(f"{name} is a link to a place outside {root}")
+        if place.stat().st_size > _LARGEST:
+            raise ValueError(f"{name} is {place.stat().st_size} bytes, too large for this set")
+        return place.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error.strerror})") from error
+
+
+def _folder_fingerprint(root: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for folder, inner, files in os.walk(root):
+        inner.sort()
+        for name in sorted(files):
+            place = Path(folder) / name
+            status = place.lstat()
+            text = f"{place.relative_to(root)}|{status.st_size}|{status.st_mtime_ns}\n"
+            digest.update(text.encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """One annotation file: a line per image, in file order.
+
+    ``landmarks`` are x1..x5, y1..y5 (left eye, right eye, nose, left and right mouth corner) in
+    pixels of the original image; ``labels`` has a column per entry of ``CLASSES``, from zero.
+    """
+
+    paths: list[str]
+    rows: NDArray[np.int64]
+    landmarks: NDArray[np.float64]
+    labels: NDArray[np.int64]
+
+
+def parse_annotations(content: bytes, name: str, bad: BadRows[str]) -> Annotations:
+    """Read ``training.txt`` or ``testing.txt``: 15 fields a row, either slash, any line ending."""
+    paths: list[str] = []
+    rows: list[int] = []
+    landmarks: list[list[float]] = []
+    labels: list[list[int]] = []
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            path, points, classes = _row(line)
+        except ValueError as error:
+            bad.add(f"{name}, row {number}", str(error))
+            continue
+        paths.append(path)
+        rows.append(number)
+        landmarks.append(points)
+        labels.append(classes)
+    if not paths:
+        raise DataError(f"{name}: no usable row; is this MTFL's annotation file?")
+    return Annotations(
+        paths, np.array(rows, np.int64), np.array(landmarks, np.float64), np.array(labels, np.int64)
+    )
+
+
+def parse_boxes(path: Path, bad: BadRows[str]) -> dict[str, Box]:
+    """Read the CSV of face boxes (path, x0, y0, x1, y1 and, optionally, score).
+
+    If an image has several boxes, the one with the highest score counts, and the first of equals.
+    """
+    rows: BadRows[int] = BadRows("drop" if bad.on_bad == "drop" else "error", str(path))
+    table = read_table(path, None, rows)
+    corners = ("x0", "y0", "x1", "y1")
+    if missing := [name for name in ("path", *corners) if name not in table.frame]:
+        raise DataError(
+            f"{path}: no column {', '.join(missing)}; the first line must read "
+            "path,x0,y0,x1,y1,score"
+        )
+    scored = "score" in table.frame
+    numbers = {name: table[name] for name in (*corners, *(["score"] if scored else []))}
+    best: dict[str, tuple[float, Box]] = {}
+    names = table["path"]
+    for i in table.places.good().tolist():
+        try:
+            x0, y0, x1, y1, *score = (_number(cells[i], n) for n, cells in numbers.items())
+            if x1 - x0 < 1 or y1 - y0 < 1:
+                raise ValueError(
+                    f"box ({x0:g}, {y0:g}, {x1:g}, {y1:g}) is less than one pixel wide or high"
+                )
+            image, found = member_path(names[i]), (score[0] if score else 0.0, (x0, y0, x1, y1))
+        except ValueError as error:
+            table.places.report(i, str(error))
+            continue
+        if image not in best or found[0] > best[image][0]:
+            best[image] = found
+    bad.reasons |= {f"{path.name}, {why}": f"{path.name}, {why}" for why in rows.messages}
+    return {image: box for image, (_, box) in best.items()}
+
+
+def member_path(text: str) -> str:
+    """``text`` as a relative path with forward slashes; ValueError if it leaves its folder."""
+    path = text.replace("\\", "/")
+    parts = path.split("/")
+    outside = path.startswith("/") or ".." in parts or ":" in parts[0]
+    if outside:
+        raise ValueError(f"path {shown(text)} points outside the data folder")
+    if not path.isprintable():
+        raise ValueError(f"path {shown(text)} is not a file name")
+    kept = [part for part in parts if part not in ("", ".")]
+    if not kept:
+        raise ValueError(f"path {shown(text)} names no file")
+    return "/".join(kept)
+
+
+def _row(line: bytes) -> tuple[str, list[float], list[int]]:
+    fields = line.split()
+    if len(fields) != _FIELDS:
+        raise ValueError(f"{len(fields)} fields, not {_FIELDS}")
+    try:
+        text = [field.decode() for field in fields]
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    points = [_number(value, "landmark") for value in text[1:11]]
+    if points[0] == points[1] and points[5] == points[6]:
+        raise ValueError("both eyes are the same point")
+    classes = [
+        _label(value, column, len(CLASSES[column]))
+        for value, column in zip(text[11:], CLASSES, strict=True)
+    ]
+    return member_path(text[0]), points, classes
+
+
+def _number(text: str | None, what: str) -> float:
+    value = number_of(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{what} {shown(text)} is not a finite number")
+    return value
+
+
+def _label(text: str, column: str, classes: int) -> int:
+    if text not in map(str, range(1, classes + 1)):
+        raise ValueError(f"{column} is {shown(text)}; it must be 1 .. {classes}")
+    return int(text) - 1
+
+
+def _crop_faces(
+    name: str,
+    table: Annotations,
+    read: Callable[[str], bytes],
+    boxes: Mapping[str, Box] | None,
+    drop_outside: bool,
+    bad: BadRows[str],
+    progress: Callable[[int], None] | None,
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Arrays of the rows that could be used, and how many were used and left out, by reason.
+
+    Without ``boxes`` whole pictures are taken; landmarks are in [0, 1].
+    """
+
+    def face(index: int) -> Face | str | ValueError:
+        """The crop and its landmarks, the option that leaves the row out, or what is wrong."""
+        path, points, box = table.paths[index], table.landmarks[index], None
+        if boxes is not None and (box := boxes.get(path)) is None:
+            return NO_BOX
+        if box is not None and drop_outside and not all_inside(points, box):
+            return OUTSIDE
+        try:
+            picture = decode_grey(read(path))
+            whole = (0.0, 0.0, float(picture.width), float(picture.height))
+            if not all_inside(points, whole):
+                raise ValueError(
+                    f"a landmark lies outside the {picture.width}x{picture.height} picture"
+                )
+            return crop_resize(picture, box, SIZE), to_crop(points, box or whole, 1.0)
+        except ValueError as error:
+            return error
+
+    count = len(table.paths)
+    images = np.empty((count, 1, SIZE, SIZE), np.uint8)
+    points = np.empty((count, 10), np.float32)
+    kept: list[int] = []
+    counts = {"read": count, "used": 0, "bad": 0}
+    if boxes is not None:
+        counts |= {NO_BOX: 0} | ({OUTSIDE: 0} if drop_outside else {})
+    # Pillow decodes and resizes without the interpreter lock, so threads do help.
+    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
+    try:
+        for index, found in enumerate(pool.map(face, range(count))):
+            if isinstance(found, str):
+                counts[found] += 1
+            elif isinstance(found, ValueError):
+                bad.add(f"{name}, row {table.rows[index]} ({table.paths[index]})", str(found))
+                counts["bad"] += 1
+            else:
+                images[len(kept), 0], points[len(kept)] = found
+                kept.append(index)
+            if progress and ((index + 1) % _REPORT_EVERY == 0 or index + 1 == count):
+                progress(index + 1)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    counts["used"] = len(kept)
+    if not kept:
+        raise DataError(f"{name}: no row is left ({counts}); check the boxes and the pictures")
+    arrays: dict[str, NDArray[Any]] = {
+        "images": images[: len(kept)],
+        "landmarks": points[: len(kept)],
+        "labels": table.labels[kept],
+        "rows": table.rows[kept],
+        "paths": np.array(table.paths)[kept],
+    }
+    return arrays, counts
+
+
+Source("mtfl", clients, "faces: the MTFL archive or folder", ("path", "boxes", "cache")).register()
