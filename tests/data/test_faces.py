@@ -7,7 +7,7 @@ import torch
 
 from fedgradnorm._errors import ConfigError
 from fedgradnorm.data import faces
-from fedgradnorm.data.faces._faces import CLASSES, SHARES
+from fedgradnorm.data.faces import CLASSES, SHARES
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import fedgradnorm as fgn
 from beijing_files import beijing_files, write_beijing
 from cell_files import write_landmine, write_school
 from fedgradnorm._cli import app
-from fedgradnorm.data.beijing._station_files import FILES
+from fedgradnorm.data.beijing import FILES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {"school": (), "landmine": (), "beijing": ("data.rows=90",)}

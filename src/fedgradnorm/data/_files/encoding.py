@@ -121,26 +121,6 @@ class Encoding:
         """Numbers [rows, features] as what the network takes."""
         return _inputs(self.divided(numbers))
 
-    def step_codes(self, codes: Tensor) -> Sequences:
-        """The codes of each sequence's steps, inputs alone."""
-        places = [i for i, c in enumerate(self.columns) if not isinstance(c, StepColumn)]
-        return Sequences([codes[at][:, places] for at in step_rows(self.columns, codes)])
-
-    def long(self, rows: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`step_codes`: one row a step, sequences and steps numbered."""
-        found = []
-        for number, row in enumerate(rows):
-            inputs = iter(row.unbind(dim=1))
-            places = {
-                "sequence": torch.full((len(row),), float(number)),
-                "order": torch.arange(len(row)),
-            }
-            every = [
-                places[c.role] if isinstance(c, StepColumn) else next(inputs) for c in self.columns
-            ]
-            found.append(torch.stack([column.to(torch.float64) for column in every], dim=1))
-        return torch.cat(found)
-
     def codes(self, x: Any, where: str) -> Tensor:
         """The codes of raw rows; a DataError names the row and the column that cannot be read.
 
