@@ -130,8 +130,10 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     if agreement.private is not None:
-        roster = agreement.private.roster.fingerprint
-        say(f"client {given.name}: fingerprint of the roster (compare it by telephone): {roster}")
+        terms = agreement.private
+        words = f"{len(terms.clients)} clients, of which {terms.colluders} may collude"
+        say(f"client {given.name}: the server sees only sums; {words} with it")
+        say(f"client {given.name}: fingerprint of the roster (compare it): {terms.fingerprint}")
 
     from fedgradnorm._flower.session import Session
     from fedgradnorm._flower.wire.flower import FlowerClient

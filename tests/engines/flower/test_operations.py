@@ -19,6 +19,7 @@ from fedgradnorm._flower.approval import Approvals
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import read_client, read_federation
+from fedgradnorm._flower.private.private_terms import read_terms
 from fedgradnorm._flower.serving import check_registered, run_folder
 from fedgradnorm._flower.session import Session
 from fedgradnorm._flower.setup import init_federation, make_keys, register, registered, revoke
@@ -56,6 +57,19 @@ def test_keys_are_made_by_clients_and_registered_by_the_server(private, tmp_path
     assert ("roster.toml" in out) == private
     assert all(one.fingerprint in out for one in registered(folder).values())
     check_registered(folder, read_federation(folder))
+
+
+def test_the_fingerprint_of_a_roster_covers_what_is_agreed_beside_the_keys(tmp_path):
+    """Else a server could hand out a roster that trusts more of the clients."""
+    folder = made(tmp_path / "fed", private=True)
+    public_files = [public(folder, name) for name in CLIENTS]
+    first = cli("federation", "roster", *public_files, "-f", folder)[1]
+    path = folder / "roster.toml"
+    path.write_text(path.read_text().replace("colluders = 1", "colluders = 0"))
+    second = cli("federation", "roster", *public_files, "-f", folder)[1]
+    assert read_terms(path).colluders == 0  # a new key leaves it as it was agreed
+    shown = [" ".join(out.split()).split("as join prints it: ")[1] for out in (first, second)]
+    assert shown[0] != shown[1]
 
 
 def test_a_key_is_not_overwritten_and_can_be_renewed(tmp_path):

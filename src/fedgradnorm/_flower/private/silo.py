@@ -144,6 +144,8 @@ class Silo(Participant):
         since = [str(one) for one in ask["since"]]
         if state["known"] + len(since) != order.round:
             raise Unsafe("the server leaves out sums of earlier rounds")
+        if since:
+            self._check_last(order, ask, session, since[-1])
         chain = chained(state["chain"], since)
         trained = self._train_once(order) if order.shared is not None else self._trained(order)
         network = trained["network"]
@@ -202,6 +204,18 @@ class Silo(Participant):
         if row:
             self._note(order.run, {**pending["reported"], **row}, pending["round"])
         return after
+
+    def _check_last(
+        self, order: SumOrder, ask: Mapping[str, Any], session: Session, name: str
+    ) -> None:
+        """Unsafe unless the last round was summed, which this client has no part in.
+
+        Its clients asked for the same. So no round can be skipped, and the network check allows
+        no more steps than there were rounds.
+        """
+        sums = verified(ask["told"].get(str(order.round - 1)), session, self.level.sizes)
+        if (sums.round, sums.phase, sums.digest) != (order.round - 1, Phase.UPDATE, name):
+            raise Unsafe("the server does not show the sums of the last round")
 
     def _used(
         self, order: SumOrder, ask: Mapping[str, Any], session: Session, first: Subject
