@@ -25,7 +25,7 @@ from engines.flower.secret import Secret, five
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.told_sums import chained, sums_of, told, usable, verified
+from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import SIGNING
@@ -375,7 +375,7 @@ def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
 def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_path, caplog):
     """No answer says who failed, nor does the server's log; the client's own does."""
     secret = Secret(tmp_path, method(), rounds=3, clients=five)
-    one = secret.exchange.participants[VICTIM]
+    one = secret.exchange.participants[VICTIM].client
     plain, failing = one.answer, [True]
 
     def answer(order):
@@ -396,7 +396,7 @@ def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_pat
     keys = {frozenset(answer) for name, answer in secret.exchange.sent if name == VICTIM}
     assert keys == {frozenset(answer) for name, answer in secret.exchange.sent if name != VICTIM}
     said = [r for r in caplog.records if "income" in r.getMessage()]
-    assert {record.module for record in said} == {"silo"}
+    assert {record.module for record in said} == {"secure_sum_client"}
     rows = [r for r in secret.results()[VICTIM].table.rows if r["split"] == "batch"]
     assert [row["round"] for row in rows] == [3]
 

@@ -17,7 +17,7 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.private.own_level import sizes_of
 from fedgradnorm._flower.private.summing import Asks, Key, Summing, Wanted
-from fedgradnorm._flower.private.told_sums import (
+from fedgradnorm._flower.private.verified_sums import (
     Sums,
     chained,
     network_digest,
