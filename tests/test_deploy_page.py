@@ -36,7 +36,7 @@ def test_no_fence_of_the_page_is_left_out():
     text = PAGE.read_text()
     assert all(long in text for long in walkthrough.SHORTER)
     assert all(host in text for host in HOSTS)
-    chapters = ("One cluster", "Several organisations")
+    chapters = ("One cluster", "Several organizations")
     assert found == [f for chapter in chapters for f in walkthrough.fences(PAGE, chapter)]
 
 
@@ -51,7 +51,7 @@ def test_one_cluster(tmp_path):
 @pytest.mark.slow
 def test_from_three_empty_machines_to_a_finished_run(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
-    folder = walked("Several organisations", tmp_path)
+    folder = walked("Several organizations", tmp_path)
     run = fgn.load(folder / "server" / "runs" / "hospitals-fedgradnorm-seed0")
     assert run.finished
     assert not run.heads

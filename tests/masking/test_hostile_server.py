@@ -11,7 +11,15 @@ import pytest
 from fedgradnorm._masking.gathering import Gathering
 from fedgradnorm._masking.liars import proof, proved_liar
 from fedgradnorm._masking.revealed import Revealed
-from fedgradnorm._masking.roster import Phase, Roster, Unsafe, least_shown, threshold, to_text
+from fedgradnorm._masking.roster import (
+    Phase,
+    Roster,
+    Unsafe,
+    digest,
+    least_shown,
+    threshold,
+    to_text,
+)
 from fedgradnorm._masking.session import NEXT, Session, Step
 from fedgradnorm._masking.subject import Subject
 from masking.crowd import SUBJECT, UPDATE, Crowd, people
@@ -238,6 +246,20 @@ def test_one_sum_for_each_network_over_one_set(tmp_path):
         Phase("any text is a phase")
 
 
+def test_a_record_of_sums_that_was_put_back_is_noticed(tmp_path):
+    """It would allow a second sum over other clients with the last network."""
+    crowd, path = Crowd(5), tmp_path / "seen"
+    crowd.members["c00"] = crowd.session("c00", revealed=Revealed(path))
+    crowd.masked("1")
+    copied = path.read_bytes()
+    crowd.summed("2")
+    state = json.loads(json.dumps(crowd.members["c00"].state))
+    assert crowd.session("c00", state=state, revealed=Revealed(path))
+    path.write_bytes(copied)
+    with pytest.raises(Unsafe, match="was lost or put back"):
+        crowd.session("c00", state=state, revealed=Revealed(path))
+
+
 def test_a_line_that_a_power_cut_left_half_written_is_not_read(tmp_path):
     revealed = Revealed(tmp_path / "file")
     revealed.add("n" * 64, UPDATE, True, "s" * 64)
@@ -360,6 +382,45 @@ def test_letters_that_cannot_be_read_cost_a_share_and_name_their_writer():
     assert at.complaints() == {"c00": "3 clients cannot read it"}
     assert at.unreadable() == ["c00"]  # 4 of 7 have a share of it, 5 are needed
     at.letters["c00"]["sealed"]["c01"] = "?"
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "words"),
+    [
+        (["c00", "c00", "c00"], "complains about a client twice"),
+        (["c06"], "that wrote nothing"),
+        ([7], "that wrote nothing"),
+        ([["c00"]], "that wrote nothing"),
+        ("c00", "that wrote nothing"),
+    ],
+)
+def test_one_liar_counts_as_one_complaint(unreadable, words):
+    """S8: it used to count as three, and an honest client was refused for it."""
+    crowd = Crowd(7)  # two may lie
+    at = crowd.prepared()
+    for name in crowd.names[:6]:
+        message, rest = crowd.input(name, at)
+        at.add_input(name, message, SUBJECT, rest, 2)
+    message, rest = crowd.input("c06", at)
+    body = {**message["body"], "unreadable": unreadable}
+    lie = crowd.signers["c06"].sign(crowd.attempt(), "input", body)
+    with pytest.raises(Unsafe, match=words):
+        at.add_input("c06", lie, SUBJECT, rest, 2)
+    assert not at.complaints()
+    assert not at.unreadable()
+
+
+def test_shares_that_are_no_texts_are_refused_also_where_their_writer_pinned_them():
+    """Two that lie together could make the server forward anything."""
+    crowd = Crowd(5)
+    at = crowd.masked()
+    message = crowd.members["c00"].reveal("1", crowd.names)
+    nested = {"any": ["thing"]}
+    at.letters["c01"]["shares"]["c00"]["own"] = digest(nested)
+    own = {**message["body"]["own"], "c01": nested}
+    lie = crowd.signers["c00"].sign(crowd.attempt(), "reveal", {**message["body"], "own": own})
+    with pytest.raises(Unsafe, match="shares that cannot be read"):
+        at.add_reveal("c00", lie)
 
 
 MALFORMED = [

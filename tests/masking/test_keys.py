@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import fedgradnorm as fgn
+from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._masking.roster import (
     Attempt,
     Phase,
@@ -28,8 +29,8 @@ def test_a_key_signs_under_its_public_half_and_is_never_overwritten(tmp_path):
     roster = assemble_roster({name: key.text for name, key in keys.items()})
     signer = read_signer("a", tmp_path / "a" / "signing.key")
     attempt = Attempt.new("agreed", "run", 0, Phase.UPDATE)
-    message = signer.sign(attempt, "keys", {"x": 1})
-    assert roster.said(attempt, "keys", message) == ("a", {"x": 1})
+    message = signer.sign(attempt, "survivors", {"survivors": "x"})
+    assert roster.said(attempt, "survivors", message) == ("a", {"survivors": "x"})
     assert read_key(tmp_path / "a" / "signing.key") == keys["a"]
     assert keys["a"].fingerprint == fingerprint(from_text(keys["a"].text))
     with pytest.raises(fgn.ConfigError, match=r"never overwritten\. Its public key: " + "."):
@@ -85,7 +86,7 @@ def test_points_of_order_8_and_points_off_the_curve_are_refused(tmp_path):
 
 def test_fingerprints_differ_with_one_bit(tmp_path):
     keys = {name: make_key(tmp_path / name, SIGNING).text for name in "abc"}
-    one = assemble_roster(keys)
-    other = assemble_roster({**keys, "c": make_key(tmp_path / "d", SIGNING).text})
+    one = PrivateTerms(keys)
+    other = PrivateTerms({**keys, "c": make_key(tmp_path / "d", SIGNING).text})
     assert one.fingerprint != other.fingerprint
-    assert one.fingerprint == assemble_roster(dict(reversed(keys.items()))).fingerprint
+    assert one.fingerprint == PrivateTerms(dict(reversed(keys.items()))).fingerprint

@@ -64,6 +64,7 @@ class HostileServer(RuleBasedStateMachine):
     )  # fmt: skip
     def prepare(self, run: str, at: str, number: int, phase: Phase, some: set[str]) -> None:
         """Keys of some, and of the cheat; and their letters."""
+        self.letters[run, at] = {}
         found = {n: self.did(n, run, lambda s: s.keys(at, number, phase)) for n in some}
         found = {n: one for n, one in found.items() if one}
         cheat = Session(
@@ -110,6 +111,18 @@ class HostileServer(RuleBasedStateMachine):
                 key = (subject["network"], Phase(one["phase"]))
                 facts = (run, *about, tuple(left), subject["sums"], subject["ahead"])
                 self.seen.setdefault(name, {}).setdefault(key, set()).add(facts)
+
+    @rule(
+        run=st.sampled_from(["r", "s"]), at=attempts, number=st.integers(0, 1),
+        phase=st.sampled_from(list(Phase)), subject=subjects, some=st.sets(names, min_size=3),
+    )  # fmt: skip
+    def sum_up(
+        self, run: str, at: str, number: int, phase: Phase, subject: Subject, some: set[str]
+    ) -> None:
+        """All of it in a row, which steps drawn by themselves seldom make."""
+        self.prepare(run, at, number, phase, some)
+        self.ask_inputs(run, at, subject, some)
+        self.ask_shares(run, at, some, agree=True)
 
     @rule(name=names, run=st.sampled_from(["r", "s"]))
     def lose_folder(self, name: str, run: str) -> None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 HOSTILE, ATTACKS = "masking/test_hostile_server.py", "engines/flower/test_attacks_on_sums.py"
 STATES, KEYS = "masking/test_one_sum_per_state.py", "masking/test_keys.py"
+OPERATIONS, ASKED = "engines/flower/test_operations.py", "engines/flower/test_attendance.py"
 
 TESTS = {
     "two lists of survivors": [
@@ -38,6 +39,7 @@ TESTS = {
         (ATTACKS, "test_sa7_a_crafted_network"),
         (ATTACKS, "test_s5_no_gradients_move_a_coordinate_farther_than_the_bound"),
     ],
+    "a jump to a later": [(ATTACKS, "test_s5_no_round_is_skipped")],
     "a network that makes": [
         (ATTACKS, "test_sa11_a_client_that_cannot_train_is_not_told_from_others")
     ],
@@ -45,10 +47,21 @@ TESTS = {
         (HOSTILE, "test_keys_that_were_invented_swapped_repeated_or_left_out"),
         (ATTACKS, "test_sa8_a_key_is_only_where_it_was_made"),
     ],
+    "a roster that trusts": [
+        (OPERATIONS, "test_the_fingerprint_of_a_roster_covers_what_is_agreed_beside_the_keys")
+    ],
     "an attempt, a step": [
         (HOSTILE, "test_every_step_follows_only_where_the_table_says_so"),
         (HOSTILE, "test_what_was_signed_for_another_round_phase_or_attempt_does_not_count"),
     ],
+    "an older record": [(HOSTILE, "test_a_record_of_sums_that_was_put_back_is_noticed")],
+    "entries that": [
+        (ATTACKS, "test_sa9_an_entry_that_cannot_be_written_again_ends_nothing"),
+        (ATTACKS, "test_sa9_nothing_but_what_was_agreed_is_forwarded"),
+        (HOSTILE, "test_shares_that_are_no_texts_are_refused_also_where_their_writer_pinned_them"),
+    ],
+    "complaints about": [(HOSTILE, "test_one_liar_counts_as_one_complaint")],
+    "silence between": [(ASKED, "test_refusals_shut_out_and_only_a_usable_answer_forgives")],
     "malformed keys": [(ATTACKS, "test_sa9_malformed_input_is_named_and_ends_nothing")],
     "a vector of the wrong": [
         (ATTACKS, "test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused")

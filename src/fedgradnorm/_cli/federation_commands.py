@@ -102,7 +102,7 @@ def roster(
     file = federation / ROSTER
     if file.exists():
         say(f"hand to every client: {file}")
-        say(f"fingerprint of the roster, as join prints it: {read_terms(file).roster.fingerprint}")
+        say(f"fingerprint of the roster, as join prints it: {read_terms(file).fingerprint}")
     else:
         say(f"fingerprint of all: {roster_fingerprint(found)}")
 

@@ -4,7 +4,7 @@ An order without a usable answer is a miss: nothing came in time, the client sai
 or its answer was refused. After ``misses`` of them in a row the client is suspended. It counts as
 not taking part for 1, 2, 4, ... rounds, at most ``pause``; after each such pause it is asked once.
 It is asked earlier when it had been disconnected and is connected again. A usable answer ends all
-of it. A client whose answers were refused ``refusals`` times in a row is shut out of the run.
+of it. A client of which ``refusals`` answers were refused since its last usable one is shut out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Attendance:
     def __init__(self, names: Sequence[str], rules: Rules) -> None:
         self.rules = rules
         self.misses = dict.fromkeys(names, 0)  # in a row
-        self.refusals = dict.fromkeys(names, 0)  # in a row
+        self.refusals = dict.fromkeys(names, 0)  # since its last usable answer
         self.pauses = dict.fromkeys(names, 0)  # in a row
         self.until = dict.fromkeys(names, 0)  # the round that asks it again; 0: not suspended
         self.away = dict.fromkeys(names, 0)  # 1: seen disconnected since it was suspended
@@ -89,10 +89,10 @@ class Attendance:
     def missed(self, name: str, round: int, refused: bool) -> None:
         """Its answer was not used: refused, or not there at all."""
         self.misses[name] += 1
-        self.refusals[name] = self.refusals[name] + 1 if refused else 0
+        self.refusals[name] += refused  # silence in between does not start the count again
         if self.shut_out(name):
             log.warning(
-                "client %r is shut out of this run: %d answers in a row were refused "
+                "client %r is shut out of this run: %d answers were refused, and none was usable "
                 "(refusals = %d in %s)",
                 name, self.refusals[name], self.rules.refusals, FEDERATION,
             )  # fmt: skip

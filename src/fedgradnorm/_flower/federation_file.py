@@ -69,7 +69,8 @@ class FederationFile:
         largest_ratio: the largest loss ratio that counts in full, 1 or more.
         misses: orders in a row without a usable answer after which a client is suspended; 0 is
             never.
-        refusals: refused answers in a row after which a client is shut out; 0 is never.
+        refusals: refused answers since the last usable one after which a client is shut out; 0 is
+            never.
         pause: the most rounds for which a client is suspended; the first time it is one round.
         tasks: who has which task, a table each. The server must know it where heads are shared.
         several: the names of the tasks of each client that has several.

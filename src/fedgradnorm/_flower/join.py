@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
     from fedgradnorm._client import Client
     from fedgradnorm._flower.agreement import Agreement
+    from fedgradnorm._flower.client_session import ClientSession
     from fedgradnorm._flower.federation_file import ClientFile
-    from fedgradnorm._flower.participant import Participant
     from fedgradnorm._flower.private.private_terms import PrivateTerms
+    from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
 
 log = logging.getLogger("fedgradnorm")
 
@@ -45,7 +46,7 @@ POLL = 0.5  # seconds between two looks for orders
 BAD_INPUT = 2
 STAYING = 10.0  # seconds until the server has the last answer: of who is gone it takes none
 LEAVING = 5.0  # seconds that an earlier node has to end
-KEEPER = "FEDGRADNORM_KEEPER"  # the process that starts a node again
+SUPERVISOR = "FEDGRADNORM_SUPERVISOR"  # the process that restarts a node
 AHEAD, BEHIND = 4.0, 300.0  # seconds that a signature may be from the future, or old
 WRONG_TIME = (9, 10)  # what OpenSSL calls a certificate that is not valid yet, or any more
 
@@ -88,8 +89,8 @@ def join(path: Path, allow: Sequence[str] = ()) -> None:
     pause = FIRST_PAUSE
     while True:
         began = time.monotonic()
-        own = {**os.environ, **QUIET, KEEPER: str(os.getpid())}
-        process = subprocess.Popen(command, env=own)
+        own = {**os.environ, **QUIET, SUPERVISOR: str(os.getpid())}
+        process = subprocess.Popen(command, env=own, umask=0o077)  # all its files are private
         try:
             code = process.wait()
         except BaseException:
@@ -113,7 +114,7 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     from fedgradnorm._runs.checkpoint import write_atomically
     from fedgradnorm.experiments._config.config_file import build
 
-    end_with_keeper()
+    end_with_supervisor()
     given = read_client(path)
     config = given.run_config(allow)
     agreement = agree(config, private_terms(given))
@@ -125,31 +126,33 @@ def join_once(path: Path, say: Callable[[str], None], allow: Sequence[str] = ())
     network, clients, weighting, _ = build(config, given.load(config))
     state = given.path("state")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    participant = _participant(given, network, clients, agreement, weighting)
+    answering = _client(given, network, clients, agreement, weighting)
     sent = ", ".join(agreement.sent)
     sent += f" of each of {len(clients)} tasks that has labels" if len(clients) > 1 else ""
     say(f"client {given.name}: ready; what leaves this machine in a round: {sent}")
     if agreement.private is not None:
-        roster = agreement.private.roster.fingerprint
-        say(f"client {given.name}: fingerprint of the roster (compare it by telephone): {roster}")
+        terms = agreement.private
+        words = f"{len(terms.clients)} clients, of which {terms.colluders} may collude"
+        say(f"client {given.name}: the server sees only sums; {words} with it")
+        say(f"client {given.name}: fingerprint of the roster (compare it): {terms.fingerprint}")
 
-    from fedgradnorm._flower.session import Session
+    from fedgradnorm._flower.approved_client import ApprovedClient
     from fedgradnorm._flower.wire.flower import FlowerClient
     from fedgradnorm._flower.wire.transport import answer_next
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with _alone(state):
-        session = Session(given, participant, agreement, path)
+        approved = ApprovedClient(given, answering, agreement, path)
         _until_trusted(given)
         last = state / NODE
         client = FlowerClient(given.server, given.path("ca"), given.path("key"), node_of(last))
         with client as transport:
             write_atomically(last, str(transport.node).encode())
             say(f"client {given.name}: connected to {given.server} as node {transport.node}")
-            while participant.result is None:
-                if not answer_next(transport, session.respond):
+            while answering.result is None:
+                if not answer_next(transport, approved.respond):
                     time.sleep(POLL)
-            say(f"client {given.name}: the run has finished; its result is in {participant.result}")
+            say(f"client {given.name}: the run has finished; its result is in {answering.result}")
             time.sleep(STAYING)
 
 
@@ -159,16 +162,16 @@ def node_of(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def end_with_keeper() -> None:
+def end_with_supervisor() -> None:
     """End this process when the one that would start it again is gone, however that ended."""
-    keeper = os.environ.get(KEEPER, "")
+    supervisor = os.environ.get(SUPERVISOR, "")
 
     def watch() -> None:
-        while os.getppid() == int(keeper):
+        while os.getppid() == int(supervisor):
             time.sleep(POLL)
         os.kill(os.getpid(), signal.SIGKILL)  # as a kill at any other moment: the files are whole
 
-    if keeper.isdecimal():
+    if supervisor.isdecimal():
         threading.Thread(target=watch, daemon=True).start()
 
 
@@ -183,23 +186,23 @@ def private_terms(given: ClientFile) -> PrivateTerms | None:
     return terms
 
 
-def _participant(
+def _client(
     given: ClientFile,
     network: nn.Module,
     clients: Sequence[Client],
     agreement: Agreement,
     weighting: Any,
-) -> Participant:
-    from fedgradnorm._flower.participant import Participant
+) -> ClientSession | SecureSumClient:
+    from fedgradnorm._flower.client_session import ClientSession
 
     about = (network, clients, agreement, given.path("state"))
     if agreement.private is None:
-        return Participant(*about)
-    from fedgradnorm._flower.private.noisy_silo import NoisySilo
-    from fedgradnorm._flower.private.silo import Silo
+        return ClientSession(*about)
+    from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient
+    from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
     from fedgradnorm._masking.roster import read_signer
 
-    kind = Silo if agreement.settings.privacy is None else NoisySilo
+    kind = SecureSumClient if agreement.settings.privacy is None else NoisySumClient
     return kind(*about, read_signer(given.name, given.path("signing")), weighting)
 
 

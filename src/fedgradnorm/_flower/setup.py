@@ -13,7 +13,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import FederationFile, made_from, read_federation
-from fedgradnorm._flower.private.private_terms import PrivateTerms
+from fedgradnorm._flower.private.private_terms import PrivateTerms, read_terms
 from fedgradnorm._round.bounds import Bounds
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.layout import (
@@ -249,8 +249,11 @@ def register(folder: Path, given: Sequence[PublicKeys]) -> Mapping[str, PublicKe
         text = to_toml(asdict(one)).encode()
         checkpoint.write_atomically(folder / REGISTERED / public_file(one.name), text)
     if terms.private and set(found) == set(terms.clients):
-        keys = {name: found[name].signing for name in terms.clients}
-        PrivateTerms(keys, terms.longest, terms.largest_ratio).write(folder / ROSTER)
+        path, bounds = folder / ROSTER, (terms.longest, terms.largest_ratio, -1)
+        if path.exists():  # what is agreed beside the keys stays as it is
+            before = read_terms(path)
+            bounds = (before.longest, before.largest_ratio, before.colluders)
+        PrivateTerms({name: found[name].signing for name in terms.clients}, *bounds).write(path)
     audit = Audit(folder)
     for one in given:
         audit.add("registered", client=one.name, fingerprint=one.fingerprint)

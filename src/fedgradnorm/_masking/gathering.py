@@ -156,9 +156,11 @@ class Gathering:
         wrong = [key for key, value in about.items() if body.get(key) != value]
         if wrong:
             raise Unsafe(f"the input of {name!r} is for another sum: {', '.join(wrong)} differ")
-        unreadable = body.get("unreadable")
-        if not isinstance(unreadable, list) or not set(map(str, unreadable)) <= set(self.givers):
+        unreadable, others = body["unreadable"], set(self.givers) - {name}
+        if not _are_texts(unreadable) or not set(unreadable) <= others:
             raise Unsafe(f"{name!r} complains about clients that wrote nothing")
+        if len(set(unreadable)) < len(unreadable):  # one liar would count as several
+            raise Unsafe(f"{name!r} complains about a client twice")
         try:
             data = from_text(body.get("numbers"))
         except ValueError as error:
@@ -217,9 +219,11 @@ class Gathering:
             ("masks", set(self.givers) - set(self.inputs)),
         ):
             missing = set(self.inputs[name]["body"]["unreadable"])
-            found = _names(body.get(kind))
+            found = _names(body[kind])
             if found is None or not wanted - missing <= found <= wanted:
                 raise Unsafe(f"{name!r} does not show the shares that it was asked for")
+            if not _are_texts(list(body[kind].values())):
+                raise Unsafe(f"{name!r} shows shares that cannot be read")
             for writer in found if self.letters else ():
                 pinned = self.letters[writer]["shares"][name][kind]
                 if digest(body[kind][writer]) != pinned:
@@ -276,4 +280,9 @@ def _names(table: Any) -> set[str] | None:
 
 
 def _is_pinned(pinned: Any) -> bool:
-    return _names(pinned) == set(share_digests({"masks": "", "own": ""}))
+    form = share_digests({"masks": "", "own": ""})
+    return _names(pinned) == set(form) and _are_texts(list(pinned.values()))
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(one, str) for one in values)

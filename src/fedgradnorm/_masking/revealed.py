@@ -41,9 +41,9 @@ class Revealed:
                 "show single clients; agree on a new run.toml, with another seed"
             )
 
-    def check_kept(self, agreement: str, run: str) -> None:
-        """Unsafe if this lacks a run that is known to have begun: it was lost or put back."""
-        if self.facts.get((RUN, agreement)) != run:
+    def check_kept(self, agreement: str, run: str, count: int) -> None:
+        """Unsafe if this lacks a run, or some of the ``count`` facts, known to have been here."""
+        if self.facts.get((RUN, agreement)) != run or len(self.facts) < count:
             raise Unsafe(
                 "its record of the sums it has let be seen was lost or put back, so it cannot go "
                 "on; leave this client out, and agree on a new roster and seed"

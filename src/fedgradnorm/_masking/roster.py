@@ -26,6 +26,16 @@ from fedgradnorm._errors import ConfigError, FedGradNormError
 FEWEST = 3  # clients of a sum: of two, each knows the other by the sum
 Table = Mapping[str, Any]
 Said = tuple[str, Table]
+MESSAGE = {"from", "body", "signature"}
+BODIES = {
+    "keys": {"masks", "letters", "own"},
+    "letters": {"sealed", "shares", "own"},
+    "input": {"numbers", "rest", "keys", "cohort", "givers", "subject", "unreadable"},
+    "survivors": {"survivors"},
+    "reveal": {"survivors", "own", "masks"},
+}
+"""The entries of each step's message. The server forwards messages, so nothing else may be in one:
+a single entry that cannot be written again would end the server."""
 
 
 class Unsafe(FedGradNormError):
@@ -196,11 +206,6 @@ class Roster:
         """A name for all names and keys."""
         return digest({name: to_text(key) for name, key in self.keys.items()})
 
-    @property
-    def fingerprint(self) -> str:
-        """For comparison between clients, out of band."""
-        return fingerprint(self.digest.encode())
-
     def said(self, attempt: Attempt, step: str, message: Any, sender: str | None = None) -> Said:
         """Who signed it, and what it says; Unsafe unless it is signed by a client here.
 
@@ -209,6 +214,8 @@ class Roster:
         name, body = _fields(message)
         if not isinstance(name, str) or not isinstance(body, Mapping):
             raise Unsafe(f"{step}: a message without sender or content")
+        if set(message) != MESSAGE or set(body) != BODIES[step]:
+            raise Unsafe(f"{step}: a message with other entries than agreed")
         if name not in self.keys:
             raise Unsafe(f"{step}: {name[:40]!r} is not on the roster")
         if sender not in (None, name):

@@ -97,10 +97,10 @@ class Session:
         self.signer, self.roster, self.agreement, self.run = signer, roster, agreement, run
         self.cohort, self.colluders = cohort, colluders
         self.revealed = Revealed() if revealed is None else revealed
-        new: dict[str, Any] = {"round": 0, "network": None, "attempts": {}}
+        new: dict[str, Any] = {"round": 0, "network": None, "revealed": 0, "attempts": {}}
         self.state = copy.deepcopy(dict(state)) if state else new
         if self.state["network"] is not None:
-            self.revealed.check_kept(agreement, run)
+            self.revealed.check_kept(agreement, run, self.state["revealed"])
 
     def keys(self, name: str, round_number: int, phase: Phase) -> dict[str, Any]:
         """Step 1: public keys for a new attempt at one sum."""
@@ -230,6 +230,7 @@ class Session:
         }
         about = (subject["network"], attempt.phase, subject["ahead"])
         self.revealed.add(*about, _summed(attempt, subject, survivors), *before)
+        self.state["revealed"] = len(self.revealed.facts)
         self.state["attempts"][name] = {  # its secrets are gone
             "step": Step.REVEALED, "run": self.run,
             "round": attempt.round, "phase": str(attempt.phase),
@@ -271,7 +272,7 @@ class Session:
                 )
         self.revealed.check(network, attempt.phase, subject.ahead)
         self.revealed.bind(self.agreement, self.run)
-        state.update(round=attempt.round, network=network)
+        state.update(round=attempt.round, network=network, revealed=len(self.revealed.facts))
 
     def _forget(self, most: int) -> None:
         """Give up the oldest attempts; those that were revealed go first."""

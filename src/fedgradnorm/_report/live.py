@@ -19,11 +19,11 @@ from typing import Any
 from fedgradnorm._errors import ConfigError, FedGradNormError, RunFolderError
 from fedgradnorm._flower.status import read_status
 from fedgradnorm._runs.csv_table import Row, salvaged
+from fedgradnorm._runs.files import opened
 from fedgradnorm._runs.layout import CONFIG, LOCK, MANIFEST, METRICS, SPREAD, STATUS
 from fedgradnorm._runs.manifest import read_manifest
-from fedgradnorm._runs.many.spread import MANY
 from fedgradnorm._runs.reader import NOT_JUDGED, UNKNOWN_SEED, StoredRun
-from fedgradnorm._runs.reading import opened
+from fedgradnorm._runs.spread import MANY
 from fedgradnorm._runs.task_lines import is_many, pooled
 from fedgradnorm.experiments._config.toml_text import read_toml
 from fedgradnorm.tasks._named_metrics import higher_is_better

@@ -16,10 +16,10 @@ import toys
 from fedgradnorm import _optimizers as optimizers
 from fedgradnorm._flower.agreement import Agreement, sent_scalars
 from fedgradnorm._flower.attendance import Patience
+from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.federation_file import TaskTerms
 from fedgradnorm._flower.group_heads import GroupHeads, group_heads
-from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.wire.messages import Order, encode, unpack
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._round.bounds import Bounds
@@ -41,7 +41,7 @@ class Direct(Exchange):
     in words, or a refusal.
     """
 
-    def __init__(self, participants: dict[str, Participant]) -> None:
+    def __init__(self, participants: dict[str, ClientSession]) -> None:
         self.participants = participants
         super().__init__(InMemory({name: partial(self._respond, name) for name in participants}))
         self.sent: list[tuple[str, dict[str, Any]]] = []
@@ -126,8 +126,8 @@ class Together:
         like = next(self.make().parameters()).detach()
         return group_heads(self.names, tasks, self.settings, 5, like, bounds)
 
-    def participant(self, name: str) -> Participant:
-        return Participant(self.make(), self.clients[name], self.agreement, self.folder / name)
+    def participant(self, name: str) -> ClientSession:
+        return ClientSession(self.make(), self.clients[name], self.agreement, self.folder / name)
 
     def restart(self, name: str) -> None:
         """The client's process ends and another begins; its files stay."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.flower.secret import Secret
-from fedgradnorm._flower.private.told_sums import chained, network_digest, sums_of, told
+from fedgradnorm._flower.private.verified_sums import chained, network_digest, sums_of, told
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
 from fedgradnorm._flower.wire.transport import Exchange, InMemory
 from fedgradnorm._masking.gathering import Gathering

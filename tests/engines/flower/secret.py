@@ -12,7 +12,7 @@ from fedgradnorm import Client
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.silo import Silo
+from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
 from fedgradnorm._masking.roster import to_text
 from masking.crowd import people
 
@@ -56,7 +56,7 @@ class Secret(Together):
     def coordinator(self, given: tuple[Any, ...], *_: Any) -> PrivateCoordinator:
         return PrivateCoordinator(*given)
 
-    def participant(self, name: str) -> Silo:
+    def participant(self, name: str) -> SecureSumClient:
         own = copy.deepcopy(self.weighting)
         about = (self.make(), self.clients[name], self.agreement, self.folder / name)
-        return Silo(*about, self.signers[name], own)
+        return SecureSumClient(*about, self.signers[name], own)

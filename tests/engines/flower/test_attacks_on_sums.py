@@ -19,12 +19,13 @@ import torch
 
 import fedgradnorm as fgn
 import toys
+from engines.flower.direct import closed
 from engines.flower.hostile import Hostile, Said
 from engines.flower.secret import Secret, five
 from fedgradnorm._flower.attendance import Patience, Rules
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.told_sums import chained, sums_of, told, usable, verified
+from fedgradnorm._flower.private.verified_sums import chained, sums_of, told, usable, verified
 from fedgradnorm._masking.roster import Unsafe, make_key
 from fedgradnorm._round.settings import Settings
 from fedgradnorm._runs.layout import SIGNING
@@ -111,7 +112,8 @@ def test_sa4_the_same_network_under_the_next_rounds_number(server):
     known = after_a_round(server)
     with pytest.raises(Said, match="the server leaves out sums of earlier rounds"):
         server.round(OTHERS, number=1)
-    for given, state in (({"since": ["0" * 64]}, 0), ({"told": known["told"]}, 1)):
+    again = {"told": known["told"], "since": [known["sums0"].digest]}
+    for given, state in ((again, 0), ({"told": known["told"]}, 1)):
         with pytest.raises(Said, match="round 1 has the network of round 0"):
             server.round(OTHERS, number=1, given=given, state=state)
 
@@ -188,6 +190,23 @@ def test_sa7_a_crafted_network(server):
     server.prepared(NAMES, number=1)
     at, _ = server.round(NAMES, number=1, shared=server.first + 0.019, given=give, state=1)
     assert len(at.inputs) == 5
+
+
+def test_s5_no_round_is_skipped(server):
+    """Else the server could move the network by many rounds' steps at once, and nobody saw them.
+
+    Clients that missed rounds see the last one's sums, signed by those who were in it.
+    """
+    known = after_a_round(server)
+    first, invented = known["sums0"].digest, [64 * "1", 64 * "2"]
+    for told_too, since, state in (
+        (known["told"], [first, *invented], 0),
+        (known["told"], invented, 1),
+        ({**known["told"], "2": known["told"]["0"]}, invented, 1),
+    ):
+        give = {"told": told_too, "since": since, "chain": chained("", [first] if state else [])}
+        with pytest.raises(Said, match=r"sums .*(cannot be read|of the last round)"):
+            server.round(NAMES, number=3, shared=server.first + 0.05, given=give, state=state)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
@@ -274,6 +293,42 @@ def test_sa9_malformed_input_is_named_and_ends_nothing(lie, tmp_path, caplog):
     assert f"answer of '{VICTIM}' refused: " in caplog.text
 
 
+@pytest.mark.parametrize("step", ["keys", "letters", "input", "reveal"])
+@pytest.mark.parametrize("where", ["message", "body"])
+def test_sa9_an_entry_that_cannot_be_written_again_ends_nothing(step, where, tmp_path):
+    """1e999 is read as infinity, which JSON cannot write: forwarding it ended the server."""
+    rules = Rules(misses=0, refusals=2)
+    secret = Secret(tmp_path, rounds=2, patience=Patience(minimum=1, attempts=3, rules=rules))
+
+    def tamper(name, order, content):
+        if name != VICTIM or step not in order.asks:
+            return content
+        message = content["gives"][step]
+        (message if where == "message" else message["body"])["more"] = "@@@@@@"
+        return closed(content).replace(b'"@@@@@@"', b"1e999999")
+
+    secret.exchange.tamper = tamper
+    secret.run()
+    assert secret.server.round == 2
+    assert secret.server.attendance.shut_out(VICTIM)
+    assert all(secret.server.refused[name] == 0 for name in OTHERS)
+
+
+@pytest.mark.parametrize("more", [1, "text", {"deep": [[[[]]]]}])
+def test_sa9_nothing_but_what_was_agreed_is_forwarded(more, tmp_path):
+    secret = Secret(tmp_path, rounds=2)
+
+    def tamper(name, order, content):
+        if name == VICTIM and "keys" in order.asks:
+            content["gives"]["keys"]["more"] = more
+        return content
+
+    secret.exchange.tamper = tamper
+    secret.run()
+    assert secret.server.refused[VICTIM] > 0
+    assert all(secret.server.refused[name] == 0 for name in OTHERS)
+
+
 def test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused(tmp_path):
     secret = Secret(tmp_path, rounds=2)
 
@@ -289,32 +344,38 @@ def test_sa9_a_masked_vector_of_the_wrong_length_gets_nobody_else_refused(tmp_pa
     assert all(secret.server.refused[name] == 0 for name in OTHERS)
 
 
-@pytest.mark.parametrize("lie", [-4.0, 1e12, -1e12, 0.0])
+@pytest.mark.parametrize("lie", ["the sum of all others", 1e12, -1e12, 0.0])
 def test_a_coefficient_that_is_a_lie_ends_nothing(lie, tmp_path):
-    """With -(n - 1) the sum of coefficients is 0: the network used to become NaN."""
+    """With minus the others' sum, the sum of coefficients is 0: the network used to become NaN."""
     secret = Secret(tmp_path, rounds=3)
-    level = secret.exchange.participants[VICTIM].level
-    plain = level.second
+    liar, told_by_others = NAMES[-1], []
 
-    def second(*given):
-        _, numbers, moved = plain(*given)
-        return lie, [1.0, lie, *numbers[2:]], moved
+    def telling(name, plain):
+        def second(*given):
+            coefficient, numbers, moved = plain(*given)
+            if name != liar:
+                told_by_others.append(round(coefficient * 2**40) / 2**40)
+                return coefficient, numbers, moved
+            said = -sum(told_by_others[-4:]) if isinstance(lie, str) else lie
+            return said, [1.0, said, *numbers[2:]], moved
 
-    level.second = second
+        return second
+
+    for name, one in secret.exchange.participants.items():
+        one.level.second = telling(name, one.level.second)
     network = secret.run()
     assert secret.server.round == 3
     assert torch.isfinite(network).all()
     bound = NetworkBound(secret.settings).reach(0, 3)[1]
-    assert (
-        float((network - Hostile(Secret(tmp_path / "other", rounds=3)).first).abs().max()) < bound
-    )
+    first = Hostile(Secret(tmp_path / "other", rounds=3)).first
+    assert float((network - first).abs().max()) < bound
 
 
 @pytest.mark.parametrize("method", [fgn.GradNorm, lambda: fgn.GradNorm(rule="direct")])
 def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_path, caplog):
     """No answer says who failed, nor does the server's log; the client's own does."""
     secret = Secret(tmp_path, method(), rounds=3, clients=five)
-    one = secret.exchange.participants[VICTIM]
+    one = secret.exchange.participants[VICTIM].client
     plain, failing = one.answer, [True]
 
     def answer(order):
@@ -335,7 +396,7 @@ def test_sa11_a_client_that_cannot_train_is_not_told_from_others(method, tmp_pat
     keys = {frozenset(answer) for name, answer in secret.exchange.sent if name == VICTIM}
     assert keys == {frozenset(answer) for name, answer in secret.exchange.sent if name != VICTIM}
     said = [r for r in caplog.records if "income" in r.getMessage()]
-    assert {record.module for record in said} == {"silo"}
+    assert {record.module for record in said} == {"secure_sum_client"}
     rows = [r for r in secret.results()[VICTIM].table.rows if r["split"] == "batch"]
     assert [row["round"] for row in rows] == [3]
 

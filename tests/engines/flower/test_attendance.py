@@ -40,11 +40,15 @@ def test_zero_never_suspends_and_never_shuts_out():
         assert attendance.takes_part("b", round + 1)
 
 
-def test_refusals_in_a_row_shut_out_and_a_usable_answer_forgives():
-    attendance = Attendance(["a", "b"], Rules(misses=0, refusals=3))
-    for refused in (True, True, False, True, True):
-        attendance.missed("b", 0, refused)
+def test_refusals_shut_out_and_only_a_usable_answer_forgives():
+    """A liar that says nothing in between is still one."""
+    attendance = Attendance(["a", "b", "c"], Rules(misses=0, refusals=3))
+    for refused in (True, False, True, False):
+        for name in ("b", "c"):
+            attendance.missed(name, 0, refused)
     attendance.good("b")
+    attendance.missed("c", 0, refused=True)
+    assert attendance.shut_out("c")
     for _ in range(2):
         attendance.missed("b", 0, refused=True)
     assert attendance.takes_part("b", 0)

@@ -14,8 +14,8 @@ import fedgradnorm as fgn
 import flat
 from data.small_tables import client_from_files
 from engines.flower.direct import OPTIONS, Together
+from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm._flower.federation_file import read_client
-from fedgradnorm._flower.participant import Participant
 from fedgradnorm._toml import to_toml
 from fedgradnorm.experiments._config.config_file import build
 
@@ -73,11 +73,11 @@ def options(name: str) -> dict[str, Any]:
 class Deployed(Together):
     """Participants that are made as ``join`` makes them: from the files of each client."""
 
-    def participant(self, name: str) -> Participant:
+    def participant(self, name: str) -> ClientSession:
         given = read_client(self.folder / name / "client.toml")
         config = given.run_config()
         network, clients, _, _ = build(config, given.load(config))
-        return Participant(network, clients, self.agreement, given.path("state"))
+        return ClientSession(network, clients, self.agreement, given.path("state"))
 
     def results(self) -> dict[str, fgn.Run]:
         self.server.finish()

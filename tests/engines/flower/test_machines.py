@@ -301,13 +301,13 @@ def _status(machines: Machines, path: str) -> int:
         return client.post(url).status_code
 
 
-def test_a_killed_keeper_leaves_no_node_that_blocks_the_next(tmp_path):
+def test_a_killed_supervisor_leaves_no_node_that_blocks_the_next(tmp_path):
     machines = Machines(tmp_path, rounds=3)
     home = machines.homes["class"]
-    with machines.started("join", home / "client.toml") as keeper:
+    with machines.started("join", home / "client.toml") as supervisor:
         until(lambda: (home / "state" / ".lock").exists())
-        (node,) = children(keeper)
-        kill(keeper.pid)
+        (node,) = children(supervisor)
+        kill(supervisor.pid)
         until(lambda: not Path(f"/proc/{node}/exe").exists(), 20)
     with machines.started("join", home / "client.toml") as again:
         until(lambda: "joined" in _events(home)[1:])

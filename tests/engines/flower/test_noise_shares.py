@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.private.noise_shares import NoiseShares
 from fedgradnorm._flower.private.noisy_rounds import NoisyCoordinator
-from fedgradnorm._flower.private.noisy_silo import NoisySilo
+from fedgradnorm._flower.private.noisy_sum_client import NoisySumClient
 from fedgradnorm._flower.private.private_rounds import PrivateCoordinator
 from fedgradnorm._flower.private.private_terms import PrivateTerms
 from fedgradnorm._masking.ring import unpack_vector
@@ -30,6 +31,7 @@ from fedgradnorm._masking.roster import threshold
 from fedgradnorm._privacy.accountant import epsilon_of
 from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._round.settings import Settings
+from fedgradnorm._runs.layout import OWN_HISTORY
 from fedgradnorm.experiments._config.config_file import make_config
 from masking.crowd import Crowd, public_keys
 
@@ -62,10 +64,10 @@ class Noisy(Secret):
     def coordinator(self, given: tuple[Any, ...], *_: Any) -> NoisyCoordinator:
         return NoisyCoordinator(*given)
 
-    def participant(self, name: str) -> NoisySilo:
+    def participant(self, name: str) -> NoisySumClient:
         plain = super().participant(name)
         about = (self.make(), self.clients[name], self.agreement, self.folder / name)
-        return NoisySilo(*about, self.signers[name], plain.level.weighting)
+        return NoisySumClient(*about, self.signers[name], plain.level.weighting)
 
 
 def shares(clients: int, **terms: Any) -> NoiseShares:
@@ -118,9 +120,11 @@ def noiseless(secret: Noisy, names: Sequence[str]) -> np.ndarray:
     """The sum as it would be without noise, from the clients' own files."""
     total = 0.0
     for name in names:
-        silo = secret.exchange.participants[name]
-        kept = silo._kept(next((secret.folder / name).glob("*/trained.safetensors")))
-        multiplier = silo._own_history(secret.server.run).rows[-1]["weight"]
+        client = secret.exchange.participants[name]
+        kept = client._kept(next((secret.folder / name).glob("*/trained.safetensors")))
+        lines = (secret.folder / name / secret.server.run / OWN_HISTORY).read_text().splitlines()
+        noted = [row for line in lines for row in json.loads(line).get("rows", ())]
+        multiplier = [row["weight"] for row in noted if row["split"] == "batch"][-1]
         part = multiplier * kept["update"].double().numpy()
         total = total + part * min(1.0, TERMS["clip"] / np.linalg.norm(part))
     return total

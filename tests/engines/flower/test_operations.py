@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedgradnorm[flower]'")
 
 import fedgradnorm as fgn
+import toys
 from engines.flower.direct import Together
 from engines.flower.machines import Machines
 from engines.flower.test_setup import cli
 from fedgradnorm._flower import join
 from fedgradnorm._flower.approval import Approvals
+from fedgradnorm._flower.approved_client import ApprovedClient
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import read_client, read_federation
-from fedgradnorm._flower.serving import check_registered, run_folder
-from fedgradnorm._flower.session import Session
+from fedgradnorm._flower.private.private_terms import read_terms
+from fedgradnorm._flower.serving import _Serving, check_registered, run_folder
 from fedgradnorm._flower.setup import init_federation, make_keys, register, registered, revoke
 from fedgradnorm._flower.status import read_status, write_status
 from fedgradnorm._flower.wire.messages import Refused
@@ -56,6 +59,19 @@ def test_keys_are_made_by_clients_and_registered_by_the_server(private, tmp_path
     assert ("roster.toml" in out) == private
     assert all(one.fingerprint in out for one in registered(folder).values())
     check_registered(folder, read_federation(folder))
+
+
+def test_the_fingerprint_of_a_roster_covers_what_is_agreed_beside_the_keys(tmp_path):
+    """Else a server could hand out a roster that trusts more of the clients."""
+    folder = made(tmp_path / "fed", private=True)
+    public_files = [public(folder, name) for name in CLIENTS]
+    first = cli("federation", "roster", *public_files, "-f", folder)[1]
+    path = folder / "roster.toml"
+    path.write_text(path.read_text().replace("colluders = 1", "colluders = 0"))
+    second = cli("federation", "roster", *public_files, "-f", folder)[1]
+    assert read_terms(path).colluders == 0  # a new key leaves it as it was agreed
+    shown = [" ".join(out.split()).split("as join prints it: ")[1] for out in (first, second)]
+    assert shown[0] != shown[1]
 
 
 def test_a_key_is_not_overwritten_and_can_be_renewed(tmp_path):
@@ -114,13 +130,13 @@ def test_an_audit_log_shows_every_change(tmp_path):
     assert cli("federation", "audit", tmp_path)[0] != 0
 
 
-def session(together: Together, folder: Path, how: str) -> Session:
+def session(together: Together, folder: Path, how: str) -> ApprovedClient:
     """The side client of a federation as its transport sees it, with its owner's policy."""
     text = f'name = "side"\nserver = "localhost:9"\nconfig = "run.toml"\napprove = "{how}"\n'
     (folder / "client.toml").write_text(text)
     path = folder / "client.toml"
     participant = together.exchange.participants["side"]
-    return Session(read_client(path), participant, together.agreement, path)
+    return ApprovedClient(read_client(path), participant, together.agreement, path)
 
 
 @pytest.mark.parametrize("how", ["first", "ask", "all"])
@@ -183,12 +199,28 @@ def test_status_is_read_while_the_run_is_served(tmp_path):
     assert code == 0
     found = json.loads(" ".join(out.split("\n")))
     assert (found["round"], found["rounds"], found["epsilon"]) == (2, 6, None)
+    page = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in page for key in (*found, *found["clients"][0]))
     side, place = ({c["client"]: c for c in found["clients"]}[n] for n in ("side", "place"))
     assert (side["connected"], place["connected"], place["state"]) == (True, False, "revoked")
     assert side["weight"] == together.server.weights()["side"]
     assert side["bytes"] > 0 < side["seconds"]
     code, out = cli("federation", "status", tmp_path)
     assert (code, "round 2 of 6" in out) == (0, True)
+
+
+def test_too_few_clients_end_a_run_with_one_line_at_its_deadline(tmp_path):
+    folder, told = tmp_path / "fed", []
+    init_federation(folder, toys.NAMES, ("localhost",), wait=0.3, minimum=2)
+    server = SimpleNamespace(connected=lambda: ["side"])
+    about = (read_federation(folder), Together(tmp_path / "run").server, server, Audit(folder))
+    one = _Serving(folder, tmp_path, *about)
+    words = "1 of 3 clients connected in 0 s .* 2 are needed; missing: corner, place; start them"
+    with pytest.raises(fgn.TrainingError, match=words):
+        one.meet(lambda *missing: told.append(missing))
+    assert [names for names, _ in told] == [["corner", "place"]]
+    assert 0 < told[0][1] <= 0.3
+    assert read_status(folder)["stage"] == "waiting"
 
 
 @pytest.mark.parametrize(

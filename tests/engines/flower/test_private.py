@@ -18,11 +18,12 @@ from fedgradnorm._flower.agreement import agree
 from fedgradnorm._flower.attendance import Patience
 from fedgradnorm._flower.federation_file import FederationFile
 from fedgradnorm._flower.private.private_terms import PrivateTerms
-from fedgradnorm._flower.private.told_sums import parted
+from fedgradnorm._flower.private.verified_sums import parted
 from fedgradnorm._flower.wire.messages import Refused
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._masking.ring import LIMBS, unpack_numbers
 from fedgradnorm._masking.roster import Phase
+from fedgradnorm._runs.layout import OWN_HISTORY
 from fedgradnorm.experiments._config.config_file import make_config
 from masking.crowd import public_keys
 
@@ -159,10 +160,15 @@ def test_the_server_holds_sums_only(tmp_path):
     )
     state = json.dumps(secret.server.state_dict(), default=lambda _: None)
     for name in NAMES:
-        (mine,) = (secret.folder / name).glob("*/metrics.csv")
-        for line in mine.read_text().splitlines()[1:]:
-            for cell in line.split(","):
-                assert len(cell) < 8 or cell not in state
+        (mine,) = (secret.folder / name).glob(f"*/{OWN_HISTORY}")
+        rows = [
+            row
+            for line in mine.read_text().splitlines()
+            for row in json.loads(line).get("rows", ())
+        ]
+        measured = [str(value) for row in rows for value in row.values()]
+        assert len(measured) > 20
+        assert not [text for text in measured if len(text) >= 8 and text in state]
 
 
 def asked(secret: Secret, **changes) -> SumOrder:
@@ -279,10 +285,10 @@ def test_sums_that_a_server_made_up_are_not_believed(where, tmp_path, caplog):
 
 def test_an_update_that_is_not_finite_or_too_long_never_reaches_the_sum(tmp_path, caplog):
     secret = Secret(tmp_path, rounds=1)
-    silo = secret.exchange.participants["place"]
+    client = secret.exchange.participants["place"]
     with pytest.raises(fgn.FedGradNormError, match="not finite"):
-        silo._vector(1.0, torch.tensor([1.0, float("nan")]))
+        client._vector(1.0, torch.tensor([1.0, float("nan")]))
     with caplog.at_level(logging.WARNING, "fedgradnorm"):
-        words = silo._vector(1.0, torch.tensor([3e7, 4e7]))
+        words = client._vector(1.0, torch.tensor([3e7, 4e7]))
     assert "it is cut to the 1e+06 agreed on" in caplog.text
-    assert words.view(np.int64).tolist() == [int(x * 2**silo.terms.bits) for x in (6e5, 8e5)]
+    assert words.view(np.int64).tolist() == [int(x * 2**client.terms.bits) for x in (6e5, 8e5)]

@@ -18,7 +18,7 @@ from engines.flower.direct import OPTIONS, Together
 from fedgradnorm._federation.heads import baseline_of
 from fedgradnorm._flower.agreement import sent_scalars
 from fedgradnorm._flower.attendance import Patience
-from fedgradnorm._flower.participant import Participant
+from fedgradnorm._flower.client_session import ClientSession
 from fedgradnorm.weighting import MGDA, InverseFirstLoss
 
 CASES = {
@@ -74,7 +74,7 @@ class Named(Together):
     def participant(self, name):
         client = next(c for c in toys.clients() if c.name == name)
         named = replace(client, columns=self.columns)
-        return Participant(self.make(), named, self.agreement, self.folder / name)
+        return ClientSession(self.make(), named, self.agreement, self.folder / name)
 
 
 def test_a_clients_result_predicts_by_column_name(tmp_path):

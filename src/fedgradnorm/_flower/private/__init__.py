@@ -1,13 +1,13 @@
 """A federation whose server sees only sums: what its clients and its server do beside the others.
 
-private_terms   the roster and what is agreed beside the run; a client's signing key
-network_check   how far the server's optimizer can have moved the network
-told_sums       sums as clients are told them, with what shows that they are right
-own_level       a client's own level: the weighting with one row
-silo            a client's answers
-summing         one secure sum over the network: two exchanges, three where somebody is lost
-private_rounds  the server's rounds
-noise_shares    client-level privacy: the noise that each client adds, and what it has spent
-noisy_silo      a client's answers, with noise
-noisy_rounds    the server's rounds, with noise
+private_terms      the roster and what is agreed beside the run
+network_check      how far the server's optimizer can have moved the network
+verified_sums      sums with the signed messages that show that they are right
+own_level          a client's own level: the weighting with one row
+secure_sum_client  a client's answers
+summing            one secure sum: two exchanges, three where somebody is lost
+private_rounds     the server's rounds
+noise_shares       client-level privacy: the noise that each client adds, and what it has spent
+noisy_sum_client   a client's answers, with noise
+noisy_rounds       the server's rounds, with noise
 """

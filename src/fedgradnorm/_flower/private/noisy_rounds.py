@@ -14,7 +14,7 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.private.noise_shares import NoiseShares
 from fedgradnorm._flower.private.private_rounds import ALL, PrivateCoordinator
 from fedgradnorm._flower.private.summing import Asks, Key, Wanted
-from fedgradnorm._flower.private.told_sums import network_digest
+from fedgradnorm._flower.private.verified_sums import network_digest
 from fedgradnorm._flower.wire.sum_messages import SumAnswer
 from fedgradnorm._masking.ring import Words
 from fedgradnorm._masking.roster import Phase

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedgradnorm._errors import FedGradNormError
-from fedgradnorm._flower.private.told_sums import PRESENT, RANGE, Sums, chained, usable
+from fedgradnorm._flower.private.verified_sums import PRESENT, RANGE, Sums, chained, usable
 from fedgradnorm._masking.roster import Phase
 from fedgradnorm._round.reports import SENT
 from fedgradnorm.weighting import Signals, Weighting

@@ -17,7 +17,7 @@ from fedgradnorm._errors import TrainingError
 from fedgradnorm._flower.coordinator import Coordinator
 from fedgradnorm._flower.private.own_level import sizes_of
 from fedgradnorm._flower.private.summing import Asks, Key, Summing, Wanted
-from fedgradnorm._flower.private.told_sums import (
+from fedgradnorm._flower.private.verified_sums import (
     Sums,
     chained,
     network_digest,
@@ -26,6 +26,7 @@ from fedgradnorm._flower.private.told_sums import (
     usable,
 )
 from fedgradnorm._flower.wire.sum_messages import SumAnswer, SumOrder, decode_sum_answer
+from fedgradnorm._flower.wire.transport import Content
 from fedgradnorm._masking.gathering import Gathering, TooFew
 from fedgradnorm._masking.ring import LIMBS, Words, unpack_vector
 from fedgradnorm._masking.roster import Attempt, Phase, Unsafe, digest, least_shown, threshold
@@ -161,14 +162,14 @@ class PrivateCoordinator(Coordinator):
         if not ahead:
             return {**ask, "signals": self.signals["told"]}
         used = self.before["round"]
-        if self.before.get("signals"):
-            return {**ask, "used": used, "signals": self.before["signals"]}
-        return {**ask, "used": used, "told": {**ask["told"], str(used): self.told[str(used)]}}
+        apart = self.before["signals"]
+        return {**ask, "used": used, **({"signals": apart} if apart else {})}
 
     def _told_to(self, name: str) -> dict[str, Any]:
-        """How its last round ended, and a name for the sums of each round since."""
+        """How its last round and the run's ended, and a name for the sums of each in between."""
         last = self.last.get(name, -1)
-        known = {str(last): self.told[str(last)]} if last >= 0 else {}
+        rounds = {last, self.round - 1} - {-1}
+        known = {str(number): self.told[str(number)] for number in sorted(rounds)}
         return {"told": known, "since": self.chain[last + 1 :]}
 
     def _upcoming(self) -> tuple[Key, list[str]] | None:
@@ -199,6 +200,12 @@ class PrivateCoordinator(Coordinator):
 
     def _checked(self, name: str, content: bytes, order: Any) -> Any:  # noqa: ARG002
         return decode_sum_answer(content, order)
+
+    def _tried(self, name: str, content: Content, order: Any) -> Any:
+        answer = super()._tried(name, content, order)
+        if isinstance(answer, str):
+            self.out.add(name)
+        return answer
 
     def _read(self, name: str) -> None:
         """An answer that can be read need not be a good one: that is known with the sum."""

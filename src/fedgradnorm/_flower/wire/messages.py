@@ -88,7 +88,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
     try:
         arrays = load(content)
-        facts = json.loads(arrays.pop(FACTS).tobytes(), parse_constant=_not_finite)
+        facts = _parsed(arrays.pop(FACTS).tobytes())
     except Refused:
         raise
     except Exception as error:  # of safetensors, NumPy, json: there is no list of what they raise
@@ -104,8 +104,7 @@ def facts_of(content: bytes) -> dict[str, Any]:
     try:
         start = 8 + int.from_bytes(content[:8], "little")
         first, end = json.loads(content[8:start])[FACTS]["data_offsets"]
-        facts = json.loads(content[start + first : start + end], parse_constant=_not_finite)
-        return dict(facts)
+        return dict(_parsed(content[start + first : start + end]))
     except Refused:
         raise
     except Exception as error:  # as in unpack
@@ -139,8 +138,15 @@ def _as_numpy(array: Any) -> Any:
     return np.ascontiguousarray(found)
 
 
-def _not_finite(word: str) -> float:
-    raise Refused(f"a number of the message is not finite ({word})")
+def _parsed(text: bytes) -> Any:
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(word: str) -> float:
+    """A number that can be written again: 1e999 is read as infinity."""
+    if math.isfinite(found := float(word)):
+        return found
+    raise Refused(f"a number of the message is not finite ({word[:20]})")
 
 
 def same_names(what: str, table: Mapping[str, Any], wanted: Sequence[str]) -> None:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedgradnorm._flower.agreement import Agreement
 from fedgradnorm._flower.approval import Approvals, Waiting
 from fedgradnorm._flower.audit import Audit
 from fedgradnorm._flower.federation_file import ClientFile
-from fedgradnorm._flower.participant import Participant
 from fedgradnorm._flower.wire.messages import Refused, facts_of, text, word
+
+if TYPE_CHECKING:
+    from fedgradnorm._flower.client_session import ClientSession
+    from fedgradnorm._flower.private.secure_sum_client import SecureSumClient
 
 log = logging.getLogger("fedgradnorm")
 
 
-class Session:
-    """A client as its transport sees it: every order of an approved run goes to ``participant``."""
+class ApprovedClient:
+    """A client as its transport sees it: every order of an approved run goes to ``client``."""
 
     def __init__(
-        self, given: ClientFile, participant: Participant, agreement: Agreement, path: Path
+        self,
+        given: ClientFile,
+        client: ClientSession | SecureSumClient,
+        agreement: Agreement,
+        path: Path,
     ) -> None:
         state = given.path("state")
-        self.participant, self.agreement, self.path = participant, agreement, path
+        self.client, self.agreement, self.path = client, agreement, path
         self.approvals, self.audit = Approvals(state, given.approve), Audit(state)
         self.audit.lines()  # a log that was changed is not continued
         self.audit.add("joined", server=given.server, settings=agreement.digest)
@@ -37,18 +45,18 @@ class Session:
             self._check_approved(run, settings)
         about = {"run": run, "round": facts.get("round"), "kind": str(facts.get("kind"))[:20]}
         try:
-            answer = self.participant.respond(content)
+            answer = self.client.respond(content)
         except Refused as error:
             self.audit.add("refused", why=str(error)[:200], **about)
             raise
         digest = hashlib.sha256(answer).hexdigest()
         self.audit.add("answered", bytes=len(answer), answer=digest, **about)
-        if self.participant.result is not None:
-            self.audit.add("finished", run=run, result=str(self.participant.result))
+        if self.client.result is not None:
+            self.audit.add("finished", run=run, result=str(self.client.result))
         return answer
 
     def _check_approved(self, run: str, settings: str) -> None:
-        """Any other settings are refused by the participant, whoever approved them."""
+        """Any other settings are refused by the client, whoever approved them."""
         try:
             if self.approvals.check(run, settings):
                 log.info("run %s is approved: %s", run, self.about())
@@ -60,7 +68,7 @@ class Session:
 
     def about(self) -> str:
         """Settings, rounds, what leaves, and epsilon where there is one."""
-        agreement, own = self.agreement, self.participant.rows[0].privacy
+        agreement, own = self.agreement, self.client.rows[0].privacy
         terms = own if own is not None else agreement.settings.client_privacy
         spends = "no privacy budget" if terms is None else f"epsilon at most {terms.epsilon:g}"
         sent = ", ".join(agreement.sent)

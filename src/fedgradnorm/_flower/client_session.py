@@ -25,8 +25,8 @@ from fedgradnorm._federation.heads import (
     shared_columns,
 )
 from fedgradnorm._flower.agreement import Agreement
+from fedgradnorm._flower.best_state import BestState, Present
 from fedgradnorm._flower.group_heads import ALL
-from fedgradnorm._flower.keeping import Keeping, Present
 from fedgradnorm._flower.ledger import ClientLedger, at_home
 from fedgradnorm._flower.own_history import OwnHistory
 from fedgradnorm._flower.slots import Slots, StateLost
@@ -60,11 +60,8 @@ from fedgradnorm.models._norm_layer import find_norm_layer
 log = logging.getLogger("fedgradnorm")
 
 
-class Participant:
+class ClientSession:
     """One client, its data and its state folder; answers the server's orders."""
-
-    hides_failure = False
-    """Whether a failure is answered like any order, with zeros for the sum."""
 
     def __init__(
         self,
@@ -106,7 +103,7 @@ class Participant:
             self.ledger = ClientLedger(folder, client.name, client.privacy, lambda: plan)
         self.like = self.engine.network.vector.detach().cpu().clone()
         self.present = Present(self.rows, self.engine)
-        self._initial = self.present.rows()
+        self.initial = self.present.rows()
         self.group = {"own": "", "task": client.shared_task, "all": ALL}[settings.heads]
         self.like_head: Tensor | None = None
         if self.group:
@@ -116,7 +113,7 @@ class Participant:
         tuning(self.network, settings)  # names layers that the network has not
         steps = settings.local().steps
         self.presence = Presence(self.rows, settings.batch_size, settings.seed, steps)
-        self._keeping: dict[str, Keeping] = {}  # by run
+        self._best_states: dict[str, BestState] = {}  # by run
         self.reported: dict[str, float] = {}  # of its last round, where it has one task
         self.measured: dict[str, dict[str, float]] = {}  # of its last round, by task
         self.result: Path | None = None  # once the run is over
@@ -130,17 +127,12 @@ class Participant:
         """Whether there are rows to judge by."""
         return any(row.validation is not None for row in self.rows)
 
-    @property
-    def tells_epsilon(self) -> bool:
-        """Whether its history says what was spent."""
-        return self.ledger is not None
-
     def respond(self, content: bytes) -> bytes:
         """The answer to a message."""
         order = decode_order(content, self.like, self.group, self.like_head)
         answer, own = self.answer(order), OwnHistory(self.folder / order.run)
         if order.kind == "train":
-            rows = [_row(order.round + 1, *one) for one in self.measured.items()]
+            rows = [batch_row(order.round + 1, *one) for one in self.measured.items()]
             own.add(order.state_round + 1, rows)
         return encode_answer(answer)
 
@@ -152,10 +144,10 @@ class Participant:
             raise Refused(f"round {order.round} is not one of the {self.agreement.rounds} agreed")
         slots = Slots(self.folder / order.run)
         try:
-            state = slots.at(order.state_round, self._initial)
+            state = slots.at(order.state_round, self.initial)
         except StateLost as error:
             raise Refused(str(error)) from error
-        keeping = self._kept_of(order.run)
+        best = self._best_of(order.run)
         self.present.load(state)
         if order.head is not None:
             heads = self.engine.head_rows([self.rows[0].name])
@@ -167,21 +159,21 @@ class Participant:
         own.settle(order.state_round, dict(zip(self.present.names, order.weights, strict=False)))
         with numerics(self.agreement.settings.precision, self.engine.device):
             if order.kind == "finish":
-                return self._finish(order, keeping)
+                return self._finish(order, best)
             if first:
-                own.add(0, self._evaluations(order.round, kept=keeping is not None))
-            if keeping is not None and keeping.is_due(order.round, self.every):
-                keeping.judge(order.round)
+                own.add(0, self._evaluations(order.round, kept=best is not None))
+            if best is not None and best.is_due(order.round, self.every):
+                best.judge(order.round)
             return self._train(order, slots)
 
-    def _kept_of(self, run: str) -> Keeping | None:
+    def _best_of(self, run: str) -> BestState | None:
         """What is kept of this run so far; None where the last state will do."""
         settings = self.agreement.settings
         if not settings.keeps_best or not self._judges:
             return None
-        if run not in self._keeping:
-            self._keeping = {run: Keeping(self.folder / run, self.present, settings)}
-        return self._keeping[run]
+        if run not in self._best_states:
+            self._best_states = {run: BestState(self.folder / run, self.present, settings)}
+        return self._best_states[run]
 
     def _train(self, order: Order, slots: Slots) -> Answer:
         names = self.present.names
@@ -193,7 +185,7 @@ class Participant:
             spent = self._charge(order, self.ledger)
         active = self.presence.with_labels(names, order.round)
         reports = self.engine.run_clients(self.present.shared, order.round, active)
-        if reports.failed and not self.hides_failure:
+        if reports.failed:
             raise Refused("its loss or gradient is not finite; its state stays as it was")
         state = {**self.present.rows(), "rounds": order.state_round + 1}
         if self.ledger is None:
@@ -251,20 +243,20 @@ class Participant:
     def _who(self, name: str) -> str:
         return f"{name}: " if self.tasks else ""
 
-    def _finish(self, order: Order, keeping: Keeping | None) -> Answer:
+    def _finish(self, order: Order, best: BestState | None) -> Answer:
         """Keep the best or the finished network with this client's head, tuned if it is to be.
 
         What is kept can be loaded like any run. None of it leaves this machine.
         """
-        if keeping is not None:
-            keeping.judge(order.round)
-            keeping.best.restore()
-            self._keeping = {}  # the best state is not held twice; the file has it still
+        if best is not None:
+            best.judge(order.round)
+            best.best.restore()
+            self._best_states = {}  # the best state is not held twice; the file has it still
         how = tuning(self.network, self.agreement.settings, order.round)
         personal = {} if how is None else self.engine.personalize(self.present.shared, how)
         log_personal(personal)
         more: dict[str, Any] = {"personal": personal} if personal else {}
-        run = self._run(order, keeping, more | (keeping.for_manifest() if keeping else {}))
+        run = self._run(order, best, more | (best.for_manifest() if best else {}))
         place = run.save(self.folder / order.run / RESULT)
         self.result = Path(place)
         log.info("finished: network and head in %s", place)
@@ -276,7 +268,7 @@ class Participant:
         flat.vector.copy_(vector)
         return flat.module
 
-    def _run(self, order: Order, keeping: Keeping | None, more: dict[str, Any]) -> Run:
+    def _run(self, order: Order, best: BestState | None, more: dict[str, Any]) -> Run:
         trained = {}
         for row in self.rows:
             learned = self.engine.exported(row.name)
@@ -295,15 +287,16 @@ class Participant:
             **more,
         }
         shared = self._network(self.present.shared)
-        return Run(trained, manifest, self._history(order.run, order.round, keeping), shared)
+        return Run(trained, manifest, self._history(order.run, order.round, best), shared)
 
-    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
+    def _history(self, run: str, round_number: int, best: BestState | None) -> History:
         """What this client measured in its rounds, its evaluations, and that of what is kept.
 
         For a private client also what it had spent after each of its rounds.
         """
         metrics = sorted({key for row in self.rows for key in row.task.metrics})
-        history = History(metrics, [SPENT] if self.tells_epsilon else ())
+        noisy = self.ledger is not None or self.agreement.settings.privacy is not None
+        history = History(metrics, [SPENT] if noisy else ())
         spent = [] if self.ledger is None else self.ledger.rows(run, self.rows[0].name)
         own = OwnHistory(self.folder / run).rows()
         batches = {(r["round"], r["client"]): r for r in own if r["split"] == "batch"}
@@ -311,7 +304,7 @@ class Participant:
             key = (row["round"], row["client"])
             batches[key] = {**batches.get(key, {}), **row}
         history.append([r for r in own if r["split"] != "batch"] + list(batches.values()))
-        for number, values in (keeping.values if keeping else {}).items():
+        for number, values in (best.values if best else {}).items():
             if number < round_number:
                 history.append(_evaluated(number, VALIDATION, values))
         history.append(self._evaluations(round_number))
@@ -324,7 +317,7 @@ class Participant:
         return [row for split, table in tables.items() for row in _evaluated(number, split, table)]
 
 
-def _row(number: int, name: str, values: Mapping[str, float]) -> Row:
+def batch_row(number: int, name: str, values: Mapping[str, float]) -> Row:
     """The history's row of a client's round."""
     about: Row = {"round": number, "epoch": float(number), "client": name, "split": "batch"}
     return {**about, "active": 1, **{key: values[key] for key in SENT}}

@@ -67,7 +67,7 @@ Evaluation = dict[str, dict[str, float]]
 """Loss and metrics of each of a client's tasks."""
 
 
-class Keeping:
+class BestState:
     """The best of one run so far, and all evaluations that led to it, by round.
 
     The client has been left with the best state where there is one, so its own is to be loaded

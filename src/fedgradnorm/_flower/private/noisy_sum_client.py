@@ -13,28 +13,24 @@ from typing import Any
 from fedgradnorm._errors import ConfigError
 from fedgradnorm._flower.ledger import ClientLedger
 from fedgradnorm._flower.private.noise_shares import NoiseShares
-from fedgradnorm._flower.private.silo import Silo, State, no_words, sent
+from fedgradnorm._flower.private.secure_sum_client import SecureSumClient, State, no_words, sent
 from fedgradnorm._flower.wire.sum_messages import SumOrder
 from fedgradnorm._masking.roster import Unsafe
 from fedgradnorm._masking.session import Session
 from fedgradnorm._masking.subject import Subject
 from fedgradnorm._privacy.noise import Noise
 from fedgradnorm._round.private.client_sums import ClientSums
-from fedgradnorm._runs.history import SPENT, History, read_history
-from fedgradnorm._runs.layout import METRICS
 
 
-class NoisySilo(Silo):
-    """As ``Silo``, for a run with ``privacy``."""
-
-    hides_failure = True
+class NoisySumClient(SecureSumClient):
+    """As ``SecureSumClient``, for a run with ``privacy``."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         settings = self.agreement.settings
         terms = settings.client_privacy
         assert terms is not None
-        if self.ledger is not None:
+        if self.client.ledger is not None:
             raise ConfigError(
                 f"client {self.name!r} has privacy, and the run protects whole clients: the two "
                 "promises are accounted in different units; choose one"
@@ -44,11 +40,6 @@ class NoisySilo(Silo):
         self.releases = ClientLedger(self.folder, self.name, fixed, lambda: self.shares.plan)
         self.sums = ClientSums(terms, [self.name], self.level.weighting, settings)
         self._first: State = {"rounds": 0, "sums": self.sums.state_dict()}
-
-    @property
-    def tells_epsilon(self) -> bool:
-        """Whether its history says what was spent."""
-        return True
 
     def _input(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> Any:
         """Its part of the noisy sum, masked: fresh noise for every attempt, and each is charged."""
@@ -66,13 +57,9 @@ class NoisySilo(Silo):
         after = {"rounds": order.state_round + 1, "sums": self.sums.state_dict()}
         levels.save(after, keep=order.state_round)
         told = {"weight": multiplier, "epsilon": epsilon}
-        self._note(order.run, {**reported, **told}, order.round)
+        self._note(order, order.round, order.state_round + 1, {**reported, **told})
         return sent(session.mask(ask["attempt"], ask["letters"], subject, no_words(0), vector))
 
     def _settled(self, order: SumOrder, ask: Mapping[str, Any], session: Session) -> State:  # noqa: ARG002
         """Nothing is left open by a round."""
         return {}
-
-    def _own_history(self, run: str) -> History:
-        path = self.folder / run / METRICS
-        return read_history(path) if path.exists() else History([], [SPENT])

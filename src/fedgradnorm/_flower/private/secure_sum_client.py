@@ -18,11 +18,17 @@ from torch import Tensor, nn
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, RunFolderError
 from fedgradnorm._flower.agreement import Agreement
-from fedgradnorm._flower.keeping import Keeping
-from fedgradnorm._flower.participant import Participant
+from fedgradnorm._flower.client_session import ClientSession, batch_row
+from fedgradnorm._flower.own_history import OwnHistory
 from fedgradnorm._flower.private.network_check import NetworkBound
 from fedgradnorm._flower.private.own_level import NoPart, OwnLevel
-from fedgradnorm._flower.private.told_sums import Sums, chained, network_digest, usable, verified
+from fedgradnorm._flower.private.verified_sums import (
+    Sums,
+    chained,
+    network_digest,
+    usable,
+    verified,
+)
 from fedgradnorm._flower.slots import Slots, StateLost
 from fedgradnorm._flower.wire.messages import Order, Refused
 from fedgradnorm._flower.wire.sum_messages import (
@@ -38,8 +44,7 @@ from fedgradnorm._masking.session import Session
 from fedgradnorm._masking.subject import Subject
 from fedgradnorm._round.reports import SENT
 from fedgradnorm._runs import checkpoint
-from fedgradnorm._runs.history import History, read_history
-from fedgradnorm._runs.layout import LEVELS, MASKING, METRICS, REVEALED, TRAINED
+from fedgradnorm._runs.layout import LEVELS, MASKING, REVEALED, TRAINED
 from fedgradnorm.weighting import Weighting
 
 log = logging.getLogger("fedgradnorm")
@@ -47,7 +52,7 @@ log = logging.getLogger("fedgradnorm")
 State = dict[str, Any]
 
 
-class Silo(Participant):
+class SecureSumClient:
     """One client, its data and its state folder; ``weighting`` is the run's, with its row alone."""
 
     def __init__(
@@ -59,14 +64,15 @@ class Silo(Participant):
         signer: Signer,
         weighting: Weighting,
     ) -> None:
-        super().__init__(network, client, agreement, folder)
-        if self.tasks:
+        self.client = ClientSession(network, client, agreement, folder)
+        self.rows, self.agreement, self.folder = self.client.rows, agreement, folder
+        if self.client.tasks:
             raise ConfigError(
                 f"client {self.rows[0].owner!r} has several tasks; a private federation has one "
                 "task a client: give each task to a client of its own"
             )
         assert agreement.private is not None
-        self.name = self.rows[0].name
+        self.name, self.like = self.rows[0].name, self.client.like
         self.terms, self.signer = agreement.private, signer
         self.revealed = Revealed(folder / REVEALED)
         noisy = agreement.settings.privacy is not None  # then the noise protects in every network
@@ -74,6 +80,11 @@ class Silo(Participant):
         self._first_network = self.like.clone()
         weighting.run_seed = agreement.settings.seed
         self.level = OwnLevel(weighting, self.name, self.terms.largest_ratio)
+
+    @property
+    def result(self) -> Path | None:
+        """Where the client's result is, once the run is over."""
+        return self.client.result
 
     def respond(self, content: bytes) -> bytes:
         """The answer to a message."""
@@ -144,6 +155,8 @@ class Silo(Participant):
         since = [str(one) for one in ask["since"]]
         if state["known"] + len(since) != order.round:
             raise Unsafe("the server leaves out sums of earlier rounds")
+        if since:
+            self._check_last(order, ask, session, since[-1])
         chain = chained(state["chain"], since)
         trained = self._train_once(order) if order.shared is not None else self._trained(order)
         network = trained["network"]
@@ -199,9 +212,21 @@ class Silo(Participant):
         if self.name not in sums.names:
             raise Unsafe("the server tells sums without this client's own part")
         after, row = self.level.settled(state, sums)
-        if row:
-            self._note(order.run, {**pending["reported"], **row}, pending["round"])
+        if row and ask.get("part") != Phase.SIGNALS:  # once a round
+            self._note(order, pending["round"], state["rounds"], {**pending["reported"], **row})
         return after
+
+    def _check_last(
+        self, order: SumOrder, ask: Mapping[str, Any], session: Session, name: str
+    ) -> None:
+        """Unsafe unless the last round was summed, which this client has no part in.
+
+        Its clients asked for the same. So no round can be skipped, and the network check allows
+        no more steps than there were rounds.
+        """
+        sums = verified(ask["told"].get(str(order.round - 1)), session, self.level.sizes)
+        if (sums.round, sums.phase, sums.digest) != (order.round - 1, Phase.UPDATE, name):
+            raise Unsafe("the server does not show the sums of the last round")
 
     def _used(
         self, order: SumOrder, ask: Mapping[str, Any], session: Session, first: Subject
@@ -242,14 +267,14 @@ class Silo(Participant):
         )
         failed, update = False, None
         try:
-            update = self.answer(plain).update
+            update = self.client.answer(plain).update
         except Exception as error:  # whatever it is, it may depend on the data
             log.warning("round %d: %s", order.round + 1, error, exc_info=not str(error))
             slots, failed = Slots(self.folder / order.run), True
-            state = slots.at(order.state_round, self._initial)
+            state = slots.at(order.state_round, self.client.initial)
             slots.save({**state, "rounds": order.state_round + 1}, keep=order.state_round)
         update = torch.zeros_like(self.like) if update is None else update
-        reported = dict.fromkeys(("size", *SENT), 0.0) if failed else dict(self.reported)
+        reported = dict.fromkeys(("size", *SENT), 0.0) if failed else dict(self.client.reported)
         trained = {**about, "update": update, "reported": reported, "failed": failed}
         checkpoint.save({**trained, "shared": order.shared.cpu()}, path)
         path.chmod(0o600)
@@ -278,36 +303,23 @@ class Silo(Participant):
             values = values * (self.terms.longest / length)
         return pack_vector(values, self.terms.bits)
 
-    def _note(self, run: str, numbers: Mapping[str, float], round_number: int) -> None:
-        """A row of this client's own history, which nobody else has; once."""
-        history = self._own_history(run)
-        if any(row["round"] == round_number + 1 for row in history.rows[-2:]):
-            return
-        row = {"round": round_number + 1, "epoch": float(round_number + 1), "split": "batch"}
-        shown = {k: v for k, v in numbers.items() if k != "size"}
-        history.append([{**row, "client": self.name, "active": 1, **shown}])
-        checkpoint.write_atomically(self.folder / run / METRICS, history.text().encode())
-
-    def _own_history(self, run: str) -> History:
-        path = self.folder / run / METRICS
-        return read_history(path) if path.exists() else History([])
+    def _note(
+        self, order: SumOrder, number: int, state: int, measured: Mapping[str, float]
+    ) -> None:
+        """A row of this client's own history, which nobody else has."""
+        row = {**batch_row(number + 1, self.name, measured), "weight": measured["weight"]}
+        more = {key: measured[key] for key in ("weight_frozen", "epsilon") if key in measured}
+        OwnHistory(self.folder / order.run).add(state, [{**row, **more}])
 
     def _end(self, order: SumOrder) -> SumAnswer:
-        """Keep the network, the head and the history; see ``Participant``."""
+        """Keep the network, the head and the history."""
         if order.shared is None:
             raise Refused("an end without a network")
         if order.state_round:
             self._settled(order, order.asks, self._session(order.run)[0])
         about = (order.run, order.digest, order.round, order.state_round)
-        self.answer(Order("finish", *about, order.shared))
+        self.client.answer(Order("finish", *about, order.shared))
         return SumAnswer(order.run, order.round, order.state_round, {})
-
-    def _history(self, run: str, round_number: int, keeping: Keeping | None) -> History:
-        history = super()._history(run, round_number, keeping)
-        evaluations = history.rows
-        history.rows = []
-        history.append([*self._own_history(run).rows, *evaluations])
-        return history
 
 
 def no_words(count: int) -> Words:
