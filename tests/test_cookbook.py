@@ -64,7 +64,8 @@ def test_every_line_of_python_runs(here, monkeypatch) -> None:
 def whole_config(keys: dict[str, Any]) -> dict[str, Any]:
     """The page's config with a line's keys in it, by the rules that the page states."""
     base = tomllib.loads(blocks("toml")[0])
-    tables = {key: keys.pop(key) for key in ("network", "output", *GROUPS) if key in keys}
+    whole = ("method", "weighting", "network", "output", *GROUPS)
+    tables = {key: keys.pop(key) for key in whole if key in keys}
     data, (client,) = dict(base["data"]), base["data"]["clients"]
     if "tasks" in keys:
         client = {"name": client["name"]}
