@@ -279,5 +279,5 @@ def test_a_config_that_was_changed_does_not_resume_a_run(tmp_path):
     run(config, tmp_path / "run")
     assert run(config, tmp_path / "run", resume=True).finished
     changed = config.variant(config.method, config.seed, {"lr": 0.5})
-    with pytest.raises(RunFolderError, match=r"started with lr = .*, the config has 0\.5"):
+    with pytest.raises(RunFolderError, match=r"other settings \(lr = .* there, 0\.5 here\)"):
         run(changed, tmp_path / "run", resume=True)

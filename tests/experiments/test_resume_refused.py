@@ -22,10 +22,10 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"lr": 0.02}, "cannot resume with other settings"),
-            ({"seed": 1}, "cannot resume with other settings"),
-            ({"weighting": fgn.GradNorm(gamma=0.5)}, "cannot resume with other weighting"),
-            ({"weighting": fgn.Equal()}, "cannot resume with other weighting"),
+            ({"lr": 0.02}, r"with other settings.*settings\.lr = .* there, 0\.02 here"),
+            ({"seed": 1}, r"with other settings.*settings\.seed = 0 there, 1 here"),
+            ({"weighting": fgn.GradNorm(gamma=0.5)}, r"other weighting.*gamma = .*, 0\.5 here"),
+            ({"weighting": fgn.Equal()}, r"other weighting.*name = 'GradNorm' there, 'Equal' here"),
         ],
     )
     def test_resuming_with_other_settings(self, tmp_path: Path, change: dict, message: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -210,6 +212,17 @@ def test_the_summary_has_a_row_per_client() -> None:
     assert summary.loc["corner", "first_loss"] > 0
     assert {"weight", "last_loss", "split", "accuracy", "mae", "r2"} <= set(summary.columns)
     assert (summary.split == "test").all()
+
+
+def test_the_server_of_a_federation_sums_up_what_clients_reported(tmp_path: Path) -> None:
+    """It has neither their heads nor what their tasks are."""
+    run = trained()
+    manifest = {**run.manifest, "clients": {}, "weights": {}}
+    server = fgn.load(replace(run, clients={}, manifest=manifest).save(tmp_path / "run"))
+    summary = server.summary()
+    assert list(summary.index) == list(toys.NAMES)
+    columns = ["weight", "first_loss", "last_loss", "accuracy"]
+    pd.testing.assert_frame_equal(summary[columns], run.summary()[columns])
 
 
 def test_the_manifest_tells_how_to_make_the_run_again() -> None:

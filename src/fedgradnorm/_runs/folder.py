@@ -15,6 +15,7 @@ from fedgradnorm._errors import FedGradNormError, RunFolderError, listed
 from fedgradnorm._round.settings import completed
 from fedgradnorm._runs import checkpoint
 from fedgradnorm._runs.csv_table import Table
+from fedgradnorm._runs.difference import difference
 from fedgradnorm._runs.files import check_file, check_folder, present, writing
 from fedgradnorm._runs.layout import (
     CHECKPOINT,
@@ -233,13 +234,14 @@ def _check_kinds(path: Path) -> None:
 def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to continue with anything but the run that was started."""
     given = {**before, "settings": completed(before["settings"])}
-    if difference := _other_clients(before["clients"], now["clients"]):
-        raise RunFolderError(f"{path}: cannot resume with other {difference}")
+    if others := _other_clients(before["clients"], now["clients"]):
+        raise RunFolderError(f"{path}: cannot resume with other {others}")
     _check_start(path, before, now)
     for key, what in SAME.items():
         if given.get(key) != now[key]:
             raise RunFolderError(
-                f"{path}: cannot resume with other {what} than the run was started with"
+                f"{path}: cannot resume with other {what} than the run was started with "
+                f"({difference({key: given.get(key)}, {key: now[key]})})"
             )
 
 
@@ -280,8 +282,8 @@ def _other_clients(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         if keys == ["fingerprint"]:
             return f"data: client {name!r} has as many rows as before, but other values in them"
         if keys:
-            was = ", ".join(f"{key} was {then.get(key)}, is {given.get(key)}" for key in keys)
-            return f"clients: client {name!r} has changed ({was})"
+            were, are = ({k: t.get(k) for k in keys if k != "fingerprint"} for t in (then, given))
+            return f"clients: client {name!r} has changed ({difference(were, are)})"
     return ""
 
 

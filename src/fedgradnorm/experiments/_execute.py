@@ -16,6 +16,7 @@ from fedgradnorm._errors import ConfigError, ModelError, RunFolderError, Trainin
 from fedgradnorm._launched import is_leader
 from fedgradnorm._round.settings import FIELDS, Settings, completed, key_of, keywords
 from fedgradnorm._runs.after.starting import taken_over
+from fedgradnorm._runs.difference import difference
 from fedgradnorm._runs.files import check_file, present
 from fedgradnorm._runs.folder import Place
 from fedgradnorm._runs.layout import CHECKPOINT, CONFIG, DROPPED, MANIFEST
@@ -109,16 +110,15 @@ def _trained(
 def _check_settings(folder: Path, config: Config) -> None:
     """Refuse a config that was changed since: a run goes on with the settings it stores."""
     there, here = Settings(**completed(read_manifest(folder)["settings"])), config.settings
-    for name in FIELDS:
-        one, other = getattr(there, name), getattr(here, name)
-        if name.endswith("_schedule") and one is not None and other is not None:
-            continue  # the stored one is filled in with the length of the run
-        if one != other:
-            raise RunFolderError(
-                f"{folder}: cannot resume with other settings: the run was started with "
-                f"{key_of(name)} = {one!r}, the config has {other!r}; undo the change, or start "
-                "again in another folder"
-            )
+    # A stored schedule is filled in with the length of the run.
+    schedules = {n for n in FIELDS if n.endswith("_schedule") and getattr(here, n)}
+    names = [n for n in FIELDS if n not in schedules or not getattr(there, n)]
+    tables = [{key_of(n): getattr(one, n) for n in names} for one in (there, here)]
+    if found := difference(*tables):
+        raise RunFolderError(
+            f"{folder}: cannot resume with other settings ({found}); undo the change, or start "
+            "again in another folder"
+        )
 
 
 def _begin(folder: str | Path | None, network: nn.Module) -> nn.Module | Run:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedgradnorm._checks import shortened
 from fedgradnorm._errors import ConfigError, RunFolderError
+from fedgradnorm._runs.difference import difference
 from fedgradnorm._runs.files import present
 from fedgradnorm._runs.layout import CONFIG, MANIFEST
 from fedgradnorm._runs.manifest import read_manifest
@@ -102,35 +102,10 @@ def is_finished(config: Config, folder: Path) -> bool:
     there, wanted = _essence(resume_config(folder)), _essence(config)
     if there != wanted:
         raise RunFolderError(
-            f"{folder} holds a run of another config ({_difference(there, wanted)}); remove it, or "
+            f"{folder} holds a run of another config ({difference(there, wanted)}); remove it, or "
             "choose another name or output.folder"
         )
     return present(folder / MANIFEST) and bool(read_manifest(folder)["finished"])
-
-
-def _difference(there: Facts, wanted: Facts) -> str:
-    """The first setting in which a config that is there differs from one that is wanted."""
-    for key in sorted({*there, *wanted}):
-        if there.get(key) != wanted.get(key):
-            return _unlike(key, there.get(key), wanted.get(key))
-    return ""
-
-
-def _unlike(key: str, one: Any, other: Any) -> str:
-    """Where two values differ, however deep in tables and lists: shown whole, both look alike."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return f"{key}.{_difference(one, other)}"
-    lists = isinstance(one, list | tuple) and isinstance(other, list | tuple)
-    if lists and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return next(_unlike(f"{key}[{i}]", *both) for i, both in pairs if both[0] != both[1])
-    if lists:
-        return f"{key} has {len(one)} entries there, {len(other)} here"
-    texts = repr(one), repr(other)
-    same = next((i for i, both in enumerate(zip(*texts, strict=False)) if both[0] != both[1]), 0)
-    begin = same - 20 if max(map(len, texts)) > 80 and same > 20 else 0
-    shown_texts = [shortened(f"{'...' if begin else ''}{text[begin:]}", 80) for text in texts]
-    return f"{key} = {shown_texts[0]} there, {shown_texts[1]} here"
 
 
 _NAMES = ("name", "output", "point", "own")

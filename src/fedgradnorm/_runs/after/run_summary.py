@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 def summary_of(run: Run) -> pd.DataFrame:
     """See :meth:`fedgradnorm.Run.summary`; the history is read once, however many clients."""
-    weights, infos = run.weights, run.manifest.get("clients", {})
-    # A federation's server has no client's head, but what they reported.
-    evaluated: dict[str, list[Row]] = {name: [] for name in (run.clients or infos)}
+    infos = run.manifest.get("clients", {})
+    reported = {row["client"]: row["weight"] for row in run.table.rows if "weight" in row}
+    # The server of a federation has no clients, only what they reported.
+    weights = run.weights or reported
+    evaluated: dict[str, list[Row]] = {name: [] for name in (run.clients or infos or reported)}
     for row in run.table.rows:
         if row["split"] != "batch" and row["client"] in evaluated:
             evaluated[row["client"]].append(row)
