@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ import toys
 from experiments.killed_training import ROUNDS, go
 from experiments.overfitting import paired_clients
 from experiments.resuming import assert_equal_to_the_bit, begun
-from fedgradnorm._round.settings import ExecutorName
+from fedgradnorm._round.executor import EXECUTORS
 from fedgradnorm._runs.manifest import read_manifest
 
 
@@ -42,7 +42,7 @@ def test_other_ways_of_training_resume_exactly_too(tmp_path: Path, how: dict) ->
     assert_equal_to_the_bit(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("executor", get_args(ExecutorName))
+@pytest.mark.parametrize("executor", ["auto", *EXECUTORS])
 def test_every_engine_resumes_exactly(tmp_path: Path, executor: str) -> None:
     def train(folder: str, **more: Any) -> fgn.Run:
         how = {"rounds": 8, "batch_size": 8, "lr": 0.01, "participation": 0.7, "executor": executor}
