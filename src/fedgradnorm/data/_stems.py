@@ -14,7 +14,7 @@ from fedgradnorm._checks import shown
 from fedgradnorm._client import Client
 from fedgradnorm._errors import ConfigError, choose
 from fedgradnorm.data._arrays import Loaded
-from fedgradnorm.models._layers import ACTIVATIONS, mlp
+from fedgradnorm.models._networks import ACTIVATIONS, mlp
 
 KEYS = ("widths", "activation")
 

@@ -19,7 +19,7 @@ from fedgradnorm._round.seeding import number
 from fedgradnorm.experiments._config.own_programs import find_factory
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.models._layers import ACTIVATIONS, mlp
+from fedgradnorm.models._networks import ACTIVATIONS, mlp
 
 COPIES = 4
 """Parameters, gradient and the optimiser's two moments: what training holds at the least."""
