@@ -31,7 +31,7 @@ from fedgradnorm._options import check_options, options_of
 from fedgradnorm._round.seeding import number
 from fedgradnorm.models._fitting import as_input
 from fedgradnorm.models._input_rows import call
-from fedgradnorm.models._layers import ACTIVATIONS, mlp
+from fedgradnorm.models._networks import ACTIVATIONS, mlp
 
 COPIES = 4
 """Parameters, gradient and the optimiser's two moments: what training holds at the least."""
