@@ -32,7 +32,7 @@ from fedgradnorm.data._source import Source
 from fedgradnorm.tasks._making import classification, regression
 from fedgradnorm.tasks._task import Task
 
-__all__ = ["DIRECTIONS", "FILES", "INPUTS", "POLLUTANTS", "STATIONS", "TASKS", "clients"]
+__all__ = ["FILES", "INPUTS", "STATIONS", "TASKS", "clients"]
 
 STATIONS = (
     "Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou",
