@@ -107,8 +107,8 @@ class Column(ABC):
             return self
         known = codes[~np.isnan(codes)]
         middle = np.median if self.gaps == "median" else np.mean
-        fill = float(middle(known)) if len(known) else 0.0
-        return replace(self, fill=fill)  # type: ignore[call-arg]
+        fill: dict[str, Any] = {"fill": float(middle(known)) if len(known) else 0.0}
+        return replace(self, **fill)
 
     def features(self, code: Tensor) -> Tensor:
         """The values, and with an indicator a number more that is 1 where there is a gap."""
